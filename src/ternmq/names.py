@@ -1,0 +1,98 @@
+"""Names that the system gives a meaning: system topics, retry and dead-letter topics, and the rules
+that topic and group names follow (D1, E2, H1)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from ternmq.errors import InvalidName
+
+TOPIC_LENGTH_MAX: Final = 127
+#: Retry and dead-letter topics carry a prefix before the group's name.
+DERIVED_TOPIC_LENGTH_MAX: Final = 255
+GROUP_LENGTH_MAX: Final = 120
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+#: RocketMQ 5 names its own topics with this prefix.
+SYSTEM_PREFIX: Final = "rmq_sys_"
+
+#: Producers take this topic's route for a topic that does not exist yet (D1).
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+CHECK_MAX_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TOPIC,
+        TRACE_TOPIC,
+        SELF_TEST_TOPIC,
+        BENCHMARK_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+
+#: Topics that an application may not send to (RocketMQ's ``NOT_ALLOWED_SEND_TOPIC_SET``).
+UNSENDABLE_TOPICS: Final = frozenset(
+    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+)
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    return DEAD_LETTER_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    return f"{cluster}_REPLY_TOPIC"
+
+
+def is_derived_topic(topic: str) -> bool:
+    """Whether a topic belongs to one group: its retries or its dead letters."""
+    return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def is_system_topic(topic: str) -> bool:
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def check_topic(topic: str) -> str:
+    """Return ``topic``, or raise ``InvalidName`` with the rule that it breaks (E2)."""
+    length_max = DERIVED_TOPIC_LENGTH_MAX if is_derived_topic(topic) else TOPIC_LENGTH_MAX
+    return _check("topic", topic, length_max)
+
+
+def check_group(group: str) -> str:
+    """Return ``group``, or raise ``InvalidName`` with the rule that it breaks."""
+    return _check("group", group, GROUP_LENGTH_MAX)
+
+
+def _check(kind: str, name: str, length_max: int) -> str:
+    if not name:
+        raise InvalidName(f"the {kind} name is empty; give it a name of 1 to {length_max} characters", name=name)
+    if len(name) > length_max:
+        raise InvalidName(
+            f"the {kind} name {name[:40]!r}… has {len(name)} characters; use at most {length_max}", name=name
+        )
+    if not _NAME.match(name):
+        raise InvalidName(
+            f"the {kind} name {name!r} has characters that are not allowed; use letters, digits, '-', '_', '%' and '|'",
+            name=name,
+        )
+    return name

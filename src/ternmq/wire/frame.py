@@ -1,0 +1,159 @@
+"""Frames: what stands on a connection, one after the other (B1, B5).
+
+::
+
+    4  bytes after this field = 4 + H + body
+    4  top byte: form of the header (0 JSON, 1 binary); low 24 bits: H, its length
+    H  header
+       body; none and an empty one are the same
+
+``FrameDecoder`` takes bytes as they arrive, in any pieces, and gives every complete request and response. A frame
+too long, a header longer than its frame, an unknown form or a header that cannot be read raises
+``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed.
+
+Bytes read are immutable, so the body of a request can be a view of them and live as long as somebody holds it:
+nothing is copied between the read and the store.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from ternmq.errors import LocalProtocolError, RemoteProtocolError
+from ternmq.types import Buffer
+from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
+from ternmq.wire.header import (
+    Fields,
+    Header,
+    Reply,
+    Request,
+    Response,
+    decode_binary,
+    decode_json,
+    encode_binary,
+    encode_json,
+)
+
+#: Java's decoder counts the length field too (``com.rocketmq.remoting.frameMaxLength``).
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+
+_PREFIX: Final = struct.Struct(">II")
+_EMPTY: Final = memoryview(b"")
+
+
+class FrameDecoder:
+    """Bytes in, requests and responses out."""
+
+    __slots__ = ("_bytes_max", "_kept", "_kept_bytes", "_wanted_bytes")
+
+    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        # Pieces of a frame that is not complete; joined only once it is, so a large body is copied once.
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._wanted_bytes = 0
+
+    def feed(self, data: bytes) -> list[Request[Any] | Response]:
+        """Return all that is complete now; keep the rest for the next call."""
+        if self._kept:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes < self._wanted_bytes:
+                return []
+            data = b"".join(self._kept)
+            self._kept.clear()
+        commands: list[Request[Any] | Response] = []
+        view = memoryview(data)
+        at, end = 0, len(data)
+        while end - at >= 8:
+            length, header_field = _PREFIX.unpack_from(data, at)
+            frame_end = at + 4 + length
+            header_bytes = header_field & 0xFFFFFF
+            if length + 4 > self._bytes_max or header_bytes > length - 4:
+                self._refuse(length, header_bytes)
+            if frame_end > end:
+                break
+            body_at = at + 8 + header_bytes
+            form = header_field >> 24
+            if form == JSON:
+                command = decode_json(view[at + 8 : body_at])
+            elif form == BINARY:
+                command = decode_binary(view[at + 8 : body_at])
+            else:
+                raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
+            command.body = view[body_at:frame_end] if body_at < frame_end else _EMPTY
+            if command.flag & FLAG_RESPONSE:
+                commands.append(
+                    Response(
+                        command.code,
+                        command.opaque,
+                        command.remark,
+                        command.header or {},
+                        command.body,
+                        command.version,
+                    )
+                )
+            else:
+                commands.append(command)
+            at = frame_end
+        if at < end:
+            self._keep(data, at, end)
+        return commands
+
+    def _keep(self, data: bytes, at: int, end: int) -> None:
+        rest = data[at:] if at else data
+        self._kept.append(rest)
+        self._kept_bytes = end - at
+        # Enough to see the lengths, then enough for the whole frame.
+        self._wanted_bytes = 8 if self._kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
+
+    def _refuse(self, length: int, header_bytes: int) -> None:
+        if length + 4 > self._bytes_max:
+            raise RemoteProtocolError(
+                f"a frame of {length + 4} bytes is larger than the {self._bytes_max} allowed; "
+                "send smaller messages, or check that the peer speaks RocketMQ's remoting protocol"
+            )
+        raise RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+
+
+def encode_request(
+    code: int,
+    header: Header | None = None,
+    body: Buffer = b"",
+    *,
+    opaque: int,
+    oneway: bool = False,
+    form: int = JSON,
+    more_fields: Fields | None = None,
+) -> list[Buffer]:
+    """The buffers of one request, to be written one after the other."""
+    fields = header.to_fields() if header is not None else {}
+    if more_fields:
+        fields |= more_fields
+    encode = encode_binary if form == BINARY else encode_json
+    head = encode(code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
+    return _frame(head, form, body)
+
+
+def encode_reply(request: Request[Any], reply: Reply) -> list[Buffer]:
+    """The buffers of the response to ``request``, in the form in which it was asked."""
+    fields = reply.header.to_fields() if reply.header is not None else {}
+    encode = encode_binary if request.serial == BINARY else encode_json
+    head = encode(reply.code, fields, opaque=request.opaque, flag=FLAG_RESPONSE, remark=reply.remark)
+    return _frame(head, request.serial, reply.body)
+
+
+def _frame(head: bytes, form: int, body: Buffer | list[memoryview]) -> list[Buffer]:
+    buffers: list[Buffer]
+    if isinstance(body, list):
+        body_bytes = sum(map(len, body))
+        buffers = [b"", *body]
+    else:
+        body_bytes = len(memoryview(body))
+        buffers = [b"", body] if body_bytes else [b""]
+    length = 4 + len(head) + body_bytes
+    if length + 4 > FRAME_BYTES_MAX:
+        raise LocalProtocolError(f"a frame of {length + 4} bytes is larger than the {FRAME_BYTES_MAX} allowed")
+    buffers[0] = _PREFIX.pack(length, form << 24 | len(head)) + head
+    return buffers
