@@ -82,6 +82,7 @@ class FrameDecoder:
                 command = decode_binary(view[at + 8 : body_at])
             else:
                 raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
+            command.serial = form
             command.body = view[body_at:frame_end] if body_at < frame_end else _EMPTY
             if command.flag & FLAG_RESPONSE:
                 commands.append(

@@ -67,7 +67,11 @@ def _text(value: object) -> str:
     return str(value)
 
 
-class Request(msgspec.Struct, Generic[ExtT], rename={"header": "extFields", "body": " body", "serial": " serial"}):
+class Request(
+    msgspec.Struct,
+    Generic[ExtT],
+    rename={"header": "extFields", "body": " body", "serial": " serial", "fault": " fault"},
+):
     """A request as it arrived. ``header`` is typed where the code is known, else a map of ext fields.
 
     ``body`` is a view of the bytes read; whoever keeps it beyond the request copies it.
@@ -83,6 +87,8 @@ class Request(msgspec.Struct, Generic[ExtT], rename={"header": "extFields", "bod
     # Set by the frame decoder after the header has been read; the names cannot occur as keys of a sane header.
     body: memoryview = memoryview(b"")
     serial: int = 0
+    #: Why ``header`` could not be typed: a field missing or of the wrong kind. Such a request is refused, not handled.
+    fault: str | None = None
 
     @property
     def oneway(self) -> bool:
@@ -174,8 +180,15 @@ def decode_json(data: bytes | memoryview) -> Request[Any]:
     untyped: Request[Any] = _decode_untyped(data)
     kind = _headers.get(untyped.code)
     if kind is not None and not untyped.flag & FLAG_RESPONSE:
-        untyped.header = typed(untyped.header or {}, kind)
+        _give_type(untyped, kind)
     return untyped
+
+
+def _give_type(request: Request[Any], kind: type[Header]) -> None:
+    try:
+        request.header = typed(request.header or {}, kind)
+    except RemoteProtocolError as error:
+        request.fault = str(error)
 
 
 def decode_fields(data: bytes | memoryview) -> Fields:
@@ -249,7 +262,7 @@ def decode_binary(data: memoryview) -> Request[Any]:
         request.code = _WIDE_CODES.get(code, code)
         kind = _headers.get(request.code)
         if kind is not None:
-            request.header = typed(fields, kind)
+            _give_type(request, kind)
     return request
 
 

@@ -1,0 +1,129 @@
+"""Lanes: classes of work that share one loop without starving each other (B3, M1).
+
+Each request code belongs to a lane (send, pull, client, admin, …). What one read brought is queued on its lanes and run
+at once, on the loop, as plain calls; when work piles up, the lane that has used the least time goes first, in slices,
+and the loop looks after its sockets between turns. So a storm of pulls delays sends by one slice, not by the storm.
+
+A lane is bounded: a request that finds it full is refused with SYSTEM_BUSY, and so is one that waited longer than the
+lane allows (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working on it would only
+make the others late too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+#: A lane keeps the loop for at most this long before others are asked; long enough to make the asking cheap.
+SLICE_REQUESTS: Final = 32
+#: After this long the loop reads its sockets and writes replies, whatever is still queued.
+TURN_S: Final = 0.005
+
+
+class Job(NamedTuple):
+    """One request waiting for its handler. ``run`` carries it out, ``refuse`` answers SYSTEM_BUSY with a reason."""
+
+    run: Callable[[Any, Any], None]
+    refuse: Callable[[Any, Any, str], None]
+    peer: Any
+    request: Any
+    arrived: float
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class LaneConfig:
+    """Bounds of one lane. RocketMQ calls them ``…ThreadPoolQueueCapacity`` and ``waitTimeMillsIn…Queue``."""
+
+    name: str
+    capacity: int = 10_000
+    #: 0: never given up.
+    wait_max_ms: int = 0
+
+
+class Lane:
+    __slots__ = ("config", "jobs", "refused_full", "refused_late", "used")
+
+    def __init__(self, config: LaneConfig) -> None:
+        self.config = config
+        self.jobs: deque[Job] = deque()
+        #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
+        #: with the others instead of spending what it saved.
+        self.used = 0.0
+        self.refused_full = 0
+        self.refused_late = 0
+
+    def head_wait_ms(self, now: float) -> int:
+        """How long the oldest job has waited."""
+        return int((now - self.jobs[0].arrived) * 1000) if self.jobs else 0
+
+
+class Lanes:
+    """The scheduler. All methods belong to the loop's thread."""
+
+    def __init__(self, configs: Iterable[LaneConfig]) -> None:
+        self._lanes = {config.name: Lane(config) for config in configs}
+        self._active: list[Lane] = []
+        self._loop = asyncio.get_running_loop()
+        self._running = False
+
+    def __getitem__(self, name: str) -> Lane:
+        return self._lanes[name]
+
+    def submit(self, lane: Lane, job: Job) -> None:
+        """Queue a job; ``run`` must follow once all jobs of a read are queued."""
+        jobs = lane.jobs
+        if not jobs:
+            if self._active:
+                lane.used = max(lane.used, min(other.used for other in self._active))
+            self._active.append(lane)
+        elif len(jobs) >= lane.config.capacity:
+            lane.refused_full += 1
+            job.refuse(job.peer, job.request, "[OVERLOAD]system busy, start flow control for a while")
+            return
+        jobs.append(job)
+
+    def run(self) -> None:
+        """Work until nothing is queued or the turn is over; the rest goes on in the next turn of the loop."""
+        if self._running:
+            return
+        self._running = True
+        time = self._loop.time
+        now = time()
+        turn_end = now + TURN_S
+        active = self._active
+        while active:
+            lane = active[0] if len(active) == 1 else min(active, key=_used)
+            jobs = lane.jobs
+            wait_max_ms = lane.config.wait_max_ms
+            late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
+            for _ in range(min(len(jobs), SLICE_REQUESTS)):
+                run, refuse, peer, request, arrived = jobs.popleft()
+                if arrived < late:
+                    lane.refused_late += 1
+                    waited_ms = int((now - arrived) * 1000)
+                    reason = (
+                        "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
+                        f"period in queue: {waited_ms}ms, size of queue: {len(jobs)}"
+                    )
+                    refuse(peer, request, reason)
+                else:
+                    run(peer, request)
+            if not jobs:
+                active.remove(lane)
+            started, now = now, time()
+            lane.used += now - started
+            if now > turn_end and active:
+                self._loop.call_soon(self._next_turn)
+                return
+        self._running = False
+
+    def _next_turn(self) -> None:
+        self._running = False
+        self.run()
+
+
+def _used(lane: Lane) -> float:
+    return lane.used
