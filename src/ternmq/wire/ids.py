@@ -1,0 +1,129 @@
+"""Message ids and the hash that the store's files use (C2, C3, C10).
+
+Two ids name a message, both upper-case hexadecimal, 32 digits for IPv4 and 56 for IPv6:
+
+- the *offset id* names one stored record: address and port of the broker (8 or 20 bytes), log offset (8). Tools dial
+  the address in it, so a store host must be one that clients can reach;
+- the *unique id* (property ``UNIQ_KEY``) is made by the producer and stays the same through retries and copies:
+  address (4 or 16 bytes), process id (2), a number of this process (4), ms since the month began (4), counter (2).
+
+``java_hash`` is ``String.hashCode``: h = 31·h + unit over **UTF-16 units**, wrapped to signed 32 bits. Tags codes and
+index slots are made of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import accumulate, repeat
+from operator import mul
+from typing import Final
+
+from ternmq.env import Clock
+from ternmq.errors import InvalidName
+from ternmq.wire.record import pack_host, unpack_host
+
+# --- Java's hash ----------------------------------------------------------------------------------------------
+
+_MASK: Final = 0xFFFFFFFF
+_SIGN: Final = 0x80000000
+_UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+
+#: 31^0, 31^1, … modulo 2^32. Longer texts are hashed in pieces of this many units.
+_POWERS: Final = tuple(accumulate(repeat(31, 1023), lambda power, base: power * base & _MASK, initial=1))
+
+
+def java_hash(text: str) -> int:
+    """``text.hashCode()`` of Java."""
+    return java_hash_append(0, text)
+
+
+def java_hash_append(prefix_hash: int, text: str) -> int:
+    """The hash of a text that begins with one whose hash is known: ``hash(a + b) == append(hash(a), b)``.
+
+    The index hashes ``topic#key`` for each key; with this it hashes each topic once.
+    """
+    # Units from last to first meet the powers from 31^0 on, and ``map`` ends with the shorter: all in C.
+    units = text.encode()[::-1] if text.isascii() else _units(text)[::-1]
+    count = len(units)
+    if count >= len(_POWERS):
+        return _append_long(prefix_hash, text)
+    value: int = prefix_hash * _POWERS[count] + sum(map(mul, units, _POWERS))
+    return ((value + _SIGN) & _MASK) - _SIGN
+
+
+def _units(text: str) -> memoryview:
+    return memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
+
+
+def _append_long(prefix_hash: int, text: str) -> int:
+    value = prefix_hash
+    for unit in _units(text):
+        value = (31 * value + unit) & _MASK
+    return ((value + _SIGN) & _MASK) - _SIGN
+
+
+# --- Offset ids -----------------------------------------------------------------------------------------------
+
+
+def offset_id(store_host: bytes, log_offset: int) -> str:
+    """The id of the record at ``log_offset`` in the log of the broker at ``store_host``."""
+    return f"{store_host.hex().upper()}{log_offset:016X}"
+
+
+def parse_offset_id(text: str) -> tuple[str, int, int]:
+    """Address, port and log offset of an offset id; ``InvalidName`` if it is none."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    # Neither a blank (which fromhex skips) nor a log offset below 0 occurs in a real one.
+    if len(text) not in (32, 56) or len(data) * 2 != len(text) or data[-8] >= 0x80:
+        raise InvalidName(
+            f"{text!r} is no offset id of a message; it has 32 hexadecimal digits (56 for IPv6) and is what a send "
+            "returns as offset_id",
+            name=text,
+        )
+    ip, port = unpack_host(data[:-8])
+    return ip, port, int.from_bytes(data[-8:], "big")
+
+
+# --- Unique ids -----------------------------------------------------------------------------------------------
+
+
+class UniqueIds:
+    """Makes the unique ids of one producer process.
+
+    Time and counter together are one number that only grows: it follows the clock while that moves on, and counts
+    from its last value while that stands still or steps back. So ids never repeat within a month, whatever the
+    clock does. ``salt`` tells processes with the same address and process id apart (containers): give it 32 random
+    bits.
+    """
+
+    __slots__ = ("_clock", "_last", "_month_end_ms", "_month_start_ms", "_prefix")
+
+    def __init__(self, ip: str, pid: int, *, salt: int, clock: Clock) -> None:
+        address = pack_host(ip, 0)[:-4]
+        self._prefix = (address + (pid & 0xFFFF).to_bytes(2, "big") + (salt & _MASK).to_bytes(4, "big")).hex().upper()
+        self._clock = clock
+        self._last = 0
+        self._month_start_ms = self._month_end_ms = 0
+
+    def next(self) -> str:
+        now_ms = self._clock.now_ms()
+        if now_ms >= self._month_end_ms:
+            self._begin_month(now_ms)
+        self._last = max(self._last + 1, (now_ms - self._month_start_ms) << 16)
+        return f"{self._prefix}{self._last & 0xFFFF_FFFF_FFFF:012X}"
+
+    def _begin_month(self, now_ms: int) -> None:
+        # Local time, as Java's readers of this id assume.
+        now = time.localtime(now_ms / 1000)
+        self._month_start_ms = _local_ms(now.tm_year, now.tm_mon)
+        self._month_end_ms = _local_ms(now.tm_year, now.tm_mon + 1)
+        self._last = 0
+
+
+def _local_ms(year: int, month: int) -> int:
+    # ``mktime`` takes month 13 as January of the next year; -1 lets it find out about daylight saving time.
+    return int(time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))) * 1000

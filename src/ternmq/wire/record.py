@@ -1,0 +1,330 @@
+"""The record: one message as bytes, in the CommitLog and in the bodies of pull, pop, view and query replies (C1, B3).
+
+The broker sends what it stored, so there is one layout for disk and wire. Big-endian, no padding::
+
+    at (IPv4)  bytes
+     0   4        size of the record
+     4   4        magic (V1, V2 or blank)
+     8   4        CRC-32 of the body & 0x7FFFFFFF; 0 without a body
+    12   4        queue id
+    16   4        flag, the application's own
+    20   8        queue offset
+    28   8        log offset of this record
+    36   4        sysflag
+    40   8        born time, ms
+    48   8 or 20  born host: address and port
+    56   8        store time, ms
+    64   8 or 20  store host
+    72   4        how often it was consumed before
+    76   8        log offset of the prepared half, in a transaction
+    84   4 + n    body as it was sent, compressed or not
+         1 + n    topic; V2: 2 + n, only for more than 127 bytes
+         2 + n    properties (``wire.properties``), at most 32,767 bytes
+
+A host is an IPv4 or IPv6 address and a 4-byte port; two bits of the sysflag tell which, and nothing else does. So
+``pack_record`` sets those bits by the hosts that it is given, whatever the sender claimed. Lengths are signed, as in
+Java: a V1 topic has at most 127 bytes. All fixed fields up to the length of the body lie together, hence *one*
+``struct`` call for each pair of address families.
+
+Invariants: a record that ``unpack_record`` returns has lengths that add up to its size and (if checked) a body of
+its CRC; all else raises ``CorruptRecord``. Bodies are views of the page, never copies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from zlib import crc32
+
+from ternmq.errors import CorruptRecord
+from ternmq.types import Buffer
+
+#: What a record can be packed into.
+Page: TypeAlias = bytearray | memoryview | mmap.mmap
+
+#: CommitLog.MESSAGE_MAGIC_CODE, MessageDecoder.MESSAGE_MAGIC_CODE_V2 (0xDAA320AB) and BLANK_MAGIC_CODE, signed.
+MAGIC_V1: Final = -626843481
+MAGIC_V2: Final = -626843477
+MAGIC_BLANK: Final = -875286124
+
+#: Properties have a signed 16-bit length, a V1 topic a signed 8-bit one.
+PROPERTIES_BYTES_MAX: Final = 32_767
+TOPIC_V1_BYTES_MAX: Final = 127
+
+_CRC_MASK: Final = 0x7FFFFFFF
+
+
+class Sysflag:
+    """Bits of the sysflag (RocketMQ's ``MessageSysFlag``)."""
+
+    COMPRESSED: Final = 0x1
+    MULTI_TAGS: Final = 0x2
+    PREPARED: Final = 0x4
+    COMMIT: Final = 0x8
+    ROLLBACK: Final = 0xC
+    TRANSACTION_MASK: Final = 0xC
+    BORN_V6: Final = 0x10
+    STORE_V6: Final = 0x20
+    COMPRESSION_MASK: Final = 0x700
+    LZ4: Final = 0x100
+    ZSTD: Final = 0x200
+    ZLIB: Final = 0x300
+
+
+_HOST_FLAGS: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6
+_HOST_V4_BYTES: Final = 8
+_HOST_V6_BYTES: Final = 20
+
+
+#: size magic crc queue_id flag queue_offset log_offset sysflag born_time_ms: the same for all hosts.
+_PREFIX: Final = struct.Struct(">iiiiiqqiq")
+
+
+def _suffix_format(host_flags: int) -> str:
+    # born_host store_time_ms store_host reconsume_times prepared_transaction_offset body_bytes
+    born_bytes = _HOST_V6_BYTES if host_flags & Sysflag.BORN_V6 else _HOST_V4_BYTES
+    store_bytes = _HOST_V6_BYTES if host_flags & Sysflag.STORE_V6 else _HOST_V4_BYTES
+    return f"{born_bytes}sq{store_bytes}siqi"
+
+
+#: By the two host flags. A reader learns them from the prefix; a writer knows them and packs both parts at once.
+_SUFFIX: Final = {flags: struct.Struct(">" + _suffix_format(flags)) for flags in (0, 0x10, 0x20, 0x30)}
+_FIXED: Final = {flags: struct.Struct(_PREFIX.format + _suffix_format(flags)) for flags in (0, 0x10, 0x20, 0x30)}
+_FIXED_V4: Final = _FIXED[0]
+#: An empty V1 record of IPv4 hosts: the fixed part and the lengths of topic and properties.
+RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
+
+_HEAD: Final = struct.Struct(">ii")
+_SHORT: Final = struct.Struct(">h")
+_PORT: Final = struct.Struct(">i")
+
+
+# --- Hosts ----------------------------------------------------------------------------------------------------
+
+
+def pack_host(ip: str, port: int) -> bytes:
+    """An address as a record holds it: 8 bytes for IPv4, 20 for IPv6. ``ip`` is numeric; ``OSError`` if it is not.
+
+    An IPv4 address that a dual-stack socket shows as ``::ffff:1.2.3.4`` is stored as IPv4, or else old clients could
+    not read the record.
+    """
+    if ":" not in ip:
+        return socket.inet_aton(ip) + _PORT.pack(port)
+    address = socket.inet_pton(socket.AF_INET6, ip.partition("%")[0])
+    if address[:12] == b"\0" * 10 + b"\xff\xff":
+        address = address[12:]
+    return address + _PORT.pack(port)
+
+
+def unpack_host(host: bytes) -> tuple[str, int]:
+    """Address and port of a host's 8 or 20 bytes."""
+    family = socket.AF_INET if len(host) == _HOST_V4_BYTES else socket.AF_INET6
+    return socket.inet_ntop(family, host[:-4]), _PORT.unpack(host[-4:])[0]
+
+
+# --- Writing --------------------------------------------------------------------------------------------------
+
+
+def record_bytes(*, body: int, topic: int, properties: int, born_host: int, store_host: int) -> int:
+    """Size of a record whose parts have these sizes in bytes."""
+    size = RECORD_BYTES_MIN - 2 * _HOST_V4_BYTES + born_host + store_host + body + topic + properties
+    return size if topic <= TOPIC_V1_BYTES_MAX else size + 1
+
+
+def pack_record(
+    page: Page,
+    at: int,
+    *,
+    size: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    log_offset: int,
+    sysflag: int,
+    born_time_ms: int,
+    born_host: bytes,
+    store_time_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: Buffer,
+    topic: bytes,
+    properties: bytes,
+) -> None:
+    """Write a record of ``size`` bytes (see ``record_bytes``) to ``page`` at ``at``; the caller has made room.
+
+    The body may be any contiguous buffer of bytes; it is copied once, to its place.
+    """
+    sysflag &= ~_HOST_FLAGS
+    fixed = _FIXED_V4
+    if len(born_host) + len(store_host) != 2 * _HOST_V4_BYTES:
+        if len(born_host) == _HOST_V6_BYTES:
+            sysflag |= Sysflag.BORN_V6
+        if len(store_host) == _HOST_V6_BYTES:
+            sysflag |= Sysflag.STORE_V6
+        fixed = _FIXED[sysflag & _HOST_FLAGS]
+    body_bytes = len(body)
+    topic_bytes = len(topic)
+    fixed.pack_into(
+        page,
+        at,
+        size,
+        MAGIC_V1 if topic_bytes <= TOPIC_V1_BYTES_MAX else MAGIC_V2,
+        crc32(body) & _CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        sysflag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        body_bytes,
+    )
+    at += fixed.size
+    page[at : at + body_bytes] = body
+    at += body_bytes
+    if topic_bytes <= TOPIC_V1_BYTES_MAX:
+        page[at] = topic_bytes
+        at += 1
+    else:
+        _SHORT.pack_into(page, at, topic_bytes)
+        at += 2
+    page[at : at + topic_bytes] = topic
+    at += topic_bytes
+    _SHORT.pack_into(page, at, len(properties))
+    at += 2
+    page[at : at + len(properties)] = properties
+
+
+def pack_blank(page: Page, at: int, space_left: int) -> None:
+    """Mark the rest of a segment, ``space_left`` bytes from ``at`` on, as unused."""
+    _HEAD.pack_into(page, at, space_left, MAGIC_BLANK)
+
+
+# --- Reading --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Record:
+    """One record as it was stored. ``body`` is a view of the page: copy what outlives it."""
+
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    log_offset: int
+    sysflag: int
+    born_time_ms: int
+    born_host: bytes
+    store_time_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: memoryview
+    topic: str
+    properties: str
+
+
+def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
+    """Size and magic at ``at``, unchecked; at least 8 bytes must lie there."""
+    size, magic = _HEAD.unpack_from(page, at)
+    return size, magic
+
+
+def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = True, end: int | None = None) -> Record:
+    """The record at ``at``; it must end at ``end`` (default: where the page ends) or before.
+
+    Raises ``CorruptRecord`` with what is wrong. Bytes after the record are not looked at.
+    """
+    view = page if type(page) is memoryview else memoryview(page)
+    if end is None:
+        end = len(view)
+    if end - at < RECORD_BYTES_MIN:
+        raise CorruptRecord(f"{end - at} bytes at {at} are too few for a record")
+    size, magic, body_crc, queue_id, flag, queue_offset, log_offset, sysflag, born_time_ms = _PREFIX.unpack_from(
+        view, at
+    )
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        what = "the end of a segment" if magic == MAGIC_BLANK else f"no record (magic {magic & 0xFFFFFFFF:#010x})"
+        raise CorruptRecord(f"at {at} there is {what}")
+    record_end = at + size
+    if size < RECORD_BYTES_MIN or record_end > end:
+        raise CorruptRecord(f"the record at {at} claims {size} bytes where {end - at} are left", log_offset=log_offset)
+    suffix = _SUFFIX[sysflag & _HOST_FLAGS]
+    body_at = at + _PREFIX.size + suffix.size
+    if body_at + 3 > record_end:
+        raise CorruptRecord(f"the record at {at} is too short for its IPv6 hosts", log_offset=log_offset)
+    born_host, store_time_ms, store_host, reconsume_times, prepared_transaction_offset, body_bytes = suffix.unpack_from(
+        view, at + _PREFIX.size
+    )
+    topic_at = body_at + body_bytes
+    # The lengths of the topic, one or two bytes, and of the properties, two bytes, must follow the body.
+    length_bytes = 1 if magic == MAGIC_V1 else 2
+    if body_bytes < 0 or topic_at + length_bytes + 2 > record_end:
+        raise _lengths_differ(at, log_offset)
+    if magic == MAGIC_V1:
+        topic_bytes = view[topic_at]
+        if topic_bytes > TOPIC_V1_BYTES_MAX:
+            raise _lengths_differ(at, log_offset)
+    else:
+        (topic_bytes,) = _SHORT.unpack_from(view, topic_at)
+    topic_at += length_bytes
+    topic_end = topic_at + topic_bytes
+    if topic_bytes < 0 or topic_end + 2 > record_end:
+        raise _lengths_differ(at, log_offset)
+    (properties_bytes,) = _SHORT.unpack_from(view, topic_end)
+    if topic_end + 2 + properties_bytes != record_end:
+        raise _lengths_differ(at, log_offset)
+    body = view[body_at : body_at + body_bytes]
+    # As in Java, the CRC of an empty body is not looked at.
+    if check_crc and body_bytes and crc32(body) & _CRC_MASK != body_crc:
+        raise CorruptRecord(f"the body of the record at {at} does not match its CRC", log_offset=log_offset)
+    try:
+        topic = str(view[topic_at:topic_end], "utf-8")
+    except UnicodeDecodeError:
+        raise CorruptRecord(f"the topic of the record at {at} is not UTF-8", log_offset=log_offset) from None
+    return Record(
+        size,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        sysflag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        body,
+        topic,
+        # A batch is stored as its sender packed it, so properties may be any bytes. They must not end the log here.
+        str(view[topic_end + 2 : record_end], "utf-8", "replace"),
+    )
+
+
+def unpack_records(body: Buffer) -> list[Record]:
+    """All records of a pull body, where they stand back to back. Raises ``CorruptRecord``."""
+    records: list[Record] = []
+    view = memoryview(body)
+    at, end = 0, len(view)
+    while at < end:
+        record = unpack_record(view, at, end=end)
+        records.append(record)
+        at += record.size
+    return records
+
+
+def _lengths_differ(at: int, log_offset: int) -> CorruptRecord:
+    return CorruptRecord(f"the lengths inside the record at {at} do not add up to its size", log_offset=log_offset)
