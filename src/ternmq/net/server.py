@@ -13,11 +13,11 @@ import errno
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Routes, TaskOwner
+from ternmq.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +53,12 @@ class Server:
         on_close: Callable[[Peer], None] | None = None,
     ) -> AsyncIterator[Server]:
         """A server that lives as long as the block; handlers' tasks end with it."""
-        tasks: set[asyncio.Task[object]] = set()
-        async with asyncio.TaskGroup() as group:
-            server = cls(routes, Lanes(lanes), _Tracked(group, tasks), on_open=on_open, on_close=on_close)
+        async with Tasks() as tasks:
+            server = cls(routes, Lanes(lanes), tasks, on_open=on_open, on_close=on_close)
             try:
                 yield server
             finally:
                 await server._stop()
-                for task in tasks:
-                    task.cancel()
 
     async def listen(self, host: str, port: int, *, without: Collection[int] = ()) -> int:
         """Listen on one more port and return its number (0 asks for a free one). ``without``: codes not served there.
@@ -115,17 +112,3 @@ class Server:
             peer.abort()
         for peer in list(self.peers):
             await peer.closed.wait()
-
-
-class _Tracked:
-    """A task group that can also cancel what it started: alone it would wait for long calls for ever."""
-
-    def __init__(self, group: asyncio.TaskGroup, tasks: set[asyncio.Task[object]]) -> None:
-        self._group = group
-        self._tasks = tasks
-
-    def create_task(self, coro: Any, /) -> object:
-        task: asyncio.Task[object] = self._group.create_task(coro)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

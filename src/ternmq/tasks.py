@@ -1,0 +1,66 @@
+"""Tasks with one owner.
+
+``Tasks`` is what long-lived objects (servers, clients, consumers) hold instead of an ``asyncio.TaskGroup``: leaving its
+block cancels what still runs, since their loops would never end by themselves, and an error raised *in* the block
+comes out as it is, not inside an ``ExceptionGroup``: a user's ``except TopicMissing`` around ``async with Producer``
+must work. A task that fails is logged at once and its error raised when the block ends without one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Tasks:
+    """``async with Tasks() as tasks: tasks.create_task(…)``; after the block, none of them runs."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+        if error is None and self._failure is not None:
+            raise self._failure
+
+    def create_task(self, coro: Coroutine[Any, Any, T], /, *, name: str | None = None) -> asyncio.Task[T]:
+        """Start a task of this owner; after the end it is refused, and the coroutine closed."""
+        if self._closed:
+            coro.close()
+            raise RuntimeError("the owner of this task has ended")
+        task = asyncio.get_running_loop().create_task(coro, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait until they are gone."""
+        self._closed = True
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            log.error("a task failed", exc_info=error, extra={"task": task.get_name()})
+            if self._failure is None:
+                self._failure = error
