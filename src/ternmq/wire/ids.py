@@ -1,4 +1,4 @@
-"""Message ids and the hash that the store's files use (C2, C3, C10).
+"""Message ids and the hash that the store's files use (C2, C4, C10).
 
 Two ids name a message, both upper-case hexadecimal, 32 digits for IPv4 and 56 for IPv6:
 

@@ -1,4 +1,4 @@
-"""The record: one message as bytes, in the CommitLog and in the bodies of pull, pop, view and query replies (C1, B3).
+"""The record: one message as bytes, in the CommitLog and in the bodies of pull, pop, view and query replies (C1, C11).
 
 The broker sends what it stored, so there is one layout for disk and wire. Big-endian, no padding::
 

@@ -1,0 +1,361 @@
+"""Typed headers of the calls that tools and servers make: topics, groups, statistics, settings, the name server,
+slaves, access control (A1–A5, D1, D2, D5, D6, N1, O4). Same rules as in ``wire.requests``, which has the clients' calls.
+
+Codes with neither fields nor class: 18, 25, 26, 28, 43, 45, 60, 61, 106, 200, 206, 225, 304–306, 311–313, 316, 318,
+319, 328, 329, 401, 402, 907; their parameters and answers, if any, are bodies (``wire.bodies``).
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from ternmq.wire.codes import RequestCode as Code
+from ternmq.wire.requests import Call, carried_by
+
+# --- Topics and groups, asked of a broker ---------------------------------------------------------------------
+
+
+@carried_by(Code.UPDATE_AND_CREATE_TOPIC)
+class UpdateTopic(Call, kw_only=True):
+    """Create or change a topic. ``attributes`` reads ``+key=value,-key``."""
+
+    topic: str
+    default_topic: str = "TBW102"
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sysflag: int | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool | None = None
+
+
+@carried_by(
+    Code.GET_TOPIC_STATS_INFO,
+    Code.DELETE_TOPIC_IN_BROKER,
+    Code.QUERY_TOPIC_CONSUME_BY_WHO,
+    Code.GET_TOPIC_CONFIG,
+)
+class Topic(Call, kw_only=True):
+    """A topic's name and nothing else."""
+
+    topic: str
+
+
+@carried_by(Code.GET_ALL_TOPIC_CONFIG)
+class AllTopics(Call, kw_only=True):
+    """Releases after RocketMQ 5.3.3 ask for pages; without ``totalTopicNum`` in the answer there is just one."""
+
+    topic_seq: int | None = None
+    count_max: int | None = field(default=None, name="maxTopicNum")
+    data_version: str | None = None
+
+
+class AllTopicsReply(Call, kw_only=True):
+    total_count: int | None = field(default=None, name="totalTopicNum")
+
+
+@carried_by(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+class AllGroups(Call, kw_only=True):
+    """As ``AllTopics``."""
+
+    group_seq: int | None = None
+    count_max: int | None = field(default=None, name="maxGroupNum")
+    data_version: str | None = None
+
+
+class AllGroupsReply(Call, kw_only=True):
+    total_count: int | None = field(default=None, name="totalGroupNum")
+
+
+@carried_by(Code.DELETE_SUBSCRIPTIONGROUP)
+class DeleteGroup(Call, kw_only=True):
+    """Tools of 4.9 and of 5.x name the flag differently."""
+
+    group_name: str
+    remove_offset: bool | None = None
+    clean_offset: bool | None = None
+
+    @property
+    def offsets_too(self) -> bool:
+        return bool(self.remove_offset or self.clean_offset)
+
+
+@carried_by(Code.GET_SUBSCRIPTIONGROUP_CONFIG, Code.QUERY_TOPICS_BY_CONSUMER)
+class Group(Call, kw_only=True):
+    group: str
+
+
+@carried_by(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)
+class GroupForbidden(Call, kw_only=True):
+    """Allow or forbid a group to read a topic, or ask (``readable`` None)."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+# --- Offsets and statistics -----------------------------------------------------------------------------------
+
+
+@carried_by(Code.GET_CONSUME_STATS)
+class ConsumeStatsQuery(Call, kw_only=True):
+    """How far a group is; without a topic, on all that it has offsets for. ``topic_list`` reads ``a;b;``."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None
+
+
+@carried_by(Code.GET_BROKER_CONSUME_STATS)
+class BrokerConsumeStatsQuery(Call, kw_only=True):
+    is_order: bool = False
+
+
+@carried_by(Code.CLONE_GROUP_OFFSET)
+class CloneGroupOffset(Call, kw_only=True):
+    source_group: str = field(name="srcGroup")
+    target_group: str = field(name="destGroup")
+    topic: str | None = None
+    offline: bool = False
+
+
+@carried_by(Code.QUERY_CORRECTION_OFFSET)
+class CorrectionOffset(Call, kw_only=True):
+    """``filter_groups`` is a comma list."""
+
+    topic: str
+    compare_group: str
+    filter_groups: str | None = None
+
+
+@carried_by(Code.QUERY_CONSUME_TIME_SPAN, Code.QUERY_SUBSCRIPTION_BY_CONSUMER)
+class TopicOfGroup(Call, kw_only=True):
+    group: str
+    topic: str
+
+
+@carried_by(Code.QUERY_CONSUME_QUEUE)
+class ConsumeQueueQuery(Call, kw_only=True):
+    """Entries of a ConsumeQueue from ``index`` (a queue offset) on."""
+
+    topic: str
+    queue_id: int
+    index: int
+    count: int
+    consumer_group: str | None = None
+
+
+@carried_by(Code.VIEW_BROKER_STATS_DATA)
+class BrokerStatsQuery(Call, kw_only=True):
+    """One series, such as TOPIC_PUT_NUMS of a topic."""
+
+    stats_name: str
+    stats_key: str
+
+
+@carried_by(Code.RESUME_CHECK_HALF_MESSAGE)
+class ResumeCheck(Call, kw_only=True):
+    """Check a half message again that was given up; ``message_id`` is its offset id."""
+
+    message_id: str
+    topic: str | None = None
+
+
+class ConfigReply(Call, kw_only=True):
+    """To GET_BROKER_CONFIG 26; the settings are the body, this is their DataVersion as JSON."""
+
+    version: str
+
+
+# --- Name server ----------------------------------------------------------------------------------------------
+
+
+@carried_by(Code.GET_ROUTEINFO_BY_TOPIC)
+class RouteQuery(Call, kw_only=True):
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+@carried_by(Code.GET_TOPICS_BY_CLUSTER)
+class TopicsOfCluster(Call, kw_only=True):
+    cluster: str
+
+
+@carried_by(Code.PUT_KV_CONFIG)
+class PutKv(Call, kw_only=True):
+    namespace: str
+    key: str
+    value: str
+
+
+@carried_by(Code.GET_KV_CONFIG, Code.DELETE_KV_CONFIG)
+class KvKey(Call, kw_only=True):
+    namespace: str
+    key: str
+
+
+class KvReply(Call, kw_only=True):
+    """To GET_KV_CONFIG."""
+
+    value: str | None = None
+
+
+@carried_by(Code.GET_KVLIST_BY_NAMESPACE)
+class KvNamespace(Call, kw_only=True):
+    namespace: str
+
+
+@carried_by(Code.DELETE_TOPIC_IN_NAMESRV)
+class DeleteTopic(Call, kw_only=True):
+    topic: str
+    cluster_name: str | None = None
+
+
+@carried_by(Code.REGISTER_TOPIC_IN_NAMESRV)
+class RegisterTopic(Call, kw_only=True):
+    """The Node client uses this code to ask for a setting by namespace and key; there is none."""
+
+    topic: str | None = None
+    namespace: str | None = None
+    key: str | None = None
+
+
+@carried_by(Code.WIPE_WRITE_PERM_OF_BROKER, Code.ADD_WRITE_PERM_OF_BROKER)
+class BrokerNamed(Call, kw_only=True):
+    broker_name: str
+
+
+class WipedReply(Call, kw_only=True):
+    """To WIPE_WRITE_PERM_OF_BROKER."""
+
+    topic_count: int = field(name="wipeTopicCount")
+
+
+class AddedReply(Call, kw_only=True):
+    """To ADD_WRITE_PERM_OF_BROKER."""
+
+    topic_count: int = field(name="addTopicCount")
+
+
+@carried_by(Code.REGISTER_BROKER)
+class RegisterBroker(Call, kw_only=True):
+    """``body_crc32`` is masked to 31 bits, of the body as sent; 0 is not checked."""
+
+    broker_name: str
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str
+    ha_address: str = field(default="", name="haServerAddr")
+    broker_id: int
+    compressed: bool = False
+    body_crc32: int = 0
+    heartbeat_timeout_ms: int | None = field(default=None, name="heartbeatTimeoutMillis")
+    enable_acting_master: bool | None = None
+
+
+class RegisterBrokerReply(Call, kw_only=True):
+    """Where a slave finds its master: the port of its log stream, and its own."""
+
+    ha_address: str | None = field(default=None, name="haServerAddr")
+    master_address: str | None = field(default=None, name="masterAddr")
+
+
+@carried_by(Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION)
+class BrokerIdentity(Call, kw_only=True):
+    broker_name: str
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str
+    broker_id: int
+
+
+class DataVersionReply(Call, kw_only=True):
+    """To QUERY_DATA_VERSION; the stored version, if there is one, is the body."""
+
+    changed: bool
+
+
+@carried_by(Code.BROKER_HEARTBEAT)
+class BrokerHeartbeat(Call, kw_only=True):
+    """A sign of life, every second with an acting master. The time-out's wire name is RocketMQ's."""
+
+    broker_name: str
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str
+    broker_id: int | None = None
+    epoch: int | None = None
+    max_offset: int | None = None
+    confirm_offset: int | None = None
+    heartbeat_timeout_ms: int | None = field(default=None, name="heartbeatTimeoutMills")
+    election_priority: int | None = None
+
+
+@carried_by(Code.GET_BROKER_MEMBER_GROUP)
+class MemberGroupQuery(Call, kw_only=True):
+    cluster_name: str
+    broker_name: str
+
+
+@carried_by(Code.NOTIFY_MIN_BROKER_ID_CHANGE)
+class MinBrokerIdChanged(Call, kw_only=True):
+    """From the name server to the brokers of a group: who acts as master now."""
+
+    min_broker_id: int | None = None
+    broker_name: str | None = None
+    min_broker_address: str | None = field(default=None, name="minBrokerAddr")
+    offline_broker_address: str | None = field(default=None, name="offlineBrokerAddr")
+    ha_broker_address: str | None = field(default=None, name="haBrokerAddr")
+
+
+@carried_by(Code.EXCHANGE_BROKER_HA_INFO)
+class ExchangeHaInfo(Call, kw_only=True):
+    """Request and reply. An empty HA address asks for the master's; a filled one tells it."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: int | None = None
+    master_address: str | None = None
+
+
+@carried_by(Code.RESET_MASTER_FLUSH_OFFSET)
+class ResetFlushOffset(Call, kw_only=True):
+    master_flush_offset: int
+
+
+# --- Access control of 4.9 (N1) -------------------------------------------------------------------------------
+
+
+@carried_by(Code.UPDATE_AND_CREATE_ACL_CONFIG)
+class UpdateAcl(Call, kw_only=True):
+    """One account. Permissions per topic and group read ``a=PUB,b=SUB``."""
+
+    access_key: str
+    secret_key: str | None = None
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: str | None = None
+    group_perms: str | None = None
+
+
+@carried_by(Code.DELETE_ACL_CONFIG)
+class DeleteAcl(Call, kw_only=True):
+    access_key: str
+
+
+class AclVersionReply(Call, kw_only=True):
+    """To GET_BROKER_CLUSTER_ACL_INFO 52. Versions are DataVersions as JSON; the second maps files to them."""
+
+    version: str
+    all_acl_file_version: str | None = None
+    broker_name: str
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str
+
+
+@carried_by(Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
+class UpdateWhiteAddresses(Call, kw_only=True):
+    """Addresses that need no account, as a comma list."""
+
+    addresses: str = field(name="globalWhiteAddrs")
+    file_path: str | None = field(default=None, name="aclFileFullPath")
