@@ -1,0 +1,46 @@
+"""Fixtures for the tests with Apache's programs: each server starts once a session, each Java version once a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop import jvm, rocketmq
+from tests.interop.java import Java
+from tests.interop.rocketmq import RocketMQ
+
+
+@pytest.fixture(scope="session")
+def rocketmq_4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
+    """Name server and broker of RocketMQ 4.9.4."""
+    with rocketmq.cluster("4.9.4", tmp_path_factory.mktemp("rocketmq-4")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def rocketmq_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
+    """Name server and broker of RocketMQ 5.2.0."""
+    with rocketmq.cluster("5.2.0", tmp_path_factory.mktemp("rocketmq-5")) as servers:
+        yield servers
+
+
+@pytest.fixture(params=["rocketmq_4", "rocketmq_5"])
+def any_rocketmq(request: pytest.FixtureRequest) -> RocketMQ:
+    """Each RocketMQ version in turn."""
+    servers = request.getfixturevalue(request.param)
+    assert isinstance(servers, RocketMQ)
+    return servers
+
+
+@pytest.fixture(params=jvm.VERSIONS, ids=lambda version: f"java-{version}")
+def java(request: pytest.FixtureRequest, tmp_path: Path) -> Java:
+    """Java clients of each version in turn."""
+    return Java(request.param, tmp_path)
+
+
+@pytest.fixture(params=[False, True], ids=["json", "binary"])
+def java_any_header(java: Java, request: pytest.FixtureRequest, tmp_path: Path) -> Java:
+    """Java clients of each version with each form of the header."""
+    return Java(java.version, tmp_path, binary=request.param)

@@ -1,0 +1,276 @@
+"""Apache RocketMQ's name server and broker as subprocesses, of either version, for tests and the benchmark (V2, V3).
+
+``name_server()`` and ``broker()`` start one server each in a directory of its own and on free ports, and yield once it
+answers: a broker is ready when its name server knows a route to it. Both stop it at the end of the block; should this
+process die first, the server notices the end of its standard input and stops by itself (``TernServer``).
+
+The settings make servers small (a few MB of sparse files) and patient (a slow test machine is no reason to refuse a
+message); a test overrides what it is about. Starting blocks the caller for some seconds: inside a coroutine that also
+serves others, use ``asyncio.to_thread``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.interop import jvm
+
+_READY_S: Final = 60.0
+_STOP_S: Final = 20.0
+_GET_ROUTE: Final = 105
+_SUCCESS: Final = 0
+_MIB: Final = 1024 * 1024
+
+#: A nearly full disk of the test machine must not make the broker refuse messages (limits as system properties).
+_DISK_LIMITS: Final = {
+    "rocketmq.broker.diskSpaceWarningLevelRatio": "0.99",
+    "rocketmq.broker.diskSpaceCleanForciblyRatio": "0.99",
+}
+
+#: Files of a size that fits tests instead of 1 GiB and more.
+SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": 64 * _MIB,
+    "mappedFileSizeConsumeQueue": 20 * 50_000,
+    "maxHashSlotNum": 50_000,
+    "maxIndexNum": 200_000,
+    "mappedFileSizeTimerLog": 4 * _MIB,
+}
+
+_PATIENT: Final = {
+    "diskMaxUsedSpaceRatio": 95,
+    "osPageCacheBusyTimeOutMills": 10_000,
+    "waitTimeMillsInSendQueue": 10_000,
+    "waitTimeMillsInPullQueue": 10_000,
+}
+
+_FEATURES: Final = {
+    "autoCreateTopicEnable": "true",
+    "autoCreateSubscriptionGroup": "true",
+    "enablePropertyFilter": "true",
+    "maxMessageSize": 4 * _MIB,
+}
+
+
+class ServerFailed(RuntimeError):
+    """A RocketMQ server did not start; the message holds the end of its log."""
+
+
+@dataclass(slots=True)
+class Server:
+    """A running RocketMQ process."""
+
+    version: str
+    address: str
+    directory: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def store(self) -> Path:
+        """The broker's store directory."""
+        return self.directory / "store"
+
+    def log(self) -> str:
+        """The last lines that the server printed."""
+        return jvm.tail(self.directory / "server.log")
+
+    def stop(self) -> None:
+        """Stop cleanly, as an operator would; may be called twice."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def kill(self) -> None:
+        """kill -9: the crash that recovery is for."""
+        self.process.kill()
+        self.process.wait(_STOP_S)
+
+
+@dataclass(slots=True, frozen=True)
+class RocketMQ:
+    """One name server and one broker of a version."""
+
+    version: str
+    namesrv: Server
+    broker: Server
+
+    @property
+    def address(self) -> str:
+        """What clients take as the name server's address."""
+        return self.namesrv.address
+
+
+@contextmanager
+def cluster(version: str, directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[RocketMQ]:
+    """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf."""
+    with ExitStack() as stack:
+        names = stack.enter_context(name_server(version, directory / "namesrv"))
+        first = stack.enter_context(broker(version, directory / "broker-a", namesrv=names.address, settings=settings))
+        yield RocketMQ(version, names, first)
+
+
+@contextmanager
+def name_server(version: str, directory: Path, *, port: int | None = None) -> Iterator[Server]:
+    """A RocketMQ name server, ready to answer."""
+    port = port or free_port()
+    settings = {
+        "listenPort": port,
+        "kvConfigPath": directory / "kv.json",
+        "configStorePath": directory / "namesrv.properties",
+    }
+    server = _start(version, directory, "org.apache.rocketmq.namesrv.NamesrvStartup", settings, port=port, heap_mb=128)
+    try:
+        _wait(server, "the name server answers", lambda: _route_code(server.address, "TBW102") is not None)
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def broker(
+    version: str,
+    directory: Path,
+    *,
+    namesrv: str,
+    name: str = "broker-a",
+    port: int | None = None,
+    settings: Mapping[str, object] | None = None,
+    heap_mb: int = 512,
+    flags: Sequence[str] = jvm.SMALL,
+) -> Iterator[Server]:
+    """A RocketMQ master that the name server at ``namesrv`` (RocketMQ's or ours) has a route to.
+
+    The store stays in ``directory`` afterwards: a second start finds it again.
+    """
+    port = port or free_port(neighbours=(-2, 1))
+    store = directory / "store"
+    all_settings: dict[str, object] = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": name,
+        "brokerId": 0,
+        "brokerRole": "ASYNC_MASTER",
+        "brokerIP1": "127.0.0.1",
+        "namesrvAddr": namesrv,
+        "listenPort": port,
+        "haListenPort": port + 1,
+        "storePathRootDir": store,
+        "storePathCommitLog": store / "commitlog",
+        **_FEATURES,
+        **_PATIENT,
+        **SMALL_FILES,
+        **(settings or {}),
+    }
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    server = _start(version, directory, main, all_settings, port=port, heap_mb=heap_mb, flags=flags)
+    first = namesrv.split(";", maxsplit=1)[0]
+    try:
+        # A broker's own name is a topic of it, so this route says that this broker has registered.
+        _wait(server, "the broker is registered", lambda: _route_code(first, name) == _SUCCESS and _answers(server))
+        yield server
+    finally:
+        server.stop()
+
+
+def free_port(*, neighbours: Sequence[int] = ()) -> int:
+    """A port that is free together with those at the given distances (the broker's VIP and HA ports)."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for distance in neighbours:
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + distance))
+            except OSError:
+                continue
+            return port
+    raise ServerFailed("no free ports next to each other on 127.0.0.1")
+
+
+def remove_store(server: Server) -> None:
+    """Delete a stopped broker's store: the disk is small and sessions are long."""
+    shutil.rmtree(server.store, ignore_errors=True)
+
+
+def _start(
+    version: str,
+    directory: Path,
+    main: str,
+    settings: Mapping[str, object],
+    *,
+    port: int,
+    heap_mb: int,
+    flags: Sequence[str] = jvm.SMALL,
+) -> Server:
+    directory.mkdir(parents=True, exist_ok=True)
+    config = directory / "server.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    command = jvm.command(
+        version,
+        "ternmq.TernServer",
+        *(main, "-c", str(config)),
+        home=directory,
+        heap_mb=heap_mb,
+        flags=flags,
+        properties=_DISK_LIMITS,
+    )
+    with (directory / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=directory,
+            env=jvm.environment(directory),
+        )
+    return Server(version, f"127.0.0.1:{port}", directory, process)
+
+
+def _wait(server: Server, what: str, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _READY_S
+    while not ready():
+        if server.process.poll() is not None or time.monotonic() > deadline:
+            raise ServerFailed(f"RocketMQ {server.version}: not true that {what}; its log ends:\n{server.log()}")
+        time.sleep(0.05)
+
+
+def _answers(server: Server) -> bool:
+    host, port = server.address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _route_code(namesrv: str, topic: str) -> int | None:
+    """The code that a name server answers a route request with, by a hand-made frame; None when it does not answer.
+
+    Not by TernMQ's client: the harness must work where that is broken.
+    """
+    header = json.dumps(
+        {"code": _GET_ROUTE, "language": "JAVA", "version": 401, "opaque": 1, "flag": 0, "extFields": {"topic": topic}}
+    ).encode()
+    host, port = namesrv.split(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=2) as connection, connection.makefile("rb") as replies:
+            connection.sendall(struct.pack(">ii", 4 + len(header), len(header)) + header)
+            _, header_bytes = struct.unpack(">ii", replies.read(8))
+            code = json.loads(replies.read(header_bytes))["code"]
+    except (OSError, struct.error):
+        return None
+    assert isinstance(code, int)
+    return code

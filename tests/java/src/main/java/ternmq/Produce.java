@@ -1,0 +1,171 @@
+package ternmq;
+
+import java.io.BufferedReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.common.message.Message;
+
+/**
+ * Sends what each further line of standard input orders, with one producer.
+ *
+ * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code compressOver},
+ * {@code maxBodyBytes}, {@code vip}, {@code latencyFault}. An order: {@code topic}, {@code mode} (sync, async, oneway,
+ * batch, ordered), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
+ * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, {@code waitStore},
+ * {@code shards} (ordered: message <i>i</i> goes to queue <i>i</i> mod shards). Each message answers with an event
+ * {@code result} or {@code error}, each order ends with {@code sent}.
+ */
+final class Produce {
+    private final DefaultMQProducer producer;
+    private final long timeoutMs;
+
+    private Produce(DefaultMQProducer producer, long timeoutMs) {
+        this.producer = producer;
+        this.timeoutMs = timeoutMs;
+    }
+
+    static void run(Options options, BufferedReader input) throws Exception {
+        var producer = new DefaultMQProducer(options.text("group", "ternmq-peer"));
+        producer.setNamesrvAddr(options.text("namesrv"));
+        producer.setInstanceName(options.text("instance", "peer"));
+        producer.setCompressMsgBodyOverHowmuch(options.number("compressOver", 4096));
+        producer.setMaxMessageSize(options.number("maxBodyBytes", 4 * 1024 * 1024));
+        producer.setVipChannelEnabled(options.flag("vip", false));
+        producer.setSendLatencyFaultEnable(options.flag("latencyFault", false));
+        long timeoutMs = options.bigNumber("timeoutMs", 10_000);
+        producer.setSendMsgTimeout((int) timeoutMs);
+        producer.start();
+        try {
+            Events.emit("ready", Map.of());
+            var orders = new Produce(producer, timeoutMs);
+            for (String line = input.readLine(); line != null; line = input.readLine()) {
+                orders.carryOut(Options.parse(line));
+            }
+        } finally {
+            producer.shutdown();
+        }
+    }
+
+    private void carryOut(Options order) throws InterruptedException {
+        int count = order.number("count", 1);
+        String mode = order.text("mode", "sync");
+        var failed = new AtomicInteger();
+        if (mode.equals("batch")) {
+            List<Message> batch = new ArrayList<>();
+            for (int index = 0; index < count; index++) {
+                batch.add(message(order, index));
+            }
+            attempt(0, failed, () -> result(0, producer.send(batch, timeoutMs)));
+        } else if (mode.equals("async")) {
+            sendAsync(order, count, failed);
+        } else {
+            int shards = order.number("shards", 1);
+            for (int each = 0; each < count; each++) {
+                int index = each;
+                Message message = message(order, index);
+                attempt(index, failed, () -> {
+                    switch (mode) {
+                        case "sync" -> result(index, producer.send(message, timeoutMs));
+                        case "oneway" -> producer.sendOneway(message);
+                        case "ordered" -> result(index, producer.send(
+                                message,
+                                (queues, unused, shard) -> queues.get((Integer) shard % queues.size()),
+                                index % shards,
+                                timeoutMs));
+                        default -> throw new IllegalArgumentException(
+                                "unknown mode «" + mode + "»: use sync, async, oneway, batch or ordered");
+                    }
+                });
+            }
+        }
+        Events.emit("sent", Map.of("count", count, "failed", failed.get()));
+    }
+
+    private void sendAsync(Options order, int count, AtomicInteger failed) throws InterruptedException {
+        var answered = new CountDownLatch(count);
+        for (int each = 0; each < count; each++) {
+            int index = each;
+            boolean left = attempt(index, failed, () -> producer.send(message(order, index), new SendCallback() {
+                @Override
+                public void onSuccess(SendResult sent) {
+                    result(index, sent);
+                    answered.countDown();
+                }
+
+                @Override
+                public void onException(Throwable failure) {
+                    failed.incrementAndGet();
+                    Events.failure("error", failure, Map.of("index", index));
+                    answered.countDown();
+                }
+            }, timeoutMs));
+            if (!left) {
+                answered.countDown();
+            }
+        }
+        if (!answered.await(3 * timeoutMs, TimeUnit.MILLISECONDS)) {
+            throw new IllegalStateException(answered.getCount() + " asynchronous sends were never answered");
+        }
+    }
+
+    private interface Send {
+        void run() throws Exception;
+    }
+
+    /** Sends; a failure is counted, reported and answered with false. */
+    private static boolean attempt(int index, AtomicInteger failed, Send send) throws InterruptedException {
+        try {
+            send.run();
+            return true;
+        } catch (InterruptedException interrupted) {
+            throw interrupted;
+        } catch (Exception failure) {
+            failed.incrementAndGet();
+            Events.failure("error", failure, Map.of("index", index));
+            return false;
+        }
+    }
+
+    private static Message message(Options order, int index) {
+        byte[] text = (order.text("body", "body") + "-" + index).getBytes(StandardCharsets.UTF_8);
+        byte[] body = new byte[Math.max(text.length, order.number("bodyBytes", 0))];
+        Arrays.fill(body, (byte) '.');
+        System.arraycopy(text, 0, body, 0, text.length);
+        var message = new Message(order.text("topic"), body);
+        if (order.has("tags")) {
+            message.setTags(order.text("tags"));
+        }
+        if (order.has("key")) {
+            message.setKeys(order.text("key") + "-" + index);
+        }
+        if (order.has("delayLevel")) {
+            message.setDelayTimeLevel(order.number("delayLevel", 0));
+        }
+        message.setWaitStoreMsgOK(order.flag("waitStore", true));
+        order.pairs("properties").forEach(message::putUserProperty);
+        return message;
+    }
+
+    private static void result(int index, SendResult sent) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("index", index);
+        line.put("status", sent.getSendStatus().name());
+        line.put("msgId", sent.getMsgId());
+        line.put("offsetMsgId", sent.getOffsetMsgId());
+        line.put("brokerName", sent.getMessageQueue().getBrokerName());
+        line.put("queueId", sent.getMessageQueue().getQueueId());
+        line.put("queueOffset", sent.getQueueOffset());
+        line.put("regionId", sent.getRegionId());
+        Events.emit("result", line);
+    }
+}
