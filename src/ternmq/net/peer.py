@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from ternmq.errors import BrokerRefused, CallTimeout, NetworkError, RemoteProtocolError, TernError, TooManyCalls
 from ternmq.net.lanes import Job, Lanes
@@ -216,8 +216,8 @@ class Peer(asyncio.Protocol):
     # --- The transport's side --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports do not inherit from asyncio's, they only behave like them.
+        self._transport = transport = cast(asyncio.Transport, transport)
         self._remote = _host_and_port(transport.get_extra_info("peername"))
         self.address = format_address(*self._remote)
         self.local_address = format_address(*_host_and_port(transport.get_extra_info("sockname")))

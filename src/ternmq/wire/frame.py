@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from ternmq.errors import LocalProtocolError, RemoteProtocolError
 from ternmq.types import Buffer
+from ternmq.wire import requests, requests_admin  # noqa: F401 - registers the typed headers that frames decode into
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
 from ternmq.wire.header import (
     Fields,
