@@ -1,0 +1,110 @@
+"""Settings of a broker. Names are RocketMQ's in snake_case (``brokerIP1`` is ``broker_ip1``), so its configuration
+files work as they are (T2); those of the store are in ``store.config``. Times are in milliseconds, as RocketMQ's are,
+also where the name does not say so.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, field
+from typing import Final
+
+from ternmq.errors import ConfigError
+
+#: Bits of a permission: of a broker, and of a topic (D1).
+READ: Final = 4
+WRITE: Final = 2
+INHERIT: Final = 1
+
+_BROKER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerConfig:
+    """One broker. Raises ``ConfigError`` that names the setting and what it may be."""
+
+    #: Masters and slaves of one log share a name; clients see it in their queues.
+    broker_name: str = field(default_factory=socket.gethostname)
+    broker_cluster_name: str = "DefaultCluster"
+    #: 0 is the master.
+    broker_id: int = 0
+    #: The address that clients dial and that message ids carry (C10). Empty: the one this machine uses to reach its
+    #: name server, or 127.0.0.1 without one.
+    broker_ip1: str = ""
+    bind_address: str = "0.0.0.0"  # noqa: S104 - brokers serve the network; bind_address narrows it
+    #: 0 takes any free port, and no VIP port.
+    listen_port: int = 10911
+    #: ``host:port;host:port``. Empty: a broker on its own, ready at once.
+    namesrv_addr: str = ""
+
+    # --- Topics and groups (D1, D2) ---------------------------------------------------------------------------
+
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    #: Upper bound of the queues of an auto-created topic; the producer asks for 4.
+    default_topic_queue_nums: int = 8
+    #: 4 read, 2 write; 6 is both, 4 drains a broker before maintenance, 0 takes it out.
+    broker_permission: int = READ | WRITE
+    #: Makes the trace topic a system topic, at start.
+    trace_topic_enable: bool = False
+    msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+
+    # --- Consumers (D3, D4, F8) -------------------------------------------------------------------------------
+
+    notify_consumer_ids_changed_enable: bool = True
+    #: A client that has sent no heartbeat for this long is forgotten.
+    channel_expired_timeout: int = 120_000
+    #: Committed offsets go to disk this often; after a crash consumers repeat at most so much.
+    flush_consumer_offset_interval: int = 5_000
+    long_polling_enable: bool = True
+    #: How long a pull waits when long polling is off (RocketMQ's spelling).
+    short_polling_time_mills: int = 1_000
+    #: Pulls that may wait at once. Each costs about 1 KB; one more is told SYSTEM_BUSY and asks again after a pause.
+    max_suspended_pulls: int = 100_000
+
+    # --- Name servers (A2) ------------------------------------------------------------------------------------
+
+    #: 10 to 60 s. Name servers forget a broker after 120 s.
+    register_name_server_period: int = 30_000
+    register_broker_timeout_mills: int = 24_000
+
+    # --- Lanes (B3, M1): how much may queue, and for how long, before senders are told SYSTEM_BUSY ------------
+
+    send_thread_pool_queue_capacity: int = 10_000
+    wait_time_mills_in_send_queue: int = 200
+    pull_thread_pool_queue_capacity: int = 100_000
+    wait_time_mills_in_pull_queue: int = 5_000
+    query_thread_pool_queue_capacity: int = 20_000
+    heartbeat_thread_pool_queue_capacity: int = 50_000
+    wait_time_mills_in_heartbeat_queue: int = 31_000
+    admin_broker_thread_pool_queue_capacity: int = 10_000
+    wait_time_mills_in_admin_broker_queue: int = 5_000
+
+    # --- What the broker adds to each message -----------------------------------------------------------------
+
+    region_id: str = "DefaultRegion"
+    #: Tells clients whether to trace (Q1).
+    trace_on: bool = True
+
+    def __post_init__(self) -> None:
+        for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
+            # Looser than the rule for topics: a host's name may have dots. ``:`` and ``;`` separate broker names in
+            # the configuration of ordered topics, a blank separates fields of message handles.
+            if not _BROKER_NAME.match(name):
+                raise ConfigError(f"{key} = {name!r} is no name; use 1 to 127 letters, digits, '.', '-', '_'")
+        _check("listenPort", self.listen_port, 0, 65_535)
+        _check("brokerId", self.broker_id, 0, 2**31 - 1)
+        _check("brokerPermission", self.broker_permission, 0, READ | WRITE | INHERIT)
+        _check("defaultTopicQueueNums", self.default_topic_queue_nums, 1, 65_535)
+        _check("registerNameServerPeriod", self.register_name_server_period, 10_000, 60_000)
+        _check("flushConsumerOffsetInterval", self.flush_consumer_offset_interval, 1, 3_600_000)
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.namesrv_addr.replace(",", ";").split(";") if address.strip())
+
+
+def _check(key: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError(f"{key} = {value} is out of range; set it to {least} … {most}")
