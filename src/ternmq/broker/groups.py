@@ -1,0 +1,98 @@
+"""The subscription groups of a broker (D2): ``config/subscriptionGroup.json``.
+
+A group's configuration says whether it may consume (also in broadcast), how often a message is tried again and over how
+many retry queues, which broker to read from when it lags, and whether its members are told of each other. Groups are
+created by an administrator, or when a consumer first uses the name, unless ``autoCreateSubscriptionGroup`` is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.files import TableFile
+from ternmq.env import Clock
+from ternmq.errors import GroupMissing, InvalidName, InvalidParameter
+from ternmq.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroups
+
+#: Groups of tools and of the system itself; they exist whatever ``autoCreateSubscriptionGroup`` says.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+SELF_TEST_GROUP: Final = "SELF_TEST_C_GROUP"
+FILTER_SERVER_GROUP: Final = "FILTERSRV_CONSUMER"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+OWN_GROUPS: Final = (TOOLS_GROUP, SELF_TEST_GROUP, FILTER_SERVER_GROUP)
+
+
+class Groups:
+    """All methods belong to the broker's loop. Call ``load`` once before anything else."""
+
+    def __init__(self, file: TableFile, clock: Clock, *, broker_name: str, auto_create: bool = True) -> None:
+        self._file = file
+        self._clock = clock
+        self._broker_name = broker_name
+        self._auto_create = auto_create
+        self._table: dict[str, SubscriptionGroupConfig] = {}
+        self.data_version = DataVersion()
+
+    def load(self) -> None:
+        """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
+        saved = self._file.load(SubscriptionGroups.decode)
+        if saved is not None:
+            self._table = dict(saved.subscription_group_table)
+            self.data_version = saved.data_version or DataVersion()
+        for group in OWN_GROUPS:
+            self._table.setdefault(group, SubscriptionGroupConfig(group_name=group))
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        return self._table.get(group)
+
+    def find(self, group: str) -> SubscriptionGroupConfig:
+        """The group's configuration, created now if it may be; raises ``GroupMissing``."""
+        config = self._table.get(group)
+        if config is not None:
+            return config
+        if not self._auto_create and not group.startswith(SYSTEM_GROUP_PREFIX):
+            raise GroupMissing(
+                f"subscription group [{group}] does not exist; create it with `tern group create {group}`, or set "
+                f"autoCreateSubscriptionGroup=true on {self._broker_name}",
+                broker=self._broker_name,
+            )
+        try:
+            names.check_group(group)
+        except InvalidName as error:
+            raise GroupMissing(str(error), broker=self._broker_name) from None
+        config = SubscriptionGroupConfig(group_name=group)
+        self._table[group] = config
+        self._save()
+        return config
+
+    @property
+    def all(self) -> Mapping[str, SubscriptionGroupConfig]:
+        """The whole table, to look at."""
+        return MappingProxyType(self._table)
+
+    def body(self) -> SubscriptionGroups:
+        """The whole table in its wire form (for the file, slaves and tools)."""
+        return SubscriptionGroups(data_version=self.data_version, subscription_group_table=self._table)
+
+    def put(self, config: SubscriptionGroupConfig) -> None:
+        """Create or change a group; raises ``InvalidParameter`` for a bad name."""
+        try:
+            names.check_group(config.group_name)
+        except InvalidName as error:
+            raise InvalidParameter(str(error)) from None
+        self._table[config.group_name] = config
+        self._save()
+
+    def delete(self, group: str) -> None:
+        """Forget a group; unknown ones are forgotten already. Raises ``InvalidParameter`` for one of the system's."""
+        if group in OWN_GROUPS:
+            raise InvalidParameter(f"{group} belongs to the system and cannot be deleted")
+        if self._table.pop(group, None) is not None:
+            self._save()
+
+    def _save(self) -> None:
+        self.data_version = self.data_version.next(self._clock.now_ms())
+        self._file.save(self.body().encode())

@@ -1,0 +1,108 @@
+"""How far each group has consumed each queue (D4): ``config/consumerOffset.json``.
+
+A *consumer offset* is the queue offset of the next message the group wants; everything below it is done. Clients commit
+it with UPDATE_CONSUMER_OFFSET and with pulls, the broker keeps it in memory and saves the table every 5 s and at its
+end, so a crash repeats at most what was consumed since: delivery is «at least once».
+
+On disk, as RocketMQ writes it (integer keys unquoted) and as we do (standard JSON, which it reads)::
+
+    {"dataVersion":{…},"offsetTable":{"topic@group":{"0":5,"1":7}}}
+
+Commits may go backwards: a reset is a commit too, and the client that owns the queue is the one who knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ternmq.broker.files import TableFile
+from ternmq.env import Clock
+from ternmq.wire.bodies import ConsumerOffsets, DataVersion
+
+#: RocketMQ counts the table's version up once in this many commits (``consumerOffsetUpdateVersionStep``).
+VERSION_STEP: Final = 500
+SEPARATOR: Final = "@"
+
+
+class Offsets:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, file: TableFile, clock: Clock) -> None:
+        self._file = file
+        self._clock = clock
+        self.data_version = DataVersion()
+        self._commits = 0
+        self._dirty = False
+        # By (group, topic), then queue id.
+        self._table: dict[tuple[str, str], dict[int, int]] = {}
+
+    def load(self) -> None:
+        """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
+        saved = self._file.load(ConsumerOffsets.decode)
+        if saved is None:
+            return
+        self.data_version = saved.data_version or DataVersion()
+        for key, queues in saved.offset_table.items():
+            topic, separator, group = key.partition(SEPARATOR)
+            if separator and topic and group:
+                self._table[group, topic] = dict(queues)
+
+    def save(self) -> None:
+        """Hand the table to the file's thread, if anything changed since the last time."""
+        if self._dirty:
+            self._dirty = False
+            self._file.save_soon(self.body().encode())
+
+    def body(self) -> ConsumerOffsets:
+        """The whole table in its wire form (for the file, and for slaves)."""
+        return ConsumerOffsets(
+            data_version=self.data_version,
+            offset_table={f"{topic}{SEPARATOR}{group}": queues for (group, topic), queues in self._table.items()},
+        )
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Remember that ``group`` has consumed all of the queue below ``queue_offset``."""
+        queues = self._table.get((group, topic))
+        if queues is None:
+            queues = self._table[group, topic] = {}
+        queues[queue_id] = queue_offset
+        self._dirty = True
+        self._commits += 1
+        if self._commits % VERSION_STEP == 0:
+            self.data_version = self.data_version.next(self._clock.now_ms())
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """The committed queue offset, -1 if there is none."""
+        queues = self._table.get((group, topic))
+        return -1 if queues is None else queues.get(queue_id, -1)
+
+    def of_group(self, group: str, topic: str) -> dict[int, int]:
+        """A group's offsets on one topic, by queue id."""
+        return dict(self._table.get((group, topic), {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics on which a group has offsets."""
+        return sorted(topic for owner, topic in self._table if owner == group)
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have offsets on a topic."""
+        return sorted(group for group, owner in self._table if owner == topic)
+
+    def delete_group(self, group: str) -> None:
+        self._delete(key for key in self._table if key[0] == group)
+
+    def delete_topic(self, topic: str) -> None:
+        self._delete(key for key in self._table if key[1] == topic)
+
+    def clone(self, source: str, target: str, topic: str) -> None:
+        """Let ``target`` stand where ``source`` stands on a topic."""
+        queues = self._table.get((source, topic))
+        if queues is not None:
+            self._table[target, topic] = dict(queues)
+            self._dirty = True
+
+    def _delete(self, keys: Iterable[tuple[str, str]]) -> None:
+        for key in list(keys):
+            del self._table[key]
+            self._dirty = True

@@ -1,0 +1,202 @@
+"""The topics of a broker (D1): ``config/topics.json``.
+
+A topic has so many queues to read and to write, permissions (4 read, 2 write, 1 inherit), an order flag and attributes.
+It exists on a broker from its creation by an administrator, by the first send to a name that nobody knows
+(*auto-creation*: the producer was given the route of TBW102, a template whose «inherit» permission allows copies), or by
+the broker itself (retry and dead-letter topics, system topics). Every change counts the table's data version up, is on
+disk before it is acknowledged, and is handed to ``on_change`` so that the name servers know it at once.
+
+Topics that the system itself needs are created at the start and cannot be deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.files import TableFile
+from ternmq.env import Clock
+from ternmq.errors import InvalidName, InvalidParameter, TopicMissing
+from ternmq.wire.bodies import DataVersion, TopicConfig, TopicConfigs
+
+READ: Final = 4
+WRITE: Final = 2
+INHERIT: Final = 1
+
+#: An upper bound on the queues of one topic, against typing errors: each queue costs a directory and a file.
+QUEUES_MAX: Final = 16_384
+
+
+class Topics:
+    """All methods belong to the broker's loop. Call ``load`` once before anything else."""
+
+    def __init__(
+        self,
+        file: TableFile,
+        clock: Clock,
+        *,
+        broker_name: str,
+        cluster_name: str,
+        auto_create: bool = True,
+        default_queues: int = 8,
+        trace_topic: bool = False,
+    ) -> None:
+        self._file = file
+        self._clock = clock
+        self._auto_create = auto_create
+        self._default_queues = default_queues
+        self._broker_name = broker_name
+        self._own_topics = dict(_own_topics(broker_name, cluster_name, default_queues if auto_create else 0))
+        if trace_topic:
+            self._own_topics[names.TRACE_TOPIC] = (1, READ | WRITE)
+        self._table: dict[str, TopicConfig] = {}
+        self.data_version = DataVersion()
+        #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
+        self.on_change: Callable[[TopicConfig | None], None] = _tell_nobody
+
+    def load(self) -> None:
+        """Read the file and add what the system needs; raises ``CorruptFile`` if file and backup are unreadable."""
+        saved = self._file.load(TopicConfigs.decode)
+        if saved is not None:
+            self._table = dict(saved.topic_config_table)
+            self.data_version = saved.data_version or DataVersion()
+        changed = False
+        for topic, (queues, perm) in self._own_topics.items():
+            if topic not in self._table:
+                self._table[topic] = _config(topic, queues, perm)
+                changed = True
+        if changed or saved is None:
+            self._save()
+
+    # --- Reading -----------------------------------------------------------------------------------------------
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._table.get(topic)
+
+    def find(self, topic: str) -> TopicConfig:
+        """The topic's configuration; raises ``TopicMissing``."""
+        config = self._table.get(topic)
+        if config is None:
+            raise self._missing(topic)
+        return config
+
+    def names(self) -> list[str]:
+        return list(self._table)
+
+    @property
+    def all(self) -> Mapping[str, TopicConfig]:
+        """The whole table, to look at."""
+        return MappingProxyType(self._table)
+
+    def body(self) -> TopicConfigs:
+        """The whole table in its wire form (for the file, name servers, slaves and tools)."""
+        return TopicConfigs(data_version=self.data_version, topic_config_table=self._table)
+
+    def is_protected(self, topic: str) -> bool:
+        """Whether a topic belongs to the system and must stay."""
+        return topic in self._own_topics or names.is_system_topic(topic)
+
+    def system_names(self) -> list[str]:
+        return sorted(topic for topic in self._table if self.is_protected(topic))
+
+    # --- Changing ----------------------------------------------------------------------------------------------
+
+    def for_send(
+        self, topic: str, *, default_topic: str, default_queue_nums: int, from_address: str = ""
+    ) -> TopicConfig:
+        """The topic that a message goes to, created now if it may be.
+
+        A retry topic is created by the message that comes back; any other from ``default_topic``, if that allows
+        copies, with as many queues as both sides agree to. Raises ``TopicMissing`` if there is nothing to copy.
+        """
+        config = self._table.get(topic)
+        if config is not None:
+            return config
+        if topic.startswith(names.RETRY_PREFIX):
+            return self.ensure(topic, queues=1)
+        template = self._table.get(default_topic)
+        if (
+            template is None
+            or not template.perm & INHERIT
+            or (default_topic == names.AUTO_CREATE_TOPIC and not self._auto_create)
+        ):
+            raise self._missing(topic)
+        queues = max(min(default_queue_nums, template.write_queue_nums), 1)
+        return self.ensure(topic, queues=queues, perm=template.perm & ~INHERIT)
+
+    def ensure(self, topic: str, *, queues: int, perm: int = READ | WRITE) -> TopicConfig:
+        """The topic's configuration, created with these values if it did not exist."""
+        config = self._table.get(topic)
+        if config is None:
+            config = _config(topic, queues, perm)
+            self.put(config)
+        return config
+
+    def put(self, config: TopicConfig) -> None:
+        """Create or change a topic. Raises ``InvalidParameter`` for a bad name, queue count or permission."""
+        check(config)
+        self._table[config.topic_name] = config
+        self._save()
+        self.on_change(config)
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic; unknown ones are forgotten already. Raises ``InvalidParameter`` for a system topic."""
+        if self.is_protected(topic):
+            raise InvalidParameter(f"{topic} belongs to the system and cannot be deleted")
+        if self._table.pop(topic, None) is not None:
+            self._save()
+            self.on_change(None)
+
+    def _save(self) -> None:
+        self.data_version = self.data_version.next(self._clock.now_ms())
+        self._file.save(self.body().encode())
+
+    def _missing(self, topic: str) -> TopicMissing:
+        return TopicMissing(
+            f"topic[{topic}] not exist, apply first please! Create it with `tern topic create {topic}`, or set "
+            f"autoCreateTopicEnable=true on {self._broker_name}",
+            broker=self._broker_name,
+        )
+
+
+def check(config: TopicConfig) -> None:
+    """Raise ``InvalidParameter`` with the rule that a topic's configuration breaks."""
+    try:
+        names.check_topic(config.topic_name)
+    except InvalidName as error:
+        raise InvalidParameter(str(error)) from None
+    for what, queues in (("read", config.read_queue_nums), ("write", config.write_queue_nums)):
+        if not 0 <= queues <= QUEUES_MAX:
+            raise InvalidParameter(f"{queues} {what} queues for {config.topic_name}; give 0 to {QUEUES_MAX}")
+    if not 0 <= config.perm <= 15:
+        raise InvalidParameter(f"permission {config.perm} for {config.topic_name}; add up 4 (read) and 2 (write)")
+
+
+def _config(topic: str, queues: int, perm: int) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """What a RocketMQ broker has from its start, with queue counts and permissions (store.md §2).
+
+    Tools and clients count on them: producers take TBW102's route, ``mqadmin clusterRT`` sends to the topic named after
+    the broker. No TBW102 without auto-creation.
+    """
+    read_write = READ | WRITE
+    if default_queues:
+        yield names.AUTO_CREATE_TOPIC, (default_queues, read_write | INHERIT)
+    yield names.SELF_TEST_TOPIC, (1, read_write)
+    yield names.BENCHMARK_TOPIC, (1024, read_write)
+    yield cluster_name, (16, read_write | INHERIT)
+    yield broker_name, (1, read_write | INHERIT)
+    yield names.OFFSET_MOVED_TOPIC, (1, read_write)
+    yield names.SCHEDULE_TOPIC, (18, read_write)
+    yield names.reply_topic(cluster_name), (1, read_write)
+    yield names.HALF_TOPIC, (1, read_write)
+    yield names.OP_HALF_TOPIC, (1, read_write)
+
+
+def _tell_nobody(config: TopicConfig | None) -> None:
+    """Before the assembly sets ``on_change``."""
