@@ -1,0 +1,379 @@
+"""Settings: files, environment and flags in, config objects out (T2).
+
+Components declare *what* can be set: a frozen dataclass each, in snake_case. This module alone knows *how*::
+
+    broker.conf   key=value, as RocketMQ has it (Java's ``.properties``: comments, escapes, ``\\`` at the end of a line)
+    tern.toml     TOML, flat or in tables [broker], [store], [namesrv]
+    environment   TERNMQ_LISTEN_PORT=10911; and RocketMQ's NAMESRV_ADDR, which everything else overrides
+    flags         --set listenPort=10911
+
+Later sources win over earlier ones, and within one source the last line does. ``listenPort``, ``listen_port`` and
+``LISTEN_PORT`` are one name. One file may feed several components: each takes the settings it knows, and what nobody
+knows is reported with the nearest known name, as nothing is worse than a setting that does nothing. A value that does
+not fit stops with file, line, key, what was given and what is expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import logging
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, Union
+
+from ternmq.errors import ConfigError
+from ternmq.rocketmq_settings import ROCKETMQ_SETTINGS
+
+log = logging.getLogger(__name__)
+
+#: Any config dataclass.
+T = TypeVar("T")
+
+ENV_PREFIX: Final = "TERNMQ_"
+#: How RocketMQ's own programs are told of their name servers.
+ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
+#: Tables of a TOML file; a component reads the one named like its config class, less «Config».
+SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
+
+_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Setting:
+    """One setting as it was written. ``place`` tells people where: «broker.conf, line 3»."""
+
+    key: str
+    value: str
+    place: str
+    #: The table of a TOML file, or what stands before a dot: for one component only.
+    section: str = ""
+    #: From the environment, which serves every program on the machine, not just the one that reads it.
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        """The key in the form in which all spellings are equal."""
+        return _normal(self.key)
+
+
+def load(
+    kind: type[T],
+    *,
+    files: Sequence[Path | str] = (),
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    beside: Sequence[type] = (),
+) -> T:
+    """Build one component's config. ``beside``: other components that the same sources feed.
+
+    Logs a warning for each setting that no component knows; raises ``ConfigError`` for one that cannot be.
+    """
+    settings = Settings.gather(files=files, env=env, flags=flags)
+    settings.report_strangers(kind, *beside)
+    return settings.build(kind)
+
+
+class Settings:
+    """All settings that were given, in the order of their sources: the last of a name wins."""
+
+    def __init__(self, given: Iterable[Setting]) -> None:
+        self.given = tuple(given)
+
+    @classmethod
+    def gather(
+        cls, *, files: Sequence[Path | str] = (), env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+    ) -> Settings:
+        """Read files, then the environment, then flags (``key=value``); values are not looked at yet."""
+        given: list[Setting] = []
+        if env and env.get(ENV_NAME_SERVERS):
+            place = f"environment variable {ENV_NAME_SERVERS}"
+            given.append(Setting("namesrvAddr", env[ENV_NAME_SERVERS], place, shared=True))
+        for file in files:
+            given += _read_file(Path(file))
+        for name, value in (env or {}).items():
+            if name.startswith(ENV_PREFIX):
+                key = name.removeprefix(ENV_PREFIX).lower()
+                given.append(Setting(key, value, f"environment variable {name}", shared=True))
+        for flag in flags:
+            key, equals, value = flag.partition("=")
+            if not equals or not _KEY.match(key.strip()):
+                raise ConfigError(f"--set {flag!r} is not a setting; write --set key=value")
+            given.append(_sectioned(key.strip(), value.strip(), "--set"))
+        return cls(given)
+
+    def build(self, kind: type[T]) -> T:
+        """The config object of one component; what it does not know is left to others."""
+        hints = typing.get_type_hints(kind)
+        values: dict[str, Any] = {}
+        places: dict[str, Setting] = {}
+        fields = {_normal(field.name): field for field in _fields(kind)}
+        for setting in self.given:
+            field = fields.get(setting.name)
+            if field is not None and setting.section in ("", _section_of(kind)):
+                values[field.name] = _convert(setting, hints[field.name], field.default)
+                places[field.name] = setting
+        for field in fields.values():
+            if field.name not in values and _is_required(field):
+                raise ConfigError(f"{rocketmq_name(field.name)} is not set; give it with --set or in a file (-c)")
+        try:
+            return kind(**values)
+        except ValueError as error:  # a ConfigError of the component's own check is one, too
+            raise ConfigError(_with_places(str(error), places)) from None
+
+    def strangers(self, *kinds: type) -> list[Setting]:
+        """Settings that none of the components knows."""
+        known = {(section, name) for kind in kinds for name in _names(kind) for section in ("", _section_of(kind))}
+        built_here = {_section_of(kind) for kind in kinds}
+        return [
+            setting
+            for setting in self.given
+            if (setting.section, setting.name) not in known
+            # A file for the whole cluster has tables for programs other than this one.
+            and not (setting.section in SECTIONS and setting.section not in built_here)
+        ]
+
+    def report_strangers(self, *kinds: type) -> None:
+        """Log what none of the components knows, with the nearest name that one of them does."""
+        known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
+        for setting in self.strangers(*kinds):
+            near = difflib.get_close_matches(setting.name, known, n=1, cutoff=0.75)
+            extra = {"place": setting.place, "key": setting.key}
+            if setting.section and setting.section not in SECTIONS:
+                log.warning("unknown table of settings", extra=extra | {"table": setting.section})
+            elif setting.name in _ROCKETMQ_NAMES:
+                if not setting.shared:
+                    log.info("setting of RocketMQ that this program does not use", extra=extra)
+            elif near:
+                log.warning("unknown setting", extra=extra | {"did_you_mean": known[near[0]]})
+            elif not setting.shared:
+                log.warning("unknown setting", extra=extra)
+
+
+# --- RocketMQ's names ---------------------------------------------------------------------------------------------
+
+
+def rocketmq_name(field: str) -> str:
+    """The name of a setting as RocketMQ's files and tools have it: ``listen_port`` → ``listenPort``."""
+    first, *rest = field.split("_")
+    return _ROCKETMQ_NAMES.get(_normal(field)) or first + "".join(part.capitalize() for part in rest)
+
+
+def to_properties(*configs: object) -> str:
+    """Config objects as ``key=value`` lines in alphabetical order (what GET_BROKER_CONFIG answers)."""
+    values = {field.name: getattr(config, field.name) for config in configs for field in _fields(type(config))}
+    return "".join(sorted(f"{rocketmq_name(name)}={_to_text(value)}\n" for name, value in values.items()))
+
+
+def _normal(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+_ROCKETMQ_NAMES: Final = {_normal(name): name for name in ROCKETMQ_SETTINGS}
+
+
+def _to_text(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case enum.Enum():
+            return value.name
+        case _:
+            return str(value)
+
+
+# --- Config classes -------------------------------------------------------------------------------------------------
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} is not a dataclass")
+    return tuple(field for field in dataclasses.fields(kind) if field.init)
+
+
+def _names(kind: type) -> set[str]:
+    return {_normal(field.name) for field in _fields(kind)}
+
+
+def _section_of(kind: type) -> str:
+    return kind.__name__.removesuffix("Config").lower()
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _with_places(sentence: str, places: Mapping[str, Setting]) -> str:
+    """The component's own complaint, with the place of each setting that it names."""
+    found = [
+        f"{setting.key} in {setting.place}" if setting.place != "--set" else f"{setting.key} by --set"
+        for name, setting in places.items()
+        if re.search(rf"\b({name}|{rocketmq_name(name)})\b", sentence)
+    ]
+    return f"{sentence} ({', '.join(found)})" if found else sentence
+
+
+# --- Values ---------------------------------------------------------------------------------------------------------
+
+_YES_NO: Final = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+
+
+def _convert(setting: Setting, hint: Any, default: object) -> Any:
+    text = setting.value.strip()
+    kinds = _alternatives(hint)
+    if not text and type(None) in kinds:
+        return None
+    (kind,) = [kind for kind in kinds if kind is not type(None)]
+    expected: str
+    try:
+        if kind is bool:
+            expected = "true or false"
+            return _YES_NO[text.lower()]
+        if kind is int:
+            expected = "a whole number"
+            return int(text)
+        if kind is float:
+            expected = "a number"
+            return float(text)
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            expected = "one of " + ", ".join(member.name for member in kind)
+            return {_normal(member.name): member for member in kind}[_normal(text)]
+        if typing.get_origin(kind) is typing.Literal:
+            choices = typing.get_args(kind)
+            expected = "one of " + ", ".join(choices)
+            return {_normal(choice): choice for choice in choices}[_normal(text)]
+    except (ValueError, KeyError):
+        example = "" if default in (dataclasses.MISSING, None, "") else f", as in {setting.key}={_to_text(default)}"
+        raise ConfigError(
+            f"{setting.place}: {setting.key}={setting.value} cannot be; it must be {expected}{example}"
+        ) from None
+    if kind is Path:
+        return Path(text).expanduser()
+    if kind is str:
+        return text
+    raise TypeError(f"config has no way to read a {kind}; teach it in {__name__}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types in ``X | None``."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path) -> Iterator[Setting]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}; check the path after -c") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    return _read_toml(path, text) if path.suffix == ".toml" else _read_properties(path, text)
+
+
+def _read_properties(path: Path, text: str) -> Iterator[Setting]:
+    for number, line in _logical_lines(text):
+        key, value = _split(line)
+        if value is None or not _KEY.match(key):
+            raise ConfigError(f"{path}, line {number}: {line!r} is not a setting; write key=value, or # for a comment")
+        yield _sectioned(key, value, f"{path}, line {number}")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments and blank ones, those that end in an odd number of ``\\`` joined with the next."""
+    joined, started = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.lstrip()
+        if not joined and (not line or line[0] in "#!"):
+            continue
+        started = started if joined else number
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            joined += line[:-1]
+        else:
+            yield started, (joined + line).rstrip()
+            joined = ""
+    if joined:
+        yield started, joined.rstrip()
+
+
+def _split(line: str) -> tuple[str, str | None]:
+    """Key and value of a line, at the first ``=`` or ``:``; None where there is neither.
+
+    Java would also take a blank between the two; nobody writes that, and it would hide lines that are no settings.
+    """
+    at = min((found for found in (line.find("="), line.find(":")) if found >= 0), default=-1)
+    if at < 0:
+        return line, None
+    return line[:at].strip(), _unescape(line[at + 1 :].strip())
+
+
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def _unescape(text: str) -> str:
+    """Java's escapes: ``\\t \\n \\r \\f``, ``\\uXXXX``; any other character after a backslash stands for itself."""
+
+    def replace(match: re.Match[str]) -> str:
+        code, char = match.groups()
+        return chr(int(code, 16)) if code else _ESCAPES.get(char, char)
+
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.?))", replace, text) if "\\" in text else text
+
+
+def _sectioned(key: str, value: str, place: str) -> Setting:
+    section, _, name = key.rpartition(".")
+    return Setting(name, value, place, section=section) if section in SECTIONS else Setting(key, value, place)
+
+
+def _read_toml(path: Path, text: str) -> Iterator[Setting]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}; text stands in quotes, as in brokerName = 'a'") from None
+    for key, value in document.items():
+        if isinstance(value, dict):
+            for inner, inner_value in value.items():
+                place = f"{path}, line {_toml_line(text, key, inner)}"
+                yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
+        else:
+            place = f"{path}, line {_toml_line(text, '', key)}"
+            yield Setting(key, _toml_text(value, key, place), place)
+
+
+def _toml_text(value: object, key: str, place: str) -> str:
+    match value:
+        case dict():
+            raise ConfigError(f"{place}: {key} is a table; settings have a single value")
+        case list():
+            return ";".join(_toml_text(item, key, place) for item in value)  # as RocketMQ writes lists of addresses
+        case _:
+            return _to_text(value)
+
+
+def _toml_line(text: str, table: str, key: str) -> int:
+    """Where a key stands; ``tomllib`` does not tell. 1 when it is written in a way that this does not find."""
+    here = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
+            here = header[1].strip("\"'")
+        elif here == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return 1
