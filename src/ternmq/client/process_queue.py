@@ -70,7 +70,7 @@ class ProcessQueue:
 
     @property
     def span(self) -> int:
-        """The distance from the smallest to the largest queue offset in flight."""
+        """The distance from the smallest undone message to the last one fetched behind it."""
         return self._order[-1] - self._order[0] if self._order else 0
 
     def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> Sequence[ReceivedMessage]:
