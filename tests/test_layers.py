@@ -1,0 +1,210 @@
+"""The rules of architecture.md that a program can check: imports go down the layers only, time and chance come from
+``env``, and every task has an owner. A failure is a sentence with the file, the line and the rule."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+SOURCE: Final = Path(__file__).parent.parent / "src" / "ternmq"
+
+#: Level of each package or module (architecture.md, «Who may import whom»).
+LEVELS: Final = {
+    name: level
+    for level, names in enumerate(
+        (
+            "message names errors config rocketmq_settings env allocation telemetry tasks types",
+            "wire filter",
+            "store net",
+            "delay transaction pop share replication raft client",
+            "namesrv broker admin outbox once",
+            "cli console spark testing embedded",
+        )
+    )
+    for name in names.split()
+}
+#: On levels 3 and 4, what runs in servers and what runs in applications never meet.
+SERVERS: Final = frozenset({"delay", "transaction", "pop", "share", "replication", "raft", "namesrv", "broker"})
+CLIENTS: Final = frozenset({"client", "admin", "outbox", "once"})
+#: Level 0 is one vocabulary; on level 5, ``cli`` starts the others and ``testing`` builds on ``embedded``.
+NEIGHBOURS: Final = frozenset({("cli", "console"), ("cli", "spark"), ("cli", "embedded"), ("testing", "embedded")})
+
+#: What makes time, chance or identity out of nothing. Conversions such as ``time.localtime(seconds)`` do not.
+WORLDLY_MODULES: Final = frozenset({"uuid", "secrets"})
+WORLDLY_CALLS: Final = {
+    f"{module}.{function}"
+    for module, functions in {
+        "time": ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"),
+        "os": ("urandom", "getrandom"),
+        "datetime": ("now", "utcnow", "today"),
+        "date": ("today",),
+    }.items()
+    for function in functions
+}
+
+FILES: Final = sorted(SOURCE.rglob("*.py"))
+
+
+def area_of(module: str) -> str:
+    """The package or module right under ``ternmq``; the package's own ``__init__`` is «ternmq»."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Every import of ours in a file, also inside functions: a late import knows just as much."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name.split(".")[0] == "ternmq":
+                        yield node.lineno, alias.name
+            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] == "ternmq":
+                for alias in names:
+                    yield node.lineno, f"{module}.{alias.name}" if module == "ternmq" else module
+            case ast.ImportFrom(level=level) if level > 0:
+                yield node.lineno, "." * level
+
+
+def breach_of(importer: str, imported: str) -> str | None:
+    """The rule that an import between two areas breaks."""
+    if importer == imported:
+        return None
+    for area in (importer, imported):
+        if area not in LEVELS:
+            return f"{area} has no level; give it one in tests/test_layers.py and in the docs"
+    ours, theirs = LEVELS[importer], LEVELS[imported]
+    if theirs > ours:
+        return f"imports go down only, and {imported} (level {theirs}) lies above {importer} (level {ours})"
+    if ours == theirs > 0 and (importer, imported) not in NEIGHBOURS:
+        return f"{importer} and {imported} are neighbours on level {ours} and must not know each other"
+    if (importer in SERVERS and imported in CLIENTS) or (importer in CLIENTS and imported in SERVERS):
+        return f"servers and clients never meet below level 5, and {importer} and {imported} are one of each"
+    if importer == "client" and imported == "store":
+        return "a client never imports the store: applications must not need it"
+    return None
+
+
+def name_of(node: ast.expr) -> str:
+    """``a.b.c`` as text; a call within it as its own name with ``()``."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{name_of(value)}.{attr}"
+        case ast.Call(func=func):
+            return f"{name_of(func)}()"
+        case _:
+            return "?"
+
+
+def worldly_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Where a file takes time or chance from the world by itself."""
+    given = {
+        node
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(arg.arg == "random" for arg in (*function.args.args, *function.args.kwonlyargs))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name in WORLDLY_MODULES:
+                        yield node.lineno, alias.name
+            case ast.ImportFrom(module=str(module), names=names):
+                for alias in names:
+                    if module in WORLDLY_MODULES or f"{module}.{alias.name}" in WORLDLY_CALLS:
+                        yield node.lineno, f"{module}.{alias.name}"
+            case ast.Attribute():
+                name = name_of(node)
+                # The random module's own generator has no seed of ours; one that was handed in has.
+                unseeded = name.startswith("random.") and name != "random.Random" and node not in given
+                if unseeded or any(name == call or name.endswith(f".{call}") for call in WORLDLY_CALLS):
+                    yield node.lineno, name
+
+
+def place(path: Path, line: int) -> str:
+    return f"src/ternmq/{path.relative_to(SOURCE).as_posix()}:{line}"
+
+
+def by_name(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_imports_go_down_the_layers(path: Path) -> None:
+    """architecture.md, «Who may import whom»."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    if parts == ("__init__",):
+        return  # the front door: exports from everywhere
+    breaches = [
+        f"{place(path, line)} imports {module}: "
+        + (breach_of(parts[0], area_of(module)) or "" if module[0] != "." else "write imports in full, from ternmq")
+        for line, module in imports_of(path)
+        if module[0] == "." or breach_of(parts[0], area_of(module))
+    ]
+
+    assert not breaches, "\n".join(breaches)
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_time_and_chance_come_from_env(path: Path) -> None:
+    """architecture.md, «Seams and the simulation»: a whole cluster must run from one seed."""
+    if by_name(path) == "env.py":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    breaches = [
+        f"{place(path, line)} uses {name}: take time and chance from ternmq.env" for line, name in worldly_in(tree)
+    ]
+
+    assert not breaches, "\n".join(breaches)
+
+
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_every_task_has_an_owner(path: Path) -> None:
+    """style.md, «Asyncio»: no bare create_task."""
+    if by_name(path) == "tasks.py":
+        return
+    breaches = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, method = name_of(node.func.value).removesuffix("()").lower(), node.func.attr
+            is_loop = name == "asyncio" or name.endswith("loop")
+            if is_loop and method in ("create_task", "ensure_future"):
+                breaches.append(f"{place(path, node.lineno)} starts a task that nobody owns: use ternmq.tasks.Tasks")
+
+    assert not breaches, "\n".join(breaches)
+
+
+def test_the_rules_catch_what_they_should() -> None:
+    """The checks themselves: each kind of breach, and what is allowed."""
+    assert None is breach_of("broker", "store")
+    assert None is breach_of("admin", "client")
+    assert None is breach_of("names", "errors")
+    assert None is breach_of("cli", "embedded")
+    assert "imports go down only" in (breach_of("wire", "net") or "")
+    assert "neighbours on level 4" in (breach_of("namesrv", "broker") or "")
+    assert "never meet" in (breach_of("broker", "client") or "")
+    assert "never meet" in (breach_of("admin", "raft") or "")
+    assert "never imports the store" in (breach_of("client", "store") or "")
+    assert "has no level" in (breach_of("broker", "plumbing") or "")
+
+
+def test_the_world_is_found_in_all_its_forms() -> None:
+    text = """
+import uuid, time, random, os
+from time import monotonic
+from datetime import datetime
+a = time.time(), os.urandom(4), datetime.now(), random.random()
+def good(random: random.Random): return random.random(), time.localtime(5)
+"""
+
+    found = [name for _, name in worldly_in(ast.parse(text))]
+
+    assert ["datetime.now", "os.urandom", "random.random", "time.monotonic", "time.time", "uuid"] == sorted(found)
