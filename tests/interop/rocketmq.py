@@ -115,11 +115,19 @@ class RocketMQ:
 
 @contextmanager
 def cluster(version: str, directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[RocketMQ]:
-    """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf."""
+    """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf.
+
+    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, which nobody needs here.
+    """
     with ExitStack() as stack:
         names = stack.enter_context(name_server(version, directory / "namesrv"))
         first = stack.enter_context(broker(version, directory / "broker-a", namesrv=names.address, settings=settings))
-        yield RocketMQ(version, names, first)
+        try:
+            yield RocketMQ(version, names, first)
+        finally:
+            first.kill()
+            names.kill()
+            shutil.rmtree(first.store)
 
 
 @contextmanager
@@ -198,11 +206,6 @@ def free_port(*, neighbours: Sequence[int] = ()) -> int:
                 continue
             return port
     raise ServerFailed("no free ports next to each other on 127.0.0.1")
-
-
-def remove_store(server: Server) -> None:
-    """Delete a stopped broker's store: the disk is small and sessions are long."""
-    shutil.rmtree(server.store, ignore_errors=True)
 
 
 def _start(
