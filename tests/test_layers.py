@@ -17,7 +17,7 @@ LEVELS: Final = {
     name: level
     for level, names in enumerate(
         (
-            "message names errors config rocketmq_settings env allocation telemetry tasks types",
+            "message names errors config rocketmq_settings env allocation telemetry tasks types files",
             "wire filter",
             "store net",
             "delay transaction pop share replication raft client",

@@ -12,10 +12,13 @@ from types import MappingProxyType
 from typing import Final
 
 from ternmq import names
-from ternmq.broker.files import TableFile
+from ternmq.broker.versions import counted_on
 from ternmq.env import Clock
 from ternmq.errors import GroupMissing, InvalidName, InvalidParameter
-from ternmq.wire.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroups
+from ternmq.files import TableFile
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
+from ternmq.wire.bodies.topics import DataVersion
 
 #: Groups of tools and of the system itself; they exist whatever ``autoCreateSubscriptionGroup`` says.
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
@@ -34,14 +37,17 @@ class Groups:
         self._broker_name = broker_name
         self._auto_create = auto_create
         self._table: dict[str, SubscriptionGroupConfig] = {}
+        # Of RocketMQ 5: topics that a group may not read. Kept as it is for whoever opens this store next.
+        self._forbidden: dict[str, dict[str, int]] | None = None
         self.data_version = DataVersion()
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
-        saved = self._file.load(SubscriptionGroups.decode)
+        saved = self._file.load(lambda data: decode(data, GroupTable))
         if saved is not None:
             self._table = dict(saved.subscription_group_table)
-            self.data_version = saved.data_version or DataVersion()
+            self._forbidden = saved.forbidden_table
+            self.data_version = saved.data_version
         for group in OWN_GROUPS:
             self._table.setdefault(group, SubscriptionGroupConfig(group_name=group))
 
@@ -73,9 +79,13 @@ class Groups:
         """The whole table, to look at."""
         return MappingProxyType(self._table)
 
-    def body(self) -> SubscriptionGroups:
+    def body(self) -> GroupTable:
         """The whole table in its wire form (for the file, slaves and tools)."""
-        return SubscriptionGroups(data_version=self.data_version, subscription_group_table=self._table)
+        return GroupTable(
+            data_version=self.data_version,
+            subscription_group_table=self._table,
+            forbidden_table=self._forbidden,
+        )
 
     def put(self, config: SubscriptionGroupConfig) -> None:
         """Create or change a group; raises ``InvalidParameter`` for a bad name."""
@@ -94,5 +104,5 @@ class Groups:
             self._save()
 
     def _save(self) -> None:
-        self.data_version = self.data_version.next(self._clock.now_ms())
-        self._file.save(self.body().encode())
+        self.data_version = counted_on(self.data_version, self._clock.now_ms())
+        self._file.save(encode(self.body()))

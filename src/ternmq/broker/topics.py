@@ -2,28 +2,30 @@
 
 A topic has so many queues to read and to write, permissions (4 read, 2 write, 1 inherit), an order flag and attributes.
 It exists on a broker from its creation by an administrator, by the first send to a name that nobody knows
-(*auto-creation*: the producer was given the route of TBW102, a template whose «inherit» permission allows copies), or by
-the broker itself (retry and dead-letter topics, system topics). Every change counts the table's data version up, is on
-disk before it is acknowledged, and is handed to ``on_change`` so that the name servers know it at once.
+(*auto-creation*: the producer was given the route of TBW102, a template whose «inherit» permission allows copies), or
+by the broker itself (retry and dead-letter topics, system topics). Every change counts the table's data version up, is
+on disk before it is acknowledged, and is handed to ``on_change`` so that the name servers know it at once.
 
 Topics that the system itself needs are created at the start and cannot be deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from ternmq import names
-from ternmq.broker.files import TableFile
+from ternmq.broker.config import INHERIT, READ, WRITE
+from ternmq.broker.versions import counted_on
 from ternmq.env import Clock
 from ternmq.errors import InvalidName, InvalidParameter, TopicMissing
-from ternmq.wire.bodies import DataVersion, TopicConfig, TopicConfigs
+from ternmq.files import TableFile
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
 
-READ: Final = 4
-WRITE: Final = 2
-INHERIT: Final = 1
+log = logging.getLogger(__name__)
 
 #: An upper bound on the queues of one topic, against typing errors: each queue costs a directory and a file.
 QUEUES_MAX: Final = 16_384
@@ -41,16 +43,15 @@ class Topics:
         cluster_name: str,
         auto_create: bool = True,
         default_queues: int = 8,
-        trace_topic: bool = False,
+        trace_topic: str = "",
     ) -> None:
         self._file = file
         self._clock = clock
         self._auto_create = auto_create
-        self._default_queues = default_queues
         self._broker_name = broker_name
         self._own_topics = dict(_own_topics(broker_name, cluster_name, default_queues if auto_create else 0))
         if trace_topic:
-            self._own_topics[names.TRACE_TOPIC] = (1, READ | WRITE)
+            self._own_topics[trace_topic] = (1, READ | WRITE)
         self._table: dict[str, TopicConfig] = {}
         self.data_version = DataVersion()
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
@@ -58,10 +59,10 @@ class Topics:
 
     def load(self) -> None:
         """Read the file and add what the system needs; raises ``CorruptFile`` if file and backup are unreadable."""
-        saved = self._file.load(TopicConfigs.decode)
+        saved = self._file.load(lambda data: decode(data, TopicTable))
         if saved is not None:
             self._table = dict(saved.topic_config_table)
-            self.data_version = saved.data_version or DataVersion()
+            self.data_version = saved.data_version
         changed = False
         for topic, (queues, perm) in self._own_topics.items():
             if topic not in self._table:
@@ -90,9 +91,9 @@ class Topics:
         """The whole table, to look at."""
         return MappingProxyType(self._table)
 
-    def body(self) -> TopicConfigs:
+    def body(self) -> TopicTable:
         """The whole table in its wire form (for the file, name servers, slaves and tools)."""
-        return TopicConfigs(data_version=self.data_version, topic_config_table=self._table)
+        return TopicTable(data_version=self.data_version, topic_config_table=self._table)
 
     def is_protected(self, topic: str) -> bool:
         """Whether a topic belongs to the system and must stay."""
@@ -124,6 +125,7 @@ class Topics:
         ):
             raise self._missing(topic)
         queues = max(min(default_queue_nums, template.write_queue_nums), 1)
+        log.info("topic created by a send", extra={"topic": topic, "queues": queues, "from": from_address})
         return self.ensure(topic, queues=queues, perm=template.perm & ~INHERIT)
 
     def ensure(self, topic: str, *, queues: int, perm: int = READ | WRITE) -> TopicConfig:
@@ -150,8 +152,8 @@ class Topics:
             self.on_change(None)
 
     def _save(self) -> None:
-        self.data_version = self.data_version.next(self._clock.now_ms())
-        self._file.save(self.body().encode())
+        self.data_version = counted_on(self.data_version, self._clock.now_ms())
+        self._file.save(encode(self.body()))
 
     def _missing(self, topic: str) -> TopicMissing:
         return TopicMissing(

@@ -1,0 +1,258 @@
+"""Registration with the name servers (A2): each of them, at the start, periodically, and at once on a topic change.
+
+Name servers share nothing, so each gets a task of its own that holds one connection:
+
+- After connecting it registers with the whole topic table. A name server forgets a broker whose connection closes, so
+  a new connection always begins with everything.
+- A topic created or changed is sent at once, alone (*incrementally*; name servers merge): a consumer's retry topic or
+  the topic of a first send must be found without waiting for the next period.
+- Every period it asks QUERY_DATA_VERSION, which counts as a sign of life, and sends the table again only if the name
+  server has another version of it.
+- Any failure drops the connection, so that what a name server knows is never guessed. It comes back with short
+  pauses: a name server that returns has this broker within a second. Trouble is logged when it begins and when it ends.
+
+On leaving the block every name server is told (UNREGISTER_BROKER), so clients do not run into a closed port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from ternmq.broker.config import READ, WRITE
+from ternmq.errors import NetworkError, TernError, refused
+from ternmq.net.dial import connect
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.peer import Peer
+from ternmq.tasks import Tasks
+from ternmq.wire.bodies import routes
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.topics import TopicConfig, TopicTable
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
+from ternmq.wire.requests_admin import BrokerIdentity, DataVersionReply, RegisterBroker, RegisterBrokerReply
+
+log = logging.getLogger(__name__)
+
+#: Pauses between attempts: the second soon, as most trouble is a restart; the others so that «back» is seen in a second.
+RETRY_FIRST_S: Final = 0.1
+RETRY_MAX_S: Final = 0.8
+CONNECT_TIMEOUT_MS: Final = 3_000
+#: A broker that stops does not wait longer than this for a name server that does not answer.
+UNREGISTER_TIMEOUT_MS: Final = 1_000
+
+
+@dataclass(slots=True, frozen=True)
+class Identity:
+    """Who registers: what clients see of this broker in routes."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    #: ``ip:port`` that clients dial, and that of the log stream for slaves.
+    address: str
+    ha_address: str
+    #: What the whole broker allows; narrows the permissions of each topic.
+    permission: int = READ | WRITE
+
+
+class Registration:
+    """``async with Registration(…) as registration``; ``await registration.settled()`` for the first attempts.
+
+    ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it.
+    """
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        identity: Identity,
+        topics: Callable[[], TopicTable],
+        *,
+        period_ms: int = 30_000,
+        timeout_ms: int = 24_000,
+        on_master: Callable[[RegisterBrokerReply], None] | None = None,
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._period_s = period_ms / 1000
+        self._timeout_ms = timeout_ms
+        self._on_master = on_master
+        self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
+        self._tasks = Tasks()
+
+    async def __aenter__(self) -> Self:
+        lanes = Lanes([LaneConfig("client")])
+        for link in self._links:
+            self._tasks.create_task(self._keep(link, lanes), name=f"registration with {link.address}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*map(self._unregister, self._links))
+        await self._tasks.close()
+
+    async def settled(self) -> int:
+        """Wait until each name server has been tried once; returns how many know this broker now."""
+        for link in self._links:
+            await link.tried.wait()
+        return self.registered
+
+    @property
+    def registered(self) -> int:
+        """How many name servers know this broker."""
+        return sum(link.peer is not None for link in self._links)
+
+    def topic_changed(self, config: TopicConfig | None) -> None:
+        """Send a topic to all name servers at once; None (a topic was deleted) needs no sending.
+
+        Name servers merge what brokers send and never take a topic away because a broker stops naming it; deleting
+        there is a call of its own, which tools make.
+        """
+        if config is not None:
+            for link in self._links:
+                link.changed[config.topic_name] = config
+                link.wake.set()
+
+    # --- One name server ---------------------------------------------------------------------------------------
+
+    async def _keep(self, link: _Link, lanes: Lanes) -> None:
+        pause_s = RETRY_FIRST_S
+        while True:
+            try:
+                peer = await connect(
+                    link.address,
+                    routes={},
+                    lanes=lanes,
+                    tasks=self._tasks,
+                    on_close=lambda _: link.wake.set(),
+                    timeout_ms=CONNECT_TIMEOUT_MS,
+                )
+                try:
+                    await self._register_all(link, peer)
+                    pause_s = RETRY_FIRST_S
+                    await self._stay_registered(link, peer)
+                finally:
+                    link.peer = None
+                    peer.close()
+            except TernError as error:
+                if not link.trouble:
+                    log.warning(
+                        "not registered with a name server; trying again until it answers",
+                        extra={"name_server": link.address, "why": str(error)},
+                    )
+                link.trouble = True
+            link.tried.set()
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    async def _stay_registered(self, link: _Link, peer: Peer) -> None:
+        """Serve one connection; returns when the other side closed it, raises when a call fails."""
+        while True:
+            try:
+                async with asyncio.timeout(self._period_s):
+                    await link.wake.wait()
+            except TimeoutError:
+                pass
+            if peer.closed.is_set():
+                raise NetworkError(f"{link.address} closed the connection", address=link.address)
+            changed = link.take_changed()
+            if changed:
+                await self._register(peer, changed)
+            elif await self._is_outdated(peer):
+                await self._register_all(link, peer)
+
+    async def _register_all(self, link: _Link, peer: Peer) -> None:
+        link.take_changed()
+        await self._register(peer, self._topics().topic_config_table.values())
+        if link.peer is None:
+            log.info("registered with a name server", extra={"name_server": link.address})
+        link.peer = peer
+        link.trouble = False
+        link.tried.set()
+
+    async def _register(self, peer: Peer, topics: Iterable[TopicConfig]) -> None:
+        identity = self._identity
+        table = TopicTable(
+            data_version=self._topics().data_version,
+            topic_config_table={config.topic_name: self._narrowed(config) for config in topics},
+        )
+        body = encode(routes.Registration(topic_config_serialize_wrapper=table))
+        header = RegisterBroker(
+            broker_name=identity.broker_name,
+            broker_address=identity.address,
+            cluster_name=identity.cluster_name,
+            ha_address=identity.ha_address,
+            broker_id=identity.broker_id,
+            body_crc32=routes.crc_of(body),
+        )
+        response = await peer.call(RequestCode.REGISTER_BROKER, header, body, timeout_ms=self._timeout_ms)
+        _check(response, peer)
+        if self._on_master is not None:
+            self._on_master(response.read(RegisterBrokerReply))
+
+    async def _is_outdated(self, peer: Peer) -> bool:
+        """Tell the name server that we live; True if it has another version of our topics."""
+        response = await peer.call(
+            RequestCode.QUERY_DATA_VERSION,
+            self._who(),
+            encode(self._topics().data_version),
+            timeout_ms=self._timeout_ms,
+        )
+        _check(response, peer)
+        return response.read(DataVersionReply).changed
+
+    async def _unregister(self, link: _Link) -> None:
+        if link.peer is not None:
+            try:
+                await link.peer.call(RequestCode.UNREGISTER_BROKER, self._who(), timeout_ms=UNREGISTER_TIMEOUT_MS)
+            except TernError as error:
+                # It drops us anyway, with the connection.
+                log.info("could not unregister", extra={"name_server": link.address, "why": str(error)})
+
+    def _who(self) -> BrokerIdentity:
+        identity = self._identity
+        return BrokerIdentity(
+            broker_name=identity.broker_name,
+            broker_address=identity.address,
+            cluster_name=identity.cluster_name,
+            broker_id=identity.broker_id,
+        )
+
+    def _narrowed(self, config: TopicConfig) -> TopicConfig:
+        """The topic as clients may use it on this broker: one without permission to write takes no sends at all."""
+        permission = self._identity.permission
+        if permission & (READ | WRITE) == READ | WRITE:
+            return config
+        return msgspec.structs.replace(config, perm=config.perm & permission)
+
+
+class _Link:
+    """What one name server knows, and what it must be told."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        #: The connection over which this broker is registered.
+        self.peer: Peer | None = None
+        self.trouble = False
+        self.tried = asyncio.Event()
+        #: Set when a topic changed or the connection closed.
+        self.wake = asyncio.Event()
+        self.changed: dict[str, TopicConfig] = {}
+
+    def take_changed(self) -> list[TopicConfig]:
+        self.wake.clear()
+        changed = list(self.changed.values())
+        self.changed.clear()
+        return changed
+
+
+def _check(response: Response, peer: Peer) -> None:
+    if response.code != ResponseCode.SUCCESS:
+        raise refused(response.code, f"{peer.address} refused: {response.remark}", broker=peer.address)

@@ -1,0 +1,152 @@
+"""Small files that hold a whole table, and the thread that syncs them (A5, D1, D2, D4).
+
+A table file ``F`` always has its last version beside it as ``F.bak``::
+
+    write F.tmp → rename F to F.bak → rename F.tmp to F
+
+so at every moment at least one of the two is whole. Loading takes ``F``, or ``F.bak`` when ``F`` is missing, empty or
+unreadable (RocketMQ leaves the same traces after a crash). When neither can be read although one exists, nobody must
+start with an empty table as if nothing had been there: ``CorruptFile`` says what to do.
+
+Two ways to save, after what is at stake:
+
+- ``save``: written before it returns, so that what is acknowledged next (a topic created by a send) survives
+  ``kill -9``; only the ``fsync`` that a power cut would need goes to the chores thread.
+- ``save_soon``: written by the chores thread; of several versions that wait only the last is written. For tables that
+  are saved periodically anyway (offsets).
+
+A write that fails is logged and tried again with the next save; its owner goes on, as the table in memory is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ternmq.errors import CorruptFile, ProtocolError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Work = Callable[[], None]
+
+
+def do_now(work: Work) -> None:
+    """The simplest way to get chores done: at once, in this thread (tools and tests)."""
+    work()
+
+
+class Chores:
+    """One thread for work that may wait for the disk. Leaving the block waits for what was handed in."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chores")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True)
+
+    def __call__(self, work: Work) -> None:
+        """Have ``work`` done soon, in the order of the calls; an error is logged."""
+        self._pool.submit(_logged, work)
+
+
+class TableFile:
+    """One file. Methods belong to the owner's thread."""
+
+    def __init__(self, path: Path, chores: Callable[[Work], None] = do_now) -> None:
+        self.path = path
+        self.backup = path.with_name(path.name + ".bak")
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._chores = chores
+        # Set here, read by the chores thread: a version that is not the latest any more needs no writing.
+        self._latest = b""
+
+    def load(self, decode: Callable[[bytes], T]) -> T | None:
+        """The decoded file, else its backup, else None when neither exists.
+
+        ``decode`` raises ``ValueError`` or ``ProtocolError`` for what it cannot read. Raises ``CorruptFile`` when files exist but none of
+        them can be read.
+        """
+        failures: list[str] = []
+        for path in (self.path, self.backup):
+            try:
+                data = path.read_bytes()
+                if not data.strip():
+                    raise ValueError("it is empty")
+                table = decode(data)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, ProtocolError) as error:
+                failures.append(f"{path}: {error}")
+                continue
+            if failures:
+                log.warning("table file was unreadable, its backup was taken", extra={"why": failures[0]})
+            return table
+        if failures:
+            raise CorruptFile(
+                f"{' and '.join(failures)}; restore one of these files, or remove them to start with an empty table",
+                path=str(self.path),
+            )
+        return None
+
+    def save(self, data: bytes) -> None:
+        """Write now, sync soon."""
+        with _logging_failure(self.path):
+            self._write(data, sync=False)
+            self._chores(self._sync)
+
+    def save_soon(self, data: bytes) -> None:
+        """Write and sync soon, on the chores thread."""
+        self._latest = data
+        self._chores(lambda: self._write_if_latest(data))
+
+    def _write_if_latest(self, data: bytes) -> None:
+        if data is self._latest:
+            with _logging_failure(self.path):
+                self._write(data, sync=True)
+
+    def _write(self, data: bytes, *, sync: bool) -> None:
+        try:
+            file = self._temporary.open("wb")
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._temporary.open("wb")
+        with file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            self.path.replace(self.backup)
+        self._temporary.replace(self.path)
+
+    def _sync(self) -> None:
+        # Another save may be renaming the file at this moment; its own sync follows.
+        with _logging_failure(self.path), contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _logging_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        log.error("table file could not be written", extra={"path": str(path), "why": str(error)})
+
+
+def _logged(work: Work) -> None:
+    try:
+        work()
+    except Exception:
+        log.exception("a chore failed")
