@@ -17,7 +17,7 @@ from ternmq.errors import CallTimeout, NetworkError, NoPermission, TooManyCalls
 from ternmq.net.dial import connect
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Handler, Peer, Route
-from ternmq.net.server import Server
+from ternmq.net.server import Server, bind
 from ternmq.tasks import Tasks
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.frame import encode_request
@@ -369,3 +369,19 @@ async def test_connecting_to_nobody_names_the_address(unused_tcp_port_factory: C
     async with Tasks() as tasks:
         with pytest.raises(NetworkError, match=f"cannot connect to 127.0.0.1:{port}"):
             await connect(f"127.0.0.1:{port}", routes={}, lanes=Lanes(LANES), tasks=tasks)
+
+
+async def test_a_bound_port_keeps_who_connects_until_it_is_served(servant: Servant) -> None:
+    """B2: a broker binds its port before it recovers its store, and serves when that is open."""
+    bound = bind("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"".join(encode_request(ECHO, None, b"early", opaque=1)))
+    async with Server.running(servant.routes, LANES) as server:
+        assert port == await server.serve(bound)
+
+        frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+        assert frame.endswith(b"early")
+        writer.close()
+        await writer.wait_closed()

@@ -182,13 +182,17 @@ class Peer(asyncio.Protocol):
             return
         self._write(encode_reply(request, reply))
 
+    def fail(self, request: Request[Any], error: Exception) -> None:
+        """Answer a request with the error that ended it, as if its handler had raised it."""
+        self.reply(request, self._failure(request, error))
+
     def _run(self, request: Request[Any]) -> None:
         try:
             if request.fault is not None:
                 raise RemoteProtocolError(request.fault)
             result = self._routes[request.code].handler(self, request)
         except Exception as error:
-            self.reply(request, self._failure(request, error))
+            self.fail(request, error)
             return
         if type(result) is Reply:
             self.reply(request, result)
@@ -217,7 +221,7 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's, they only behave like them.
-        self._transport = transport = cast(asyncio.Transport, transport)
+        self._transport = transport = cast("asyncio.Transport", transport)
         self._remote = _host_and_port(transport.get_extra_info("peername"))
         self.address = format_address(*self._remote)
         self.local_address = format_address(*_host_and_port(transport.get_extra_info("sockname")))

@@ -11,8 +11,11 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -20,6 +23,46 @@ from ternmq.net.peer import Peer, Routes, TaskOwner
 from ternmq.tasks import Tasks
 
 log = logging.getLogger(__name__)
+
+#: Connections that may wait in the kernel to be accepted (RocketMQ's ``serverSocketBacklog``).
+BACKLOG: Final = 1024
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds a port (0: a free one) but takes no connections yet, for ``Server.serve``.
+
+    A server that must know its port to build what stands behind it binds first, and serves when all is ready.
+    Raises ``NetworkError`` when the port is in use, ``ConfigError`` when the address is not of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            if os.name == "posix":
+                # A port whose last connections still linger can be taken; on Windows the option means something else.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            # With the option, two may bind one port; the second to listen finds it in use. So listen here already:
+            # who connects now waits in the kernel until ``serve``.
+            bound.listen(BACKLOG)
+            bound.setblocking(False)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise NetworkError(
+                f"port {port} on {host} is in use; stop the program that holds it, or choose another port",
+                address=f"{host}:{port}",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(
+                f"no permission to listen on port {port}; choose one above 1023, or run with the right to use it"
+            ) from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; check the address") from None
+    return bound
 
 
 class Server:
@@ -63,30 +106,20 @@ class Server:
     async def listen(self, host: str, port: int, *, without: Collection[int] = ()) -> int:
         """Listen on one more port and return its number (0 asks for a free one). ``without``: codes not served there.
 
-        Raises ``NetworkError`` when the port is in use, ``ConfigError`` when the address is not of this machine.
+        Raises as ``bind``.
         """
+        return await self.serve(bind(host, port), without=without)
+
+    async def serve(self, bound: socket.socket, *, without: Collection[int] = ()) -> int:
+        """Listen on a socket of ``bind``, which is ours from now on; returns its port."""
         routes = {code: route for code, route in self._routes.items() if code not in without}
-        loop = asyncio.get_running_loop()
 
         def connected() -> Peer:
             return Peer(routes, self.lanes, self._tasks, on_open=self._opened, on_close=self._closed)
 
-        try:
-            listener = await loop.create_server(connected, host, port, backlog=1024)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise NetworkError(
-                    f"port {port} on {host} is in use; stop the program that holds it, or choose another port",
-                    address=f"{host}:{port}",
-                ) from None
-            if error.errno == errno.EACCES:
-                raise ConfigError(
-                    f"no permission to listen on port {port}; choose one above 1023, or run with the right to use it"
-                ) from None
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; check the address") from None
-        self._listeners.append(listener)
-        bound: int = listener.sockets[0].getsockname()[1]
-        return bound
+        port: int = bound.getsockname()[1]
+        self._listeners.append(await asyncio.get_running_loop().create_server(connected, sock=bound, backlog=BACKLOG))
+        return port
 
     def _opened(self, peer: Peer) -> None:
         self.peers.add(peer)
