@@ -1,4 +1,4 @@
-"""The client instance: what the producers and consumers of one loop share — connections, routes, heartbeats (A4, A6, D3).
+"""The client instance: connections, routes and heartbeats that the clients of one loop share (A4, A6, D3).
 
 ``ClientInstance.shared(config)`` gives every producer and consumer with an equal config on the same loop the same
 instance, and ends it when the last one has left. It owns all of its tasks and connections; after its block nothing of
@@ -22,7 +22,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
@@ -30,13 +30,14 @@ from ternmq.client.connections import Connections
 from ternmq.client.name_servers import NameServers
 from ternmq.client.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.env import Env
-from ternmq.errors import ConfigError, NetworkError, NotRunning, TernError, refused
+from ternmq.errors import CallTimeout, ConfigError, NetworkError, NotRunning, TernError, refused
 from ternmq.net.dial import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.tasks import Tasks
 from ternmq.types import Buffer
-from ternmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData
+from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData
+from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Header, Request, Response
 from ternmq.wire.requests import ConsumerGroup, UnregisterClient
@@ -77,7 +78,7 @@ class ClientInstance:
         self.client_ip = config.client_ip or _outward_ip()
         self.client_id = _client_id(config, self.client_ip, self.env)
         self._tasks = Tasks()
-        self._requests = {
+        self._requests: dict[int, Route] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self._consumers_changed, _LANE),
         }
         self._consumers: dict[str, ConsumerMember] = {}
@@ -85,9 +86,9 @@ class ClientInstance:
         self._producers: dict[str, int] = {}
         self._beat = asyncio.Event()
         self._running = False
-        #: How many users ``shared`` has given this instance, and the consumer groups they came for.
+        #: How many users ``shared`` has given this instance to, and the consumer groups that they came for.
         self._users = 0
-        self._claimed: set[str] = set()
+        self.claimed: set[str] = set()
         self.connections = Connections(
             self._requests,
             Lanes([LaneConfig(_LANE)]),
@@ -115,7 +116,7 @@ class ClientInstance:
         """
         env = env if env is not None else _env()
         instances = _instances.setdefault(asyncio.get_running_loop(), {}).setdefault((config, env), [])
-        instance = next((one for one in instances if not consumer_group or consumer_group not in one._claimed), None)
+        instance = next((one for one in instances if not consumer_group or consumer_group not in one.claimed), None)
         if instance is None:
             if instances and config.instance_name != DEFAULT_INSTANCE:
                 raise ConfigError(
@@ -127,12 +128,12 @@ class ClientInstance:
             instances.append(instance)
         instance._users += 1
         if consumer_group:
-            instance._claimed.add(consumer_group)
+            instance.claimed.add(consumer_group)
         try:
             yield instance
         finally:
             instance._users -= 1
-            instance._claimed.discard(consumer_group)
+            instance.claimed.discard(consumer_group)
             if not instance._users:
                 instances.remove(instance)
                 await instance._stop()
@@ -178,7 +179,13 @@ class ClientInstance:
         peer = self.connections.get(address)
         if peer is None:
             started = self.env.clock.monotonic()
-            peer = await self.connections.to(address)
+            try:
+                async with asyncio.timeout(time_left_ms / 1000):
+                    peer = await self.connections.to(address)
+            except TimeoutError as error:
+                if isinstance(error, NetworkError):
+                    raise
+                raise CallTimeout(f"{address} gave no connection within {time_left_ms} ms", address=address) from None
             time_left_ms = max(1, time_left_ms - int((self.env.clock.monotonic() - started) * 1000))
         return await peer.call(
             code, header, body, timeout_ms=time_left_ms, form=self.form_of(code), more_fields=more_fields
@@ -225,7 +232,9 @@ class ClientInstance:
         self, code: int, header: Header | None = None, body: Buffer = b"", *, timeout_ms: int | None = None
     ) -> Response:
         """Call the name server in use, or the next one that answers (A6). Raises ``NameServersUnreachable``."""
-        return await self.name_servers.ask(lambda address: self.call(address, code, header, body, timeout_ms=timeout_ms))
+        return await self.name_servers.ask(
+            lambda address: self.call(address, code, header, body, timeout_ms=timeout_ms)
+        )
 
     def broker_address(self, broker_name: str, *, broker_id: int = MASTER_ID) -> str:
         """The address of a broker as the routes in use know it; raises ``NetworkError`` if they do not."""
@@ -304,11 +313,13 @@ class ClientInstance:
             log.info("a heartbeat failed", extra={"broker": address, "why": str(error)})
 
     def _heartbeat_body(self) -> bytes:
-        return HeartbeatData(
-            client_id=self.client_id,
-            producers=[ProducerData(group_name=group) for group in self._producers],
-            consumers=[member.heartbeat_data() for member in self._consumers.values()],
-        ).encode()
+        return encode(
+            Heartbeat(
+                client_id=self.client_id,
+                producer_data_set=[ProducerData(group_name=group) for group in self._producers],
+                consumer_data_set=[member.heartbeat_data() for member in self._consumers.values()],
+            )
+        )
 
     def _introduce(self, address: str, peer: Peer) -> None:
         """First on a new connection: who we are. Its answer is awaited by nobody."""
@@ -328,7 +339,7 @@ class ClientInstance:
             if isinstance(result, BaseException):
                 log.info("a broker was not told that we leave", extra={"why": str(result)})
 
-    def _route_changed(self, route: TopicRoute) -> None:
+    def _route_changed(self, _: TopicRoute) -> None:
         # There may be a broker in it that has not heard of us.
         self._beat.set()
 
@@ -347,18 +358,19 @@ class ClientInstance:
 
     # --- Calls of brokers ------------------------------------------------------------------------------------
 
-    def _consumers_changed(self, peer: Peer, request: Request[Any]) -> None:
+    def _consumers_changed(self, _: Peer, request: Request[ConsumerGroup]) -> None:
         """NOTIFY_CONSUMER_IDS_CHANGED 40, one-way."""
-        header: ConsumerGroup = request.header
+        header = request.header
+        assert header is not None
         member = self._consumers.get(header.consumer_group)
         if member is not None:
             member.rebalance_soon()
 
 
 #: Shared instances, by loop, then by config and seams.
-_instances: WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[tuple[ClientConfig, Env], list[ClientInstance]]
-] = WeakKeyDictionary()
+_instances: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[ClientConfig, Env], list[ClientInstance]]] = (
+    WeakKeyDictionary()
+)
 
 _envs: list[Env] = []
 

@@ -30,7 +30,7 @@ class NameServers:
         return self.addresses[self._at]
 
     async def ask(self, call: Callable[[str], Awaitable[Response]]) -> Response:
-        """The first answer that ``call(address)`` gives, from the current one on; ``NameServersUnreachable`` if none."""
+        """The first answer that ``call(address)`` gets, from the current one on; ``NameServersUnreachable`` if none."""
         failures: list[str] = []
         for _ in self.addresses:
             asked = self._at

@@ -21,7 +21,8 @@ from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
 from ternmq.names import AUTO_CREATE_TOPIC
 from ternmq.net.peer import TaskOwner
-from ternmq.wire.bodies import TopicRouteData
+from ternmq.wire.bodies import routes as bodies
+from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import ResponseCode
 from ternmq.wire.header import Response
 
@@ -56,7 +57,7 @@ class TopicRoute:
         return self.brokers.get(broker_name, {}).get(broker_id)
 
 
-def build_route(topic: str, data: TopicRouteData, *, queues_max: int | None = None) -> TopicRoute:
+def build_route(topic: str, data: bodies.TopicRoute, *, queues_max: int | None = None) -> TopicRoute:
     """The route of ``topic`` from what a name server said; ``queues_max`` makes it a default route for a new topic."""
     brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
     writable: dict[str, int] = {}
@@ -154,7 +155,7 @@ class Routes:
             )
         if response.code != ResponseCode.SUCCESS:
             raise refused(response.code, f"the route of topic {topic!r} was refused: {response.remark}")
-        data = TopicRouteData.decode(response.body)
+        data = decode(response.body, bodies.TopicRoute)
         return self._keep(build_route(topic, data, queues_max=queues_max if is_default else None))
 
     def _keep(self, route: TopicRoute) -> TopicRoute:

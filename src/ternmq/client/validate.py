@@ -1,0 +1,99 @@
+"""What a message must be before it goes to the network (E2, E6): each check refuses with the reason and the cure.
+
+A broker checks the same and more, but its answer comes a round trip later and, for one-way sends, never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ternmq.errors import InvalidMessage
+from ternmq.message import RESERVED_PROPERTIES, Message, MessageQueue, Property
+from ternmq.names import RETRY_PREFIX, UNSENDABLE_TOPICS, check_topic
+
+#: E1; RocketMQ's ``maxMessageSize``. Brokers have the same limit.
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+#: A record has two signed bytes for their length.
+PROPERTIES_BYTES_MAX: Final = 32_767
+
+#: Properties that have an attribute of ``Message`` to set them by.
+_ATTRIBUTES: Final = {
+    Property.KEYS: "keys",
+    Property.TAGS: "tags",
+    Property.WAIT: "wait_store_ok",
+    Property.DELAY: "delay_level",
+    Property.SHARDING_KEY: "sharding_key",
+}
+
+
+def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise ``InvalidMessage`` or ``InvalidName`` for what no broker should see, ``TypeError`` for a text as body."""
+    topic, body = message.topic, message.body
+    check_topic(topic)
+    if topic in UNSENDABLE_TOPICS:
+        raise InvalidMessage(f"the topic {topic!r} belongs to the system; send to a topic of your own")
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"the body is {type(body).__name__}; give bytes, for text: text.encode()")
+    if not body:
+        raise InvalidMessage(f"the message to {topic!r} has no body; send at least one byte")
+    if len(body) > body_bytes_max:
+        raise InvalidMessage(
+            f"the body of {len(body)} bytes to {topic!r} is larger than the {body_bytes_max} allowed; "
+            "send it in parts, or put it elsewhere and send where it is"
+        )
+    if message.delay_level < 0:
+        raise InvalidMessage(f"delay_level={message.delay_level} is below 0; use 1 to 18, or 0 for no delay")
+    if message.properties and not RESERVED_PROPERTIES.isdisjoint(message.properties):
+        _refuse_reserved(message)
+
+
+def check_queue(message: Message, queue: MessageQueue) -> None:
+    """Raise ``InvalidMessage`` if a queue chosen by the caller is not one of the message's topic."""
+    if queue.topic != message.topic:
+        raise InvalidMessage(f"the queue {queue} is not one of topic {message.topic!r}; choose from producer.queues()")
+
+
+def check_properties_text(properties: str) -> None:
+    """Raise ``InvalidMessage`` if the properties of a message do not fit a record."""
+    # No character takes more than four bytes, so nearly all texts are known to fit without encoding them.
+    if len(properties) > PROPERTIES_BYTES_MAX // 4 and len(properties.encode()) > PROPERTIES_BYTES_MAX:
+        raise InvalidMessage(
+            f"the properties take {len(properties.encode())} bytes, a message has room for {PROPERTIES_BYTES_MAX}; "
+            "put long values into the body"
+        )
+
+
+def check_batch(messages: Sequence[Message], *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise if ``messages`` cannot travel as one batch (E6). Its size is checked once it is packed."""
+    if not messages:
+        raise InvalidMessage("the batch is empty; give at least one message")
+    first = messages[0]
+    for message in messages:
+        check_message(message, body_bytes_max=body_bytes_max)
+        if message.topic != first.topic:
+            raise InvalidMessage(
+                f"the batch mixes the topics {first.topic!r} and {message.topic!r}; send one batch for each"
+            )
+        if message.wait_store_ok != first.wait_store_ok:
+            raise InvalidMessage("the batch mixes values of wait_store_ok; send one batch for each")
+        if message.delay_level:
+            raise InvalidMessage("a batch cannot be delayed; send messages with a delay_level one by one")
+    if first.topic.startswith(RETRY_PREFIX):
+        raise InvalidMessage(f"a batch cannot go to the retry topic {first.topic!r}; send its messages one by one")
+
+
+def check_batch_bytes(batch_bytes: int, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise ``InvalidMessage`` if a packed batch is too large."""
+    if batch_bytes > body_bytes_max:
+        raise InvalidMessage(
+            f"the batch takes {batch_bytes} bytes, {body_bytes_max} are allowed; cut it with ternmq.split_batch()"
+        )
+
+
+def _refuse_reserved(message: Message) -> None:
+    for name in message.properties:
+        if name in RESERVED_PROPERTIES:
+            attribute = _ATTRIBUTES.get(name)
+            cure = f"set Message.{attribute} instead" if attribute else "choose another name"
+            raise InvalidMessage(f"the property {name!r} belongs to the system; {cure}")
