@@ -1,5 +1,5 @@
 """Typed headers of the calls that tools and servers make: topics, groups, statistics, settings, the name server,
-slaves, access control (A1–A5, D1, D2, D5, D6, N1, O4). Same rules as in ``wire.requests``, which has the clients' calls.
+slaves, access control (A1–A5, D1, D2, D5, D6, N1, O4). Same rules as in ``wire.requests``, which has clients' calls.
 
 Codes with neither fields nor class: 18, 25, 26, 28, 43, 45, 60, 61, 106, 200, 206, 225, 304–306, 311–313, 316, 318,
 319, 328, 329, 401, 402, 907; their parameters and answers, if any, are bodies (``wire.bodies``).

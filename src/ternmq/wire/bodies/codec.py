@@ -1,0 +1,107 @@
+"""Bodies to bytes and back (B1, V1, V2).
+
+Out goes compact, valid JSON with text keys: Java reads it as well as its own dialect, and Go's route parser trips
+over blanks. None is left out, as Java does; everything else is written, also defaults. In comes that, and what Java's
+fastjson writes (``wire.fastjson``): JSON goes through a decoder prepared for its type, and only what that refuses
+takes the slow way. Unknown members are ignored, missing ones have the defaults of RocketMQ's classes.
+
+Some tables have a queue as key. On the wire it is an object inside a text (``QueueKey``), in the order that its
+writer likes, so keys are read before they are compared: ``by_queue`` and ``by_key`` turn whole tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NewType, TypeVar
+
+import msgspec
+
+from ternmq.errors import RemoteProtocolError
+from ternmq.message import MessageQueue
+from ternmq.types import Buffer
+from ternmq.wire.fastjson import to_json
+
+T = TypeVar("T")
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Base of all bodies and their parts."""
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def always(make: Callable[[], T], *, name: str | None = None) -> T:
+    """A default that is written as well: ``omit_defaults``, which leaves None out, does not know this one."""
+    made: T = msgspec.field(default_factory=lambda: make(), name=name)
+    return made
+
+
+_encoder: Final = msgspec.json.Encoder()
+_decoders: dict[type[Body], msgspec.json.Decoder[Any]] = {}
+
+
+def encode(body: Body) -> bytes:
+    return _encoder.encode(body)
+
+
+def decode(data: Buffer, kind: type[BodyT]) -> BodyT:
+    """The body as ``kind``; raises ``RemoteProtocolError`` with what does not fit."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        # Not strict: numbers may be texts.
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind, strict=False)
+    data = bytes(data)
+    if b'"$ref"' not in data:
+        try:
+            body: BodyT = decoder.decode(data)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return body
+    try:
+        body = decoder.decode(to_json(data))
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"the body is no {kind.__name__}: {error}") from None
+    return body
+
+
+# --- Queues ---------------------------------------------------------------------------------------------------
+
+
+class Queue(Body, frozen=True, kw_only=True):
+    """A queue as a body names it."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+    @staticmethod
+    def of(queue: MessageQueue) -> Queue:
+        return Queue(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id)
+
+    @property
+    def message_queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+#: A queue as a key: the JSON of a ``Queue``.
+QueueKey = NewType("QueueKey", str)
+
+
+def queue_key(queue: MessageQueue) -> QueueKey:
+    return QueueKey(encode(Queue.of(queue)).decode())
+
+
+def read_queue_key(key: QueueKey) -> MessageQueue:
+    return decode(key.encode(), Queue).message_queue
+
+
+def by_key(table: Mapping[MessageQueue, T]) -> dict[QueueKey, T]:
+    """A table as bodies have it."""
+    return {queue_key(queue): value for queue, value in table.items()}
+
+
+def by_queue(table: Mapping[QueueKey, T]) -> dict[MessageQueue, T]:
+    """A table of a body as programs want it; raises ``RemoteProtocolError`` for a key that is no queue."""
+    return {read_queue_key(key): value for key, value in table.items()}

@@ -1,0 +1,225 @@
+"""What Java's fastjson writes, as JSON (V2, V3).
+
+RocketMQ writes its bodies with a library that takes liberties. Four of them reach us:
+
+- keys that are numbers stand bare: ``{0:"10.0.0.1:10911"}``;
+- keys that are objects stand bare: ``{{"brokerName":"b","queueId":0,"topic":"t"}:{"maxOffset":3}}``;
+- an object that occurs twice is written once and then pointed to: ``{"$ref":"$.queueDatas[0]"}``;
+- texts and keys may have single quotes, and keys that are names may have none.
+
+``to_json`` turns that into JSON: keys become texts (of an object: its JSON without blanks), pointers the value that
+they point to, null members vanish, since Java leaves them out and Go does not. What is JSON already never comes here:
+``bodies.codec`` tries a prepared decoder first.
+
+Input is hostile until read: nesting, and the size that pointers can unfold to, are bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, NoReturn, TypeAlias
+
+import msgspec
+
+from ternmq.errors import RemoteProtocolError
+from ternmq.types import Buffer
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+DEPTH_MAX: Final = 64
+#: Values after pointers are followed; one pointing to many that point to many … would grow without end.
+VALUES_MAX: Final = 2_000_000
+
+_encoder: Final = msgspec.json.Encoder()
+
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SINGLE_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPED: Final = re.compile(r'\\.|"', re.DOTALL)
+#: A step of a pointer: .name (with a backslash before what is special), [3] or ['name'].
+_STEP: Final = re.compile(r"\.((?:[^.\[\\]|\\.)+)|\[([0-9]+)\]|\[(['\"])(.*?)\3\]", re.DOTALL)
+_WORDS: Final[dict[str, Json]] = {"true": True, "false": False, "null": None}
+
+
+def to_json(data: Buffer) -> bytes:
+    """The same value as JSON. Raises ``RemoteProtocolError`` if it is not what fastjson could have written."""
+    try:
+        text = str(data, "utf-8")
+        value = _Reader(text).read()
+        if '"$ref"' in text or "'$ref'" in text:
+            value = _Pointers(value).follow()
+        return _encoder.encode(value)
+    except (json.JSONDecodeError, UnicodeError, OverflowError) as error:
+        raise RemoteProtocolError(f"the body is not JSON: {error}") from None
+
+
+class _Reader:
+    """Reads one text, from left to right."""
+
+    __slots__ = ("_at", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def read(self) -> Json:
+        value = self._value(0)
+        if self._next_character():
+            self._fail("something follows the value")
+        return value
+
+    def _next_character(self) -> str:
+        """The next character that is not blank, "" at the end; it stays."""
+        match = _BLANK.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+        return self._text[self._at : self._at + 1]
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise RemoteProtocolError(f"the body is not JSON, nor what fastjson writes: {problem} at character {self._at}")
+
+    def _value(self, depth: int) -> Json:
+        if depth > DEPTH_MAX:
+            self._fail(f"it is nested more than {DEPTH_MAX} deep")
+        character = self._next_character()
+        if character == "{":
+            return self._object(depth)
+        if character == "[":
+            return self._array(depth)
+        if character in ('"', "'"):
+            return self._string()
+        number = _NUMBER.match(self._text, self._at)
+        if number is not None:
+            self._at = number.end()
+            if number[1] is not None or number[2] is not None:
+                return float(number[0])
+            # More digits than a Java long has fit nothing, and thousands of them would take Python long.
+            if len(number[0]) > 20:
+                self._fail("a number is too long")
+            return int(number[0])
+        word = _WORD.match(self._text, self._at)
+        if word is None or word[0] not in _WORDS:
+            self._fail("a value is missing")
+        self._at = word.end()
+        return _WORDS[word[0]]
+
+    def _object(self, depth: int) -> dict[str, Json]:
+        members: dict[str, Json] = {}
+        self._at += 1
+        if self._next_character() == "}":
+            self._at += 1
+            return members
+        while True:
+            key = self._key(depth)
+            if self._next_character() != ":":
+                self._fail("a colon is missing")
+            self._at += 1
+            value = self._value(depth + 1)
+            if value is not None:
+                members[key] = value
+            if self._ends("}"):
+                return members
+
+    def _array(self, depth: int) -> list[Json]:
+        values: list[Json] = []
+        self._at += 1
+        if self._next_character() == "]":
+            self._at += 1
+            return values
+        while True:
+            values.append(self._value(depth + 1))
+            if self._ends("]"):
+                return values
+
+    def _ends(self, bracket: str) -> bool:
+        character = self._next_character()
+        if character != bracket and character != ",":
+            self._fail(f"a comma or {bracket} is missing")
+        self._at += 1
+        return character == bracket
+
+    def _key(self, depth: int) -> str:
+        character = self._next_character()
+        if character in ('"', "'"):
+            return self._string()
+        if character == "{":
+            return _encoder.encode(self._value(depth + 1)).decode()
+        match = _NUMBER.match(self._text, self._at) or _WORD.match(self._text, self._at)
+        if match is None:
+            self._fail("a key is missing")
+        self._at = match.end()
+        return match[0]
+
+    def _string(self) -> str:
+        match = _QUOTED.match(self._text, self._at) or _SINGLE_QUOTED.match(self._text, self._at)
+        if match is None:
+            self._fail("a text does not end")
+        self._at = match.end()
+        quoted = match[0] if match[0][0] == '"' else f'"{_ESCAPED.sub(_requote, match[1])}"'
+        # Not strict: control characters, which some writers forget to escape, may pass.
+        value: str = json.loads(quoted, strict=False)
+        return value
+
+
+def _requote(match: re.Match[str]) -> str:
+    """What stands between single quotes, as it stands between double ones."""
+    return {"\\'": "'", '"': '\\"'}.get(match[0], match[0])
+
+
+class _Pointers:
+    """Puts in place of every pointer what it points to; null where that is nothing, or is around the pointer."""
+
+    __slots__ = ("_around", "_count", "_root")
+
+    def __init__(self, root: Json) -> None:
+        self._root = root
+        self._around: list[int] = []
+        self._count = 0
+
+    def follow(self) -> Json:
+        return self._value(self._root)
+
+    def _value(self, value: Json) -> Json:
+        self._count += 1
+        if self._count > VALUES_MAX:
+            raise RemoteProtocolError(f"the pointers in the body unfold to more than {VALUES_MAX} values")
+        if not isinstance(value, dict | list):
+            return value
+        # A pointer to what is around it (fastjson's "..", "@" and "$") would have no end.
+        if id(value) in self._around or len(self._around) > DEPTH_MAX:
+            return None
+        self._around.append(id(value))
+        followed: Json
+        if isinstance(value, list):
+            followed = [self._value(item) for item in value]
+        elif len(value) == 1 and isinstance(path := value.get("$ref"), str):
+            followed = self._value(self._target(path))
+        else:
+            items = ((key, self._value(item)) for key, item in value.items())
+            followed = {key: item for key, item in items if item is not None}
+        self._around.pop()
+        return followed
+
+    def _target(self, path: str) -> Json:
+        if not path.startswith("$"):
+            return None
+        at, value = 1, self._root
+        while at < len(path):
+            step = _STEP.match(path, at)
+            if step is None:
+                return None
+            at = step.end()
+            if isinstance(value, list):
+                index = step[2] or step[1]
+                if not index.isdecimal() or int(index) >= len(value):
+                    return None
+                value = value[int(index)]
+            elif isinstance(value, dict):
+                name = step[4] or step[2] or re.sub(r"\\(.)", r"\1", step[1])
+                value = value.get(name)
+            else:
+                return None
+        return value
