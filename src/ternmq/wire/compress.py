@@ -1,0 +1,142 @@
+"""Bodies made smaller: zlib, LZ4 frames and ZSTD (E1).
+
+A producer compresses, a consumer decompresses, the broker between them does neither. The sysflag says how: bit 0
+that the body is compressed, bits 8–10 by which of the three. No bits there mean zlib, as old clients and those in Go
+and Node send it. zlib is always here; the other two come with ``pip install ternmq[compress]`` and are imported when
+first used.
+
+A few hundred bytes can decompress to gigabytes, so whoever decompresses says how much it will take.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from ternmq.errors import CorruptRecord, TernError
+from ternmq.types import Buffer
+from ternmq.wire.record import Sysflag
+
+#: What a consumer takes at most. Brokers limit bodies as they are sent, by default to 4 MiB.
+BODY_BYTES_MAX: Final = 128 * 1024 * 1024
+#: RocketMQ's default level (``rocketmq.message.compressLevel``).
+LEVEL: Final = 5
+_ZSTD_PIECE_BYTES: Final = 1024
+
+
+class CompressionMissing(TernError):
+    """The optional package for a kind of compression is not installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        super().__init__(f"the package {package} is not installed; run `pip install ternmq[compress]`")
+
+
+def compress(body: Buffer, kind: int = Sysflag.ZLIB, *, level: int = LEVEL) -> tuple[bytes, int]:
+    """The body made smaller, and the bits to set in its sysflag. ``kind`` is one of ``Sysflag``'s three."""
+    if kind == Sysflag.LZ4:
+        data = _lz4_compress(body, level)
+    elif kind == Sysflag.ZSTD:
+        data = _zstd_compress(body, level)
+    else:
+        assert kind == Sysflag.ZLIB, kind
+        data = zlib.compress(body, level)
+    return data, kind | Sysflag.COMPRESSED
+
+
+def decompress(body: Buffer, sysflag: int, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    """The body as it was before ``compress``, or a copy of it if the sysflag says that it is not compressed.
+
+    Raises ``CorruptRecord`` for what does not decompress, or not within ``bytes_max``.
+    """
+    if not sysflag & Sysflag.COMPRESSED:
+        return bytes(body)
+    kind = sysflag & Sysflag.COMPRESSION_MASK
+    inflate = _INFLATERS.get(kind)
+    if inflate is None:
+        raise CorruptRecord(f"the body is compressed in a way that nobody knows (sysflag {sysflag:#x})")
+    return inflate(body, bytes_max)
+
+
+def _unreadable(kind: str, reason: object) -> CorruptRecord:
+    return CorruptRecord(f"the {kind} body cannot be decompressed: {reason}")
+
+
+def _too_large(kind: str, bytes_max: int) -> CorruptRecord:
+    return CorruptRecord(f"the {kind} body is cut short, or larger than the {bytes_max} bytes allowed")
+
+
+def _zlib_decompress(body: Buffer, bytes_max: int) -> bytes:
+    stream = zlib.decompressobj()
+    try:
+        data = stream.decompress(body, bytes_max)
+    except zlib.error as error:
+        raise _unreadable("zlib", error) from None
+    if not stream.eof:
+        raise _too_large("zlib", bytes_max)
+    return data
+
+
+def _lz4_compress(body: Buffer, level: int) -> bytes:
+    try:
+        import lz4.frame  # type: ignore[import-untyped]  # it has no types
+    except ImportError:
+        raise CompressionMissing("lz4") from None
+    data: bytes = lz4.frame.compress(body, compression_level=level)
+    return data
+
+
+def _lz4_decompress(body: Buffer, bytes_max: int) -> bytes:
+    try:
+        import lz4.frame  # type: ignore[import-untyped]  # it has no types
+    except ImportError:
+        raise CompressionMissing("lz4") from None
+    stream = lz4.frame.LZ4FrameDecompressor()
+    try:
+        data: bytes = stream.decompress(body, max_length=bytes_max)
+    except RuntimeError as error:
+        raise _unreadable("LZ4", error) from None
+    if not stream.eof:
+        raise _too_large("LZ4", bytes_max)
+    return data
+
+
+def _zstd_compress(body: Buffer, level: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise CompressionMissing("zstandard") from None
+    return zstandard.ZstdCompressor(level=level).compress(body)
+
+
+def _zstd_decompress(body: Buffer, bytes_max: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise CompressionMissing("zstandard") from None
+    # Frames of Java's writer do not tell their size, so a plain call cannot read them; a stream object reads them, but
+    # knows no limit. In pieces of this size it makes 32 MiB at most between two looks at the sum.
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    view = memoryview(body)
+    pieces: list[bytes] = []
+    total_bytes = 0
+    try:
+        for at in range(0, len(view), _ZSTD_PIECE_BYTES):
+            pieces.append(stream.decompress(view[at : at + _ZSTD_PIECE_BYTES]))
+            total_bytes += len(pieces[-1])
+            if stream.eof or total_bytes > bytes_max:
+                break
+    except zstandard.ZstdError as error:
+        raise _unreadable("ZSTD", error) from None
+    if not stream.eof or total_bytes > bytes_max:
+        raise _too_large("ZSTD", bytes_max)
+    return b"".join(pieces)
+
+
+_INFLATERS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+    0: _zlib_decompress,
+    Sysflag.ZLIB: _zlib_decompress,
+    Sysflag.LZ4: _lz4_decompress,
+    Sysflag.ZSTD: _zstd_decompress,
+}
