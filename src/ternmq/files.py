@@ -75,8 +75,8 @@ class TableFile:
     def load(self, decode: Callable[[bytes], T]) -> T | None:
         """The decoded file, else its backup, else None when neither exists.
 
-        ``decode`` raises ``ValueError`` or ``ProtocolError`` for what it cannot read. Raises ``CorruptFile`` when files exist but none of
-        them can be read.
+        ``decode`` raises ``ValueError`` or ``ProtocolError`` for what it cannot read. Raises ``CorruptFile`` when
+        files exist but none of them can be read.
         """
         failures: list[str] = []
         for path in (self.path, self.backup):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ternmq.env import Clock
-from ternmq.wire.bodies import ConsumerData, SubscriptionData
+from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
 
 #: RocketMQ's ``CHANNEL_EXPIRED_TIMEOUT``.
 SILENCE_MAX_S: Final = 120.0
@@ -43,9 +43,9 @@ class Member:
 class ConsumerGroup:
     """A group with at least one member, and what its members said of themselves."""
 
-    consume_type: str
-    message_model: str
-    consume_from_where: str
+    consume_type: ConsumeType
+    message_model: MessageModel
+    consume_from_where: ConsumeFromWhere
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
     members: dict[Connection, Member] = field(default_factory=dict)
 

@@ -16,9 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ternmq.broker.files import TableFile
+from ternmq.broker.versions import counted_on
 from ternmq.env import Clock
-from ternmq.wire.bodies import ConsumerOffsets, DataVersion
+from ternmq.files import TableFile
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.stats import ConsumerOffsets
+from ternmq.wire.bodies.topics import DataVersion
 
 #: RocketMQ counts the table's version up once in this many commits (``consumerOffsetUpdateVersionStep``).
 VERSION_STEP: Final = 500
@@ -39,20 +42,20 @@ class Offsets:
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
-        saved = self._file.load(ConsumerOffsets.decode)
+        saved = self._file.load(lambda data: decode(data, ConsumerOffsets))
         if saved is None:
             return
         self.data_version = saved.data_version or DataVersion()
         for key, queues in saved.offset_table.items():
             topic, separator, group = key.partition(SEPARATOR)
             if separator and topic and group:
-                self._table[group, topic] = dict(queues)
+                self._table[group, topic] = queues
 
     def save(self) -> None:
         """Hand the table to the file's thread, if anything changed since the last time."""
         if self._dirty:
             self._dirty = False
-            self._file.save_soon(self.body().encode())
+            self._file.save_soon(encode(self.body()))
 
     def body(self) -> ConsumerOffsets:
         """The whole table in its wire form (for the file, and for slaves)."""
@@ -70,7 +73,7 @@ class Offsets:
         self._dirty = True
         self._commits += 1
         if self._commits % VERSION_STEP == 0:
-            self.data_version = self.data_version.next(self._clock.now_ms())
+            self.data_version = counted_on(self.data_version, self._clock.now_ms())
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The committed queue offset, -1 if there is none."""

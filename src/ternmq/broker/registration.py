@@ -40,7 +40,8 @@ from ternmq.wire.requests_admin import BrokerIdentity, DataVersionReply, Registe
 
 log = logging.getLogger(__name__)
 
-#: Pauses between attempts: the second soon, as most trouble is a restart; the others so that «back» is seen in a second.
+#: Pauses between attempts: the first short, as most trouble is a restart; the others so that a name server that comes
+#: back is seen within a second.
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 0.8
 CONNECT_TIMEOUT_MS: Final = 3_000

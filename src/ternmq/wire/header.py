@@ -91,6 +91,12 @@ class Request(
     fault: str | None = None
 
     @property
+    def fields(self) -> ExtT:
+        """The header, for handlers: those of codes with a typed header run only when it could be typed."""
+        assert self.header is not None
+        return self.header
+
+    @property
     def oneway(self) -> bool:
         return bool(self.flag & FLAG_ONEWAY)
 
@@ -165,7 +171,8 @@ def register(code: int, kind: type[Header]) -> None:
 
 def decode_json(data: bytes | memoryview) -> Request[Any]:
     """Decode a JSON header; responses come back as a ``Request`` with the response bit and a map as header."""
-    decoder = _decoders.get(_peek_code(data))
+    code = _peek_code(data)
+    decoder = _decoders.get(code)
     if decoder is not None:
         try:
             request = decoder.decode(data)
@@ -176,6 +183,8 @@ def decode_json(data: bytes | memoryview) -> Request[Any]:
             raise RemoteProtocolError(f"the header is not JSON: {error}") from None
         else:
             if not request.flag & FLAG_RESPONSE:
+                if request.header is None:  # no ext fields at all; whether that will do, the type tells
+                    _give_type(request, _headers[code])
                 return request
     untyped: Request[Any] = _decode_untyped(data)
     kind = _headers.get(untyped.code)

@@ -1,0 +1,346 @@
+"""What a name server knows of brokers and topics: five tables, in memory only (A1–A5). Pure.
+
+::
+
+    topic          → broker name → queues        what a route says
+    broker name    → cluster, {id: address}      id 0 is the master, others are its slaves
+    cluster        → broker names
+    broker address → liveness                    last sign of life, its time-out, data version, connection
+    broker address → filter servers
+
+A broker tells its topics when it registers, all of them or only those that changed: what comes is *merged*, a topic
+goes away only with its last broker or by ``delete_topic``. Topics are taken over only when the broker's data version
+differs from the one known, so that a permission wiped here (``wipe_write``) is not undone by the next routine
+registration. Only masters describe queues; a slave does so only where slaves may act as master and it has the
+smallest id.
+
+A broker is dropped when it unregisters, when the connection that it registered over closes, or when it was silent for
+its time-out. What is left of its name stays: when the master is gone, the slave is still in the routes, to read from.
+
+«Now» comes from the caller, in seconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, MemberGroup, QueueData, TopicRoute
+from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, TopicTable
+
+MASTER: Final = 0
+WRITE: Final = 2
+#: RocketMQ's ``DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``.
+SILENCE_MAX_S: Final = 120.0
+
+
+@dataclass(slots=True, frozen=True)
+class Registrant:
+    """Who registers."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+    ha_address: str = ""
+    #: How long this broker may be silent; None: 120 s.
+    silence_max_s: float | None = None
+    #: None for brokers older than RocketMQ 5, which do not know of acting masters.
+    enable_acting_master: bool | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Master:
+    """What a slave needs to know of its master."""
+
+    address: str
+    ha_address: str
+
+
+@dataclass(slots=True)
+class _Live:
+    who: Registrant
+    seen: float
+    silence_max_s: float
+    version: DataVersion
+    connection: Hashable
+
+
+@dataclass(slots=True)
+class _Brokers:
+    """The brokers of one name."""
+
+    cluster: str
+    addresses: dict[int, str] = field(default_factory=dict)
+    enable_acting_master: bool | None = None
+
+
+class Registry:
+    """The tables. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, dict[str, QueueData]] = {}
+        self._mappings: dict[str, dict[str, QueueMapping]] = {}
+        self._brokers: dict[str, _Brokers] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._live: dict[str, _Live] = {}
+        self._filter_servers: dict[str, list[str]] = {}
+
+    # --- Brokers come and go -----------------------------------------------------------------------------------
+
+    def register(
+        self,
+        who: Registrant,
+        table: TopicTable | None,
+        filter_servers: list[str] | None,
+        connection: Hashable,
+        now: float,
+    ) -> Master | None:
+        """Take a registration over; returns the master when a slave registers and its master is known.
+
+        When two brokers claim one name and id, the one with the higher state version wins, and of equals the later:
+        the other's registration is ignored.
+        """
+        version = table.data_version if table is not None else DataVersion()
+        known = self._live.get(who.address)
+        if known is not None and known.who.broker_name != who.broker_name:
+            # Another broker was started at this address before we saw the connection of the old one close.
+            self._drop([known.who])
+            known = None
+        brokers = self._brokers.setdefault(who.broker_name, _Brokers(who.cluster))
+        if self._is_outranked(brokers, who, version):
+            return self._master_of(who, brokers)
+        first = brokers.addresses.get(who.broker_id) is None
+        self._clusters.setdefault(who.cluster, {})[who.broker_name] = None
+        brokers.cluster = who.cluster
+        brokers.enable_acting_master = who.enable_acting_master
+        # A slave that became master has one address under two ids for a moment; only the new one is true.
+        for broker_id, address in list(brokers.addresses.items()):
+            if address == who.address and broker_id != who.broker_id:
+                del brokers.addresses[broker_id]
+        replaced = brokers.addresses.get(who.broker_id)
+        if replaced is not None and replaced != who.address:
+            self._live.pop(replaced, None)
+            self._filter_servers.pop(replaced, None)
+        brokers.addresses[who.broker_id] = who.address
+
+        changed = first or known is None or not same_version(known.version, version)
+        if table is not None and changed and self._describes_queues(who, brokers):
+            self._merge_topics(who, table, may_write=who.broker_id == MASTER)
+        seen_whole = known is not None and known.version.counter > 0
+        if table is not None and len(table.topic_config_table) == 1 and not seen_whole:
+            # One topic alone is an addition to a table that we have not seen: its version must not make us believe
+            # that we have. (RocketMQ 5 refuses such a registration.)
+            version = DataVersion()
+        self._live[who.address] = _Live(
+            who,
+            seen=now,
+            silence_max_s=who.silence_max_s if who.silence_max_s is not None else SILENCE_MAX_S,
+            version=version,
+            connection=connection,
+        )
+        if filter_servers:
+            self._filter_servers[who.address] = list(filter_servers)
+        elif filter_servers is not None:
+            self._filter_servers.pop(who.address, None)
+        return self._master_of(who, brokers)
+
+    def unregister(self, broker_name: str, broker_id: int, address: str) -> None:
+        """Drop one broker; the last one of a name takes the name and its queues along."""
+        self._live.pop(address, None)
+        self._filter_servers.pop(address, None)
+        brokers = self._brokers.get(broker_name)
+        if brokers is None:
+            return
+        # Another broker may hold the id by now, under another address.
+        if brokers.addresses.get(broker_id) == address:
+            del brokers.addresses[broker_id]
+        if brokers.addresses:
+            return
+        del self._brokers[broker_name]
+        names = self._clusters.get(brokers.cluster, {})
+        names.pop(broker_name, None)
+        if not names:
+            self._clusters.pop(brokers.cluster, None)
+        for topic in list(self._topics):
+            self._remove_queues(topic, broker_name)
+
+    def connection_closed(self, connection: Hashable) -> list[Registrant]:
+        """Drop all brokers that registered over this connection; returns them."""
+        return self._drop(live.who for live in list(self._live.values()) if live.connection == connection)
+
+    def expire(self, now: float) -> list[tuple[Registrant, Hashable]]:
+        """Drop the brokers that were silent too long; returns them with their connections, to be closed."""
+        silent = [live for live in self._live.values() if now - live.seen > live.silence_max_s]
+        self._drop(live.who for live in silent)
+        return [(live.who, live.connection) for live in silent]
+
+    def is_outdated(self, address: str, version: DataVersion, now: float) -> bool:
+        """Whether the topics known of a broker are of another version than its own; a sign of life if not."""
+        live = self._live.get(address)
+        if live is None or not same_version(live.version, version):
+            return True
+        live.seen = now
+        return False
+
+    def heard_of(self, address: str, now: float) -> None:
+        """A sign of life of a broker; from one that has not registered it means nothing."""
+        live = self._live.get(address)
+        if live is not None:
+            live.seen = now
+
+    def version_of(self, address: str) -> DataVersion | None:
+        live = self._live.get(address)
+        return live.version if live is not None else None
+
+    # --- Questions ---------------------------------------------------------------------------------------------
+
+    def route(self, topic: str) -> TopicRoute | None:
+        """Where a topic's queues are; None if no broker has it."""
+        queues = self._topics.get(topic)
+        if not queues:
+            return None
+        brokers = [self._broker_data(name) for name in queues if name in self._brokers]
+        if not brokers:
+            return None
+        filters = {
+            address: self._filter_servers[address]
+            for broker in brokers
+            for address in broker.broker_addrs.values()
+            if address in self._filter_servers
+        }
+        return TopicRoute(
+            broker_datas=brokers,
+            queue_datas=list(queues.values()),
+            filter_server_table=filters,
+            topic_queue_mapping_by_broker=self._mappings.get(topic),
+        )
+
+    def cluster_info(self) -> ClusterInfo:
+        return ClusterInfo(
+            broker_addr_table={name: self._broker_data(name) for name in self._brokers},
+            cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
+        )
+
+    def member_group(self, cluster: str, broker_name: str) -> MemberGroup | None:
+        brokers = self._brokers.get(broker_name)
+        if brokers is None or brokers.cluster != cluster:
+            return None
+        return MemberGroup(cluster=cluster, broker_name=broker_name, broker_addrs=dict(brokers.addresses))
+
+    def topics(self, cluster: str | None = None) -> list[str]:
+        """Names of all topics, or of those with queues in a cluster."""
+        if cluster is None:
+            return list(self._topics)
+        names = self._clusters.get(cluster, {})
+        return [topic for topic, queues in self._topics.items() if not names.keys().isdisjoint(queues)]
+
+    def system_topics(self) -> tuple[list[str], str | None]:
+        """Topics named after clusters and brokers, and the address of some broker, which knows the other ones."""
+        topics = [*self._clusters, *(name for names in self._clusters.values() for name in names)]
+        some = next((address for brokers in self._brokers.values() for address in brokers.addresses.values()), None)
+        return topics, some
+
+    # --- Changes by an administrator ---------------------------------------------------------------------------
+
+    def wipe_write(self, broker_name: str) -> int:
+        """Take the permission to write from all topics of a broker; returns how many topics it has."""
+        return self._change_permission(broker_name, lambda perm: perm & ~WRITE)
+
+    def add_write(self, broker_name: str) -> int:
+        """Give it back."""
+        return self._change_permission(broker_name, lambda perm: perm | WRITE)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, everywhere or in one cluster."""
+        names = list(self._topics.get(topic, {})) if cluster is None else list(self._clusters.get(cluster, {}))
+        for broker_name in names:
+            self._remove_queues(topic, broker_name)
+
+    def put_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
+        """Give a topic queues on brokers that are registered."""
+        for data in queues:
+            if data.broker_name in self._brokers:
+                self._topics.setdefault(topic, {})[data.broker_name] = data
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _is_outranked(self, brokers: _Brokers, who: Registrant, version: DataVersion) -> bool:
+        holder = brokers.addresses.get(who.broker_id)
+        if holder is None or holder == who.address:
+            return False
+        live = self._live.get(holder)
+        return live is not None and (live.version.state_version or 0) > (version.state_version or 0)
+
+    def _master_of(self, who: Registrant, brokers: _Brokers) -> Master | None:
+        address = brokers.addresses.get(MASTER)
+        if who.broker_id == MASTER or address is None:
+            return None
+        live = self._live.get(address)
+        return Master(address, live.who.ha_address) if live is not None else None
+
+    @staticmethod
+    def _describes_queues(who: Registrant, brokers: _Brokers) -> bool:
+        if who.broker_id == MASTER:
+            return True
+        return bool(who.enable_acting_master) and who.broker_id == min(brokers.addresses)
+
+    def _merge_topics(self, who: Registrant, table: TopicTable, *, may_write: bool) -> None:
+        for topic, config in table.topic_config_table.items():
+            self._topics.setdefault(topic, {})[who.broker_name] = _queue_data(who.broker_name, config, may_write)
+        for topic, mapping in (table.topic_queue_mapping_info_map or {}).items():
+            self._mappings.setdefault(topic, {})[who.broker_name] = mapping
+
+    def _remove_queues(self, topic: str, broker_name: str) -> None:
+        for table in (self._topics, self._mappings):
+            by_broker: dict[str, QueueData] | dict[str, QueueMapping] | None = table.get(topic)
+            if by_broker is not None:
+                by_broker.pop(broker_name, None)
+                if not by_broker:
+                    del table[topic]
+
+    def _change_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self._topics.values():
+            data = queues.get(broker_name)
+            if data is not None:
+                queues[broker_name] = msgspec.structs.replace(data, perm=change(data.perm))
+                count += 1
+        return count
+
+    def _broker_data(self, broker_name: str) -> BrokerData:
+        brokers = self._brokers[broker_name]
+        return BrokerData(
+            cluster=brokers.cluster,
+            broker_name=broker_name,
+            broker_addrs=dict(sorted(brokers.addresses.items())),
+            enable_acting_master=bool(brokers.enable_acting_master),
+        )
+
+    def _drop(self, registrants: Iterable[Registrant]) -> list[Registrant]:
+        dropped = list(registrants)
+        for who in dropped:
+            self.unregister(who.broker_name, who.broker_id, who.address)
+        return dropped
+
+
+def same_version(one: DataVersion, other: DataVersion) -> bool:
+    """4.9 has no state version; that equals 0."""
+    return (one.counter, one.timestamp, one.state_version or 0) == (
+        other.counter,
+        other.timestamp,
+        other.state_version or 0,
+    )
+
+
+def _queue_data(broker_name: str, config: TopicConfig, may_write: bool) -> QueueData:
+    return QueueData(
+        broker_name=broker_name,
+        read_queue_nums=config.read_queue_nums,
+        write_queue_nums=config.write_queue_nums,
+        perm=config.perm if may_write else config.perm & ~WRITE,
+        topic_sys_flag=config.topic_sys_flag,
+    )

@@ -1,0 +1,62 @@
+"""The name server: a port, the handlers and a scan for silent brokers (A1–A6).
+
+Any number of them run side by side and share nothing: every broker registers with each, and a client that loses one
+asks another. So there is nothing here to replicate, elect or recover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from ternmq.env import Env
+from ternmq.files import TableFile
+from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, Handlers
+from ternmq.namesrv.kv import KvConfig
+from ternmq.namesrv.registry import Registry
+from ternmq.net.lanes import LaneConfig
+from ternmq.net.server import Server
+from ternmq.tasks import Tasks
+
+
+class NameServer:
+    """``async with NameServer(config) as name_server``: serves until the block ends.
+
+    Entering raises ``NetworkError`` when the port is in use, ``CorruptFile`` when the settings' file is unreadable.
+    """
+
+    def __init__(self, config: NamesrvConfig | None = None, env: Env | None = None) -> None:
+        self._config = config or NamesrvConfig()
+        self._env = env or Env()
+        self._exit = AsyncExitStack()
+        #: The port that is served; tells which one when the config asked for any.
+        self.port = self._config.listen_port
+        self.registry = Registry()
+
+    async def __aenter__(self) -> Self:
+        path = self._config.kv_config_path
+        kv = KvConfig(TableFile(path) if path is not None else None)
+        kv.load()
+        handlers = Handlers(self.registry, kv, self._config, self._env.clock)
+        capacity = self._config.default_thread_pool_queue_capacity
+        lanes = [LaneConfig(CLIENT_LANE, capacity), LaneConfig(BROKER_LANE, capacity)]
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(Tasks())
+            server = await stack.enter_async_context(Server.running(handlers.routes(), lanes, on_close=handlers.closed))
+            self.port = await server.listen(self._config.bind_address, self._config.listen_port)
+            tasks.create_task(self._scan(handlers), name="scan for silent brokers")
+            self._exit = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit.__aexit__(kind, error, trace)
+
+    async def _scan(self, handlers: Handlers) -> None:
+        while True:
+            await asyncio.sleep(self._config.scan_not_active_broker_interval / 1000)
+            handlers.scan()
