@@ -89,7 +89,7 @@ def _lz4_compress(body: Buffer, level: int) -> bytes:
 
 def _lz4_decompress(body: Buffer, bytes_max: int) -> bytes:
     try:
-        import lz4.frame  # type: ignore[import-untyped]  # it has no types
+        import lz4.frame
     except ImportError:
         raise CompressionMissing("lz4") from None
     stream = lz4.frame.LZ4FrameDecompressor()
