@@ -140,9 +140,8 @@ class Settings:
 
     def report_strangers(self, *kinds: type) -> None:
         """Log what none of the components knows, with the nearest name that one of them does."""
-        known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
         for setting in self.strangers(*kinds):
-            near = difflib.get_close_matches(setting.name, known, n=1, cutoff=0.75)
+            near = nearest(setting, *kinds)
             extra = {"place": setting.place, "key": setting.key}
             if setting.section and setting.section not in SECTIONS:
                 log.warning("unknown table of settings", extra=extra | {"table": setting.section})
@@ -150,9 +149,16 @@ class Settings:
                 if not setting.shared:
                     log.info("setting of RocketMQ that this program does not use", extra=extra)
             elif near:
-                log.warning("unknown setting", extra=extra | {"did_you_mean": known[near[0]]})
+                log.warning("unknown setting", extra=extra | {"did_you_mean": near})
             elif not setting.shared:
                 log.warning("unknown setting", extra=extra)
+
+
+def nearest(setting: Setting, *kinds: type) -> str | None:
+    """The setting of these components that an unknown one was probably meant to be."""
+    known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
+    near = difflib.get_close_matches(setting.name, known, n=1, cutoff=0.75)
+    return known[near[0]] if near else None
 
 
 # --- RocketMQ's names ---------------------------------------------------------------------------------------------

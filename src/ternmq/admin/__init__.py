@@ -1,0 +1,8 @@
+"""Administration of a cluster, ours or RocketMQ's (D6): the one door for command line, console and pipelines.
+
+Start reading at ``admin.py``; each noun has a file: ``brokers``, ``topics``, ``groups``, ``clients``.
+"""
+
+from ternmq.admin.admin import Admin
+
+__all__ = ["Admin"]

@@ -1,0 +1,49 @@
+"""``Admin``: topics, groups, clients and brokers of a cluster, through its name servers (D6).
+
+Every noun is an attribute, every verb a method that asks the servers now; nothing is kept but connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from ternmq.admin.brokers import Brokers
+from ternmq.admin.clients import Clients
+from ternmq.admin.groups import Groups
+from ternmq.admin.topics import Topics
+from ternmq.client.config import ClientConfig
+from ternmq.client.instance import ClientInstance
+from ternmq.env import Env
+
+
+class Admin:
+    """Use as a context manager::
+
+        async with Admin("127.0.0.1:9876") as admin:
+            await admin.topics.create("orders", queues=8)
+            for queue in await admin.groups.progress("billing"):
+                print(queue.queue, queue.lag)
+
+    Methods raise ``NameServersUnreachable``, ``NetworkError`` when a broker cannot be reached, and the
+    ``BrokerRefused`` of whatever a server refused.
+    """
+
+    def __init__(
+        self, name_servers: str | Sequence[str] = "", *, config: ClientConfig | None = None, env: Env | None = None
+    ) -> None:
+        self._instance = ClientInstance(config if config is not None else ClientConfig(name_servers), env=env)
+        self.brokers = Brokers(self._instance)
+        self.clients = Clients(self._instance, self.brokers)
+        self.topics = Topics(self._instance, self.brokers)
+        self.groups = Groups(self._instance, self.brokers, self.clients)
+
+    async def __aenter__(self) -> Self:
+        await self._instance.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._instance.__aexit__(kind, error, trace)

@@ -1,0 +1,129 @@
+"""Consumer groups and their progress over all brokers (D2, D4)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq.admin.brokers import Brokers
+from ternmq.admin.clients import Clients
+from ternmq.client.instance import ClientInstance
+from ternmq.errors import GroupMissing, TopicMissing
+from ternmq.message import MessageQueue
+from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.wire.bodies.groups import GroupTable
+from ternmq.wire.bodies.stats import ConsumeStats
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
+
+#: Groups that RocketMQ's brokers and tools bring along.
+_SYSTEM_GROUPS: Final = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "CLIENT_INNER_PRODUCER",
+        "SELF_TEST_P_GROUP",
+        "SELF_TEST_C_GROUP",
+        "SCHEDULE_CONSUMER",
+    }
+)
+_SYSTEM_PREFIXES: Final = ("CID_ONSAPI_", "CID_ONS-HTTP-PROXY", "CID_RMQ_SYS_", "rmq_sys_")
+
+
+def is_system_group(group: str) -> bool:
+    return group in _SYSTEM_GROUPS or group.startswith(_SYSTEM_PREFIXES)
+
+
+@dataclass(slots=True, frozen=True)
+class QueueProgress:
+    """How far a group is in one queue."""
+
+    queue: MessageQueue
+    #: One beyond the last message that the queue holds.
+    broker_offset: int
+    #: The first message that the group has not finished.
+    consumer_offset: int
+    #: When the message before that was stored, ms since 1970; 0 when unknown.
+    last_store_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that wait."""
+        return self.broker_offset - self.consumer_offset
+
+
+@dataclass(slots=True, frozen=True)
+class GroupInfo:
+    """A group, who works for it, and how much waits."""
+
+    name: str
+    members: int
+    #: CLUSTERING or BROADCASTING; empty when nobody is there to tell.
+    model: str
+    lag: int
+
+
+class Groups:
+    """``admin.groups``."""
+
+    def __init__(self, instance: ClientInstance, brokers: Brokers, clients: Clients) -> None:
+        self._instance = instance
+        self._brokers = brokers
+        self._clients = clients
+
+    async def names(self) -> list[str]:
+        """All groups that some broker keeps."""
+        found: set[str] = set()
+        for master in await self._brokers.masters():
+            response = await self._instance.ask(
+                master.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups()
+            )
+            found |= decode(response.body, GroupTable).subscription_group_table.keys()
+        return sorted(found)
+
+    async def all(self, *, system: bool = True) -> list[GroupInfo]:
+        """All groups with their members and lag; without ``system``, not those that brokers and tools bring along."""
+        return [await self.info(name) for name in await self.names() if system or not is_system_group(name)]
+
+    async def info(self, name: str) -> GroupInfo:
+        """One group with its members and lag; a group that nobody knows has neither."""
+        members = await self._clients.consumers(name)
+        progress = await self._progress(name, None)
+        return GroupInfo(
+            name=name,
+            members=len(members.members) if members else 0,
+            model=members.model if members else "",
+            lag=sum(queue.lag for queue in progress),
+        )
+
+    async def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
+        """How far the group is in each queue, by topic, broker and queue id.
+
+        Empty when it has not consumed yet. Raises ``GroupMissing`` when no broker knows the group.
+        """
+        found = await self._progress(group, topic)
+        if not found and group not in await self.names():
+            raise GroupMissing(f"no broker knows the group {group!r}; see `tern group list`")
+        return found
+
+    async def _progress(self, group: str, topic: str | None) -> list[QueueProgress]:
+        header = ConsumeStatsQuery(consumer_group=group, topic=topic or "")
+        masters = await self._brokers.masters()
+        answers = await asyncio.gather(*(self._stats(master.address, header) for master in masters))
+        return sorted(
+            (
+                QueueProgress(queue, stats.broker_offset, stats.consumer_offset, stats.last_timestamp)
+                for answer in answers
+                for queue, stats in by_queue(answer.offset_table).items()
+            ),
+            key=lambda progress: progress.queue,
+        )
+
+    async def _stats(self, address: str, header: ConsumeStatsQuery) -> ConsumeStats:
+        try:
+            response = await self._instance.ask(address, RequestCode.GET_CONSUME_STATS, header)
+        except (GroupMissing, TopicMissing):
+            return ConsumeStats()  # this broker has nothing of it; another may
+        return decode(response.body, ConsumeStats)

@@ -1,0 +1,167 @@
+"""Topics over all brokers of a cluster (D1, A4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq import names
+from ternmq.admin.brokers import BrokerInfo, Brokers
+from ternmq.client.instance import ClientInstance
+from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
+from ternmq.message import MessageQueue
+from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.stats import TopicStats
+from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests_admin import AllTopics, DeleteTopic, RouteQuery, Topic, UpdateTopic
+
+READ_WRITE: Final = 6
+#: A new topic is on the name server as soon as its broker has told it. Name servers push nothing, so we ask: this
+#: often, for at most so long.
+ASK_EVERY_MS: Final = 50
+SEEN_WITHIN_MS: Final = 5_000
+
+
+@dataclass(slots=True, frozen=True)
+class TopicInfo:
+    """A topic as its brokers keep it. Brokers may differ in queues and permission; these are sums and «any»."""
+
+    name: str
+    brokers: tuple[str, ...]
+    read_queues: int
+    write_queues: int
+    perm: int
+    is_order: bool
+    #: Belongs to the servers, or to one group (retry, dead letters).
+    is_system: bool
+
+
+@dataclass(slots=True, frozen=True)
+class QueueStatus:
+    """How much one queue holds: the queue offsets from ``min_offset`` to before ``max_offset``."""
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    #: When the last message was stored, ms since 1970; 0 when there is none.
+    last_store_ms: int
+
+    @property
+    def messages(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+class Topics:
+    """``admin.topics``."""
+
+    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+        self._instance = instance
+        self._brokers = brokers
+
+    async def create(
+        self, topic: str, *, queues: int = 8, cluster: str | None = None, perm: int = READ_WRITE, order: bool = False
+    ) -> list[BrokerInfo]:
+        """Create the topic on each master of the cluster, or change it there; returns those masters.
+
+        Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError`` for an unknown cluster.
+        """
+        names.check_topic(topic)
+        if names.is_system_topic(topic):
+            raise InvalidName(f"the topic {topic!r} belongs to the system; choose another name", name=topic)
+        masters = await self._brokers.masters_of(cluster)
+        header = UpdateTopic(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm, order=order)
+        for master in masters:
+            await self._instance.ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._seen(topic, {master.name for master in masters})
+        return masters
+
+    async def delete(self, topic: str) -> list[BrokerInfo]:
+        """Delete the topic on all brokers that have it and on all name servers; returns those brokers.
+
+        Raises ``RouteMissing`` when there is no such topic, ``InvalidName`` for one of the system.
+        """
+        route = await self.route(topic)
+        if names.is_system_topic(topic):
+            raise InvalidName(f"the topic {topic!r} belongs to the system and cannot be deleted", name=topic)
+        holders = [
+            BrokerInfo(broker.cluster, broker.broker_name, broker_id, address)
+            for broker in route.broker_datas
+            for broker_id, address in broker.broker_addrs.items()
+        ]
+        for holder in holders:
+            await self._instance.ask(holder.address, RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic=topic))
+        # After the brokers: one that still had the topic would register it again. Name servers share nothing (A6).
+        for address in self._instance.config.addresses:
+            await self._instance.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopic(topic=topic))
+        return holders
+
+    async def all(self) -> list[TopicInfo]:
+        """All topics of all clusters by name, also those of the system."""
+        masters = await self._brokers.masters()
+        tables = await asyncio.gather(*(self._table(master) for master in masters))
+        found: dict[str, TopicInfo] = {}
+        own = {master.name for master in masters} | {master.cluster for master in masters}
+        own |= {names.reply_topic(master.cluster) for master in masters}
+        for master, table in zip(masters, tables, strict=True):
+            for name, config in table.topic_config_table.items():
+                known = found.get(name)
+                found[name] = TopicInfo(
+                    name=name,
+                    brokers=(*(known.brokers if known else ()), master.name),
+                    read_queues=config.read_queue_nums + (known.read_queues if known else 0),
+                    write_queues=config.write_queue_nums + (known.write_queues if known else 0),
+                    perm=config.perm | (known.perm if known else 0),
+                    is_order=config.order or (known is not None and known.is_order),
+                    is_system=name in own or names.is_system_topic(name) or names.is_derived_topic(name),
+                )
+        return sorted(found.values(), key=lambda topic: topic.name)
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Which brokers have the topic and where they are; raises ``RouteMissing``."""
+        route = await self._route(topic)
+        if route is None:
+            raise RouteMissing(
+                f"there is no topic {topic!r}; see `tern topic list`, or create it with `tern topic create {topic}`",
+                topic=topic,
+            )
+        return route
+
+    async def status(self, topic: str) -> list[QueueStatus]:
+        """What each queue of the topic holds, by broker and queue id; raises ``RouteMissing``."""
+        route = await self.route(topic)
+        found: list[QueueStatus] = []
+        for broker in route.broker_datas:
+            address = broker.broker_addrs[min(broker.broker_addrs)]  # the master, or what is left of its name
+            response = await self._instance.ask(address, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic=topic))
+            for queue, stats in by_queue(decode(response.body, TopicStats).offset_table).items():
+                found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
+        return sorted(found, key=lambda status: status.queue)
+
+    async def _table(self, master: BrokerInfo) -> TopicTable:
+        response = await self._instance.ask(master.address, RequestCode.GET_ALL_TOPIC_CONFIG, AllTopics())
+        return decode(response.body, TopicTable)
+
+    async def _route(self, topic: str) -> TopicRoute | None:
+        response = await self._instance.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if response.code != ResponseCode.SUCCESS:
+            raise refused(response.code, f"the route of topic {topic!r} was refused: {response.remark}")
+        return decode(response.body, TopicRoute)
+
+    async def _seen(self, topic: str, brokers: Iterable[str]) -> None:
+        missing = set(brokers)
+        for _ in range(SEEN_WITHIN_MS // ASK_EVERY_MS):
+            route = await self._route(topic)
+            missing -= {broker.broker_name for broker in route.queue_datas} if route is not None else set()
+            if not missing:
+                return
+            await asyncio.sleep(ASK_EVERY_MS / 1000)
+        raise CallTimeout(
+            f"topic {topic!r} is created, but {', '.join(sorted(missing))} did not tell the name server within "
+            f"{SEEN_WITHIN_MS} ms; it will within 30 s, look with `tern topic route {topic}`"
+        )
