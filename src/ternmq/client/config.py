@@ -16,13 +16,14 @@ from typing import Final
 from ternmq.errors import ConfigError
 from ternmq.net.dial import split_address
 from ternmq.wire.codes import BINARY, JSON, ResponseCode
+from ternmq.wire.record import Sysflag
 
 #: RocketMQ's name for «make one up»: such a client is called by its process id and a number of its own.
 DEFAULT_INSTANCE: Final = "DEFAULT"
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 
 #: RocketMQ's ``CompressionType``.
-COMPRESSIONS: Final = ("ZLIB", "LZ4", "ZSTD")
+COMPRESSIONS: Final = {"ZLIB": Sysflag.ZLIB, "LZ4": Sysflag.LZ4, "ZSTD": Sysflag.ZSTD}
 
 _FORMS: Final = {"JSON": JSON, "ROCKETMQ": BINARY}
 

@@ -40,6 +40,7 @@ from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Header, Request, Response
+from ternmq.wire.ids import UniqueIds
 from ternmq.wire.requests import ConsumerGroup, UnregisterClient
 from ternmq.wire.requests_admin import RouteQuery
 
@@ -47,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
+_REFRESH_PAUSE_S: Final = 1.0
 
 
 class ConsumerMember(Protocol):
@@ -77,6 +79,10 @@ class ClientInstance:
         self.env = env if env is not None else _env()
         self.client_ip = config.client_ip or _outward_ip()
         self.client_id = _client_id(config, self.client_ip, self.env)
+        #: Makes the unique ids of all messages sent from here (C10).
+        self.unique_ids = UniqueIds(
+            self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock
+        )
         self._tasks = Tasks()
         self._requests: dict[int, Route] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self._consumers_changed, _LANE),
@@ -85,6 +91,7 @@ class ClientInstance:
         #: Producer group → how many producers of it are open.
         self._producers: dict[str, int] = {}
         self._beat = asyncio.Event()
+        self._routes_old = asyncio.Event()
         self._running = False
         #: How many users ``shared`` has given this instance to, and the consumer groups that they came for.
         self._users = 0
@@ -258,6 +265,10 @@ class ClientInstance:
         """The header form for a call: as configured, but JSON for codes that the binary form cannot carry."""
         return self.config.form if code <= _BINARY_CODE_MAX else JSON
 
+    def refresh_routes_soon(self) -> None:
+        """A broker does not answer, so the routes may be old: ask for them before their time."""
+        self._routes_old.set()
+
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunning("this client is closed; make its calls inside its `async with` block")
@@ -353,7 +364,12 @@ class ClientInstance:
 
     async def _refresh_routes_forever(self) -> None:
         while True:
-            await asyncio.sleep(self.config.poll_name_server_interval_ms / 1000)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.poll_name_server_interval_ms / 1000):
+                    await self._routes_old.wait()
+            # Failures come in crowds; the name server is asked once a second at most.
+            await asyncio.sleep(_REFRESH_PAUSE_S if self._routes_old.is_set() else 0)
+            self._routes_old.clear()
             await self.routes.refresh_all()
 
     # --- Calls of brokers ------------------------------------------------------------------------------------

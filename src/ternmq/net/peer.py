@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 from ternmq.errors import BrokerRefused, CallTimeout, NetworkError, RemoteProtocolError, TernError, TooManyCalls
 from ternmq.net.lanes import Job, Lanes
 from ternmq.types import Buffer
-from ternmq.wire.codes import JSON, RequestCode, ResponseCode
+from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
 from ternmq.wire.record import pack_host
@@ -35,7 +35,7 @@ CALLS_MAX: Final = 65_535
 JOIN_BYTES_MAX: Final = 64 * 1024
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
-Handler = Callable[["Peer", Request[Any]], "Reply | Awaitable[Reply | None] | None"]
+Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | None] | None"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -162,6 +162,10 @@ class Peer(asyncio.Protocol):
         opaque = self._opaque = (self._opaque + 1) & _OPAQUE_MASK
         self._write(encode_request(code, header, body, opaque=opaque, oneway=True, form=form, more_fields=more_fields))
 
+    async def writable(self) -> None:
+        """Wait while the other side does not read what was written; before one-way calls, which nothing else slows."""
+        await self._writable.wait()
+
     def _time_out(self, response: asyncio.Future[Response], code: int, timeout_ms: int) -> None:
         if not response.done():
             response.set_exception(
@@ -176,11 +180,14 @@ class Peer(asyncio.Protocol):
 
     # --- Calls of theirs -------------------------------------------------------------------------------------
 
-    def reply(self, request: Request[Any], reply: Reply) -> None:
-        """Answer a request, now or later; nothing is sent for one-way requests or on a closed connection."""
-        if request.oneway or self._transport is None:
+    def reply(self, request: Request[Any], reply: Reply | bytes) -> None:
+        """Answer a request, now or later; nothing is sent for one-way requests or on a closed connection.
+
+        Bytes are a whole frame, as ``wire.template`` prepares them for the hottest replies.
+        """
+        if request.flag & FLAG_ONEWAY or self._transport is None:
             return
-        self._write(encode_reply(request, reply))
+        self._write([reply] if type(reply) is bytes else encode_reply(request, reply))  # type: ignore[arg-type]  # mypy does not narrow by type()
 
     def fail(self, request: Request[Any], error: Exception) -> None:
         """Answer a request with the error that ended it, as if its handler had raised it."""
@@ -194,8 +201,9 @@ class Peer(asyncio.Protocol):
         except Exception as error:
             self.fail(request, error)
             return
-        if type(result) is Reply:
-            self.reply(request, result)
+        kind = type(result)
+        if kind is bytes or kind is Reply:
+            self.reply(request, result)  # type: ignore[arg-type]  # as just tested
         elif result is not None:
             self._tasks.create_task(self._finish(request, result))  # type: ignore[arg-type]  # Reply was ruled out
 
