@@ -1,0 +1,39 @@
+"""Flow control (M1): the lanes on which requests wait for the loop, and what a broker refuses rather than delays.
+
+Five classes of work that cannot starve each other (``net.lanes``). Each has a bound on its length and on the time a
+request may wait in it; beyond, the sender is told SYSTEM_BUSY at once and may turn to another broker:
+
+    send    messages                           10,000 requests   200 ms
+    pull    consumers fetching messages       100,000             5 s
+    query   messages by id and key             20,000
+    client  heartbeats, offsets, locks         50,000            31 s
+    admin   topics, groups, tools              10,000             5 s
+
+RocketMQ's fifth check, «page cache busy» (its put lock held for more than a second), has no lock to look at here:
+an append is a copy into memory on the loop itself. What remains of it is the disk that does not keep up with
+SYNC_FLUSH: ``broker.intake`` bounds the sends that wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ternmq.broker.config import BrokerConfig
+from ternmq.net.lanes import LaneConfig
+
+SEND: Final = "send"
+PULL: Final = "pull"
+QUERY: Final = "query"
+CLIENT: Final = "client"
+ADMIN: Final = "admin"
+
+
+def lanes(config: BrokerConfig) -> tuple[LaneConfig, ...]:
+    """The lanes of one broker."""
+    return (
+        LaneConfig(SEND, config.send_thread_pool_queue_capacity, config.wait_time_mills_in_send_queue),
+        LaneConfig(PULL, config.pull_thread_pool_queue_capacity, config.wait_time_mills_in_pull_queue),
+        LaneConfig(QUERY, config.query_thread_pool_queue_capacity),
+        LaneConfig(CLIENT, config.heartbeat_thread_pool_queue_capacity, config.wait_time_mills_in_heartbeat_queue),
+        LaneConfig(ADMIN, config.admin_broker_thread_pool_queue_capacity, config.wait_time_mills_in_admin_broker_queue),
+    )

@@ -1,0 +1,161 @@
+"""Holds: pulls that found nothing and wait for a message instead of being answered (F8).
+
+A pull that reached the end of its queue is held here until
+
+- a message arrives in its queue that its tag filter may let through,
+- its time is over (15 s for push consumers, 20 s for pull): it is answered PULL_NOT_FOUND, or
+- its connection closes.
+
+Arrivals come from the store, once per record, in the midst of a send. So ``arrived`` only moves the holds that it
+concerns to a list; they are answered in the next turn of the loop, once all sends of the same read are stored: a
+consumer gets the burst in one reply, not one reply for its first message.
+
+Every 5 s all holds are compared with their queues, whatever their tags: messages that a filter refuses move the
+consumer's position only this way, and a lost wake-up would cost 5 s instead of a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from ternmq.errors import SystemBusy
+from ternmq.net.peer import Peer
+from ternmq.wire.header import Request
+
+#: A long poll is checked this often (RocketMQ's ``PullRequestHoldService``).
+SCAN_S: Final = 5.0
+#: Held pulls answered in one turn of the loop; a record that wakes a thousand consumers does not stop the sends.
+WAKE_MAX: Final = 64
+
+Key = TypeVar("Key")
+Matches = Callable[[int], bool]
+
+
+class Hold:
+    """One pull that waits. ``matches`` tells by a tags code whether a record may be wanted; None: all are."""
+
+    __slots__ = ("key", "matches", "peer", "queue_offset", "request", "timer")
+
+    def __init__(
+        self,
+        peer: Peer,
+        request: Request[Any],
+        key: tuple[str, int],
+        queue_offset: int,
+        matches: Matches | None,
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.key = key
+        self.queue_offset = queue_offset
+        self.matches = matches
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Holds:
+    """All methods belong to the broker's loop. ``resume`` carries out a pull again and answers it, come what may."""
+
+    def __init__(
+        self,
+        *,
+        resume: Callable[[Peer, Request[Any]], None],
+        max_offset: Callable[[str, int], int],
+        capacity: int,
+    ) -> None:
+        self._resume = resume
+        self._max_offset = max_offset
+        self._capacity = capacity
+        self._loop = asyncio.get_running_loop()
+        # Insertion-ordered tables, not sets: who waits longest is answered first, and in the same order every time.
+        self._by_queue: dict[tuple[str, int], dict[Hold, None]] = {}
+        self._by_peer: dict[Peer, dict[Hold, None]] = {}
+        self._woken: list[Hold] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(
+        self,
+        peer: Peer,
+        request: Request[Any],
+        *,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        matches: Matches | None,
+        timeout_ms: int,
+    ) -> None:
+        """Hold a pull that wants the message at ``queue_offset``. Raises ``SystemBusy`` when too many wait."""
+        if self._count >= self._capacity:
+            raise SystemBusy(
+                f"[OVERLOAD]system busy: {self._count} pulls wait on this broker already; pull again later, or raise "
+                "maxSuspendedPulls"
+            )
+        key = (topic, queue_id)
+        hold = Hold(peer, request, key, queue_offset, matches)
+        hold.timer = self._loop.call_later(timeout_ms / 1000, self._expire, hold)
+        self._by_queue.setdefault(key, {})[hold] = None
+        self._by_peer.setdefault(peer, {})[hold] = None
+        self._count += 1
+
+    def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
+        """A record has become visible: its queue now ends at ``end_offset``. Hot: called for each record."""
+        waiting = self._by_queue.get((topic, queue_id))
+        if waiting is None:
+            return
+        for hold in list(waiting):
+            if end_offset > hold.queue_offset and (hold.matches is None or hold.matches(tags_code)):
+                self._wake_soon(hold)
+
+    def scan(self) -> None:
+        """Wake every hold whose queue has grown past it."""
+        for (topic, queue_id), waiting in list(self._by_queue.items()):
+            end_offset = self._max_offset(topic, queue_id)
+            for hold in list(waiting):
+                if end_offset > hold.queue_offset:
+                    self._wake_soon(hold)
+
+    def drop(self, peer: Peer) -> None:
+        """A connection closed: nobody is there to answer."""
+        for hold in list(self._by_peer.get(peer, ())):
+            self._remove(hold)
+
+    def close(self) -> None:
+        """Forget all holds; their clients ask again elsewhere."""
+        for peer in list(self._by_peer):
+            self.drop(peer)
+        self._woken.clear()
+
+    def _expire(self, hold: Hold) -> None:
+        self._remove(hold)
+        self._resume(hold.peer, hold.request)
+
+    def _wake_soon(self, hold: Hold) -> None:
+        self._remove(hold)
+        if not self._woken:
+            self._loop.call_soon(self._wake)
+        self._woken.append(hold)
+
+    def _wake(self) -> None:
+        now, self._woken = self._woken[:WAKE_MAX], self._woken[WAKE_MAX:]
+        if self._woken:
+            self._loop.call_soon(self._wake)
+        for hold in now:
+            self._resume(hold.peer, hold.request)
+
+    def _remove(self, hold: Hold) -> None:
+        if hold.timer is not None:
+            hold.timer.cancel()
+        self._count -= 1
+        _take(self._by_queue, hold.key, hold)
+        _take(self._by_peer, hold.peer, hold)
+
+
+def _take(table: dict[Key, dict[Hold, None]], key: Key, hold: Hold) -> None:
+    waiting = table[key]
+    del waiting[hold]
+    if not waiting:
+        del table[key]
