@@ -16,16 +16,22 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ternmq.env import Clock
+from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
+from ternmq.wire.header import Header
 
 #: RocketMQ's ``CHANNEL_EXPIRED_TIMEOUT``.
 SILENCE_MAX_S: Final = 120.0
 
 
 class Connection(Protocol):
-    """What the table needs of a ``net.peer.Peer``: an identity and where it leads."""
+    """What is asked of a client's connection; a ``net.peer.Peer``."""
 
     address: str
+
+    def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ On leaving the block every name server is told (UNREGISTER_BROKER), so clients d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,18 @@ from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies import routes
-from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
-from ternmq.wire.requests_admin import BrokerIdentity, DataVersionReply, RegisterBroker, RegisterBrokerReply
+from ternmq.wire.requests_admin import (
+    BrokerIdentity,
+    DataVersionReply,
+    RegisterBroker,
+    RegisterBrokerReply,
+    RouteQuery,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +55,8 @@ RETRY_MAX_S: Final = 0.8
 CONNECT_TIMEOUT_MS: Final = 3_000
 #: A broker that stops does not wait longer than this for a name server that does not answer.
 UNREGISTER_TIMEOUT_MS: Final = 1_000
+#: An administrator's call waits this long for name servers to know a new topic.
+PUBLISH_WAIT_S: Final = 3.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,6 +115,23 @@ class Registration:
             await link.tried.wait()
         return self.registered
 
+    async def published(self) -> None:
+        """Wait until the name servers that answer know all topics of this moment; not for long, if one is slow."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUBLISH_WAIT_S):
+                for link in self._links:
+                    if link.peer is not None:
+                        await link.told.wait()
+
+    async def find_route(self, topic: str) -> TopicRoute | None:
+        """The route of a topic over all brokers, from a name server that answers; None if none does or knows it."""
+        for link in self._links:
+            if link.peer is not None:
+                with contextlib.suppress(TernError):
+                    response = await link.peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
+                    return decode(response.body, TopicRoute) if response.code == ResponseCode.SUCCESS else None
+        return None
+
     @property
     def registered(self) -> int:
         """How many name servers know this broker."""
@@ -119,6 +146,7 @@ class Registration:
         if config is not None:
             for link in self._links:
                 link.changed[config.topic_name] = config
+                link.told.clear()
                 link.wake.set()
 
     # --- One name server ---------------------------------------------------------------------------------------
@@ -166,6 +194,7 @@ class Registration:
             changed = link.take_changed()
             if changed:
                 await self._register(peer, changed)
+                link.is_told()
             elif await self._is_outdated(peer):
                 await self._register_all(link, peer)
 
@@ -176,6 +205,7 @@ class Registration:
             log.info("registered with a name server", extra={"name_server": link.address})
         link.peer = peer
         link.trouble = False
+        link.is_told()
         link.tried.set()
 
     async def _register(self, peer: Peer, topics: Iterable[TopicConfig]) -> None:
@@ -246,6 +276,13 @@ class _Link:
         #: Set when a topic changed or the connection closed.
         self.wake = asyncio.Event()
         self.changed: dict[str, TopicConfig] = {}
+        #: Set while the name server knows all that ``changed`` ever had.
+        self.told = asyncio.Event()
+
+    def is_told(self) -> None:
+        """What was taken has arrived; more may have changed since."""
+        if not self.changed:
+            self.told.set()
 
     def take_changed(self) -> list[TopicConfig]:
         self.wake.clear()

@@ -1,0 +1,116 @@
+"""The broker itself, as tools ask: its state 28, its settings 26, and cleaning up 316 (D5, D6).
+
+Tools of RocketMQ parse some of the state's values as numbers and print the rest as it is; names are theirs.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from ternmq import config
+from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND
+from ternmq.broker.stats import Stats
+from ternmq.broker.topics import Topics
+from ternmq.env import Clock
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.routes import KvTable
+from ternmq.wire.bodies.topics import DataVersion
+from ternmq.wire.codes import VERSION, RequestCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.record import unpack_record
+from ternmq.wire.requests_admin import ConfigReply
+
+log = logging.getLogger(__name__)
+
+#: Lanes under the names of RocketMQ's thread pools.
+_POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
+
+
+class BrokerHandlers:
+    """All methods belong to the broker's loop. ``settings`` are all config objects of this broker."""
+
+    def __init__(
+        self,
+        *,
+        stats: Stats,
+        store: MessageStore,
+        topics: Topics,
+        lanes: Callable[[], Lanes],
+        settings: Sequence[object],
+        store_path: Path,
+        clock: Clock,
+    ) -> None:
+        self._stats = stats
+        self._store = store
+        self._topics = topics
+        self._lanes = lanes
+        self._settings = settings
+        self._store_path = store_path
+        self._clock = clock
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, ADMIN),
+            RequestCode.GET_BROKER_CONFIG: Route(self.get_config, ADMIN),
+            RequestCode.CLEAN_UNUSED_TOPIC: Route(self.clean_unused_topics, ADMIN),
+        }
+
+    def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Counters, rates, queues of work, and how full the disk is."""
+        table = self._stats.runtime() | self._lane_table() | self._store_table()
+        table |= {
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": f"TernMQ_{importlib.metadata.version('ternmq')}",
+            "brokerActive": "true",
+            # No lock is held while a record is copied into the log: the loop is the only one that does.
+            "pageCacheLockTimeMills": "0",
+        }
+        return Reply(body=encode(KvTable(table=table)))
+
+    def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
+        return Reply(
+            header=ConfigReply(version=encode(DataVersion()).decode()),
+            body=config.to_properties(*self._settings).encode(),
+        )
+
+    def clean_unused_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Delete the queues of topics that the table does not have (any more)."""
+        unused = {topic for topic, _ in self._store.queues()} - self._topics.all.keys()
+        if unused:
+            log.info("queues of unknown topics deleted", extra={"topics": sorted(unused)})
+            self._store.delete_topics(unused)
+        return Reply()
+
+    def _lane_table(self) -> dict[str, str]:
+        lanes, now = self._lanes(), self._clock.monotonic()
+        table: dict[str, str] = {}
+        for name, pool in _POOLS:
+            lane = lanes[name]
+            table[f"{pool}ThreadPoolQueueSize"] = str(len(lane.jobs))
+            table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
+            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
+        return table
+
+    def _store_table(self) -> dict[str, str]:
+        store = self._store
+        disk = shutil.disk_usage(self._store_path)
+        first = store.record_at(store.min_log_offset)
+        return {
+            "commitLogMinOffset": str(store.min_log_offset),
+            "commitLogMaxOffset": str(store.written),
+            "remainHowManyDataToFlush": f"{store.written - store.flushed.value} B",
+            # Queues are written with the log, in the same turn of the loop.
+            "dispatchBehindBytes": "0",
+            "earliestMessageTimeStamp": str(unpack_record(first, check_crc=False).store_time_ms if first else -1),
+            "commitLogDiskRatio": str(disk.used / disk.total),
+            "consumeQueueDiskRatio": str(disk.used / disk.total),
+            "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
+        }

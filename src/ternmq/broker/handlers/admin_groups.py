@@ -1,0 +1,118 @@
+"""Subscription groups, as tools create, change, list and delete them, and how far they are: 200, 201, 207, 208, 225
+and 352 (D2, D4, D6)."""
+
+from __future__ import annotations
+
+from ternmq.broker.clients import Clients
+from ternmq.broker.flow import ADMIN
+from ternmq.broker.groups import Groups
+from ternmq.broker.offsets import Offsets
+from ternmq.broker.stats import Stats
+from ternmq.broker.topics import Topics
+from ternmq.errors import GroupMissing
+from ternmq.message import MessageQueue
+from ternmq.net.peer import Peer, Route
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.codec import by_key, decode, encode
+from ternmq.wire.bodies.groups import GroupConfigs, SubscriptionGroupConfig
+from ternmq.wire.bodies.stats import ConsumeStats, QueueProgress
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests_admin import ConsumeStatsQuery, DeleteGroup, Group
+
+
+class GroupHandlers:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        groups: Groups,
+        topics: Topics,
+        store: MessageStore,
+        offsets: Offsets,
+        clients: Clients,
+        stats: Stats,
+        broker_name: str,
+    ) -> None:
+        self._groups = groups
+        self._topics = topics
+        self._store = store
+        self._offsets = offsets
+        self._clients = clients
+        self._stats = stats
+        self._broker_name = broker_name
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(self.update, ADMIN),
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Route(self.update_list, ADMIN),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(self.all, ADMIN),
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Route(self.get, ADMIN),
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: Route(self.delete, ADMIN),
+            RequestCode.GET_CONSUME_STATS: Route(self.progress, ADMIN),
+        }
+
+    def update(self, _peer: Peer, request: Request[object]) -> Reply:
+        self._groups.put(decode(request.body, SubscriptionGroupConfig))
+        return Reply()
+
+    def update_list(self, _peer: Peer, request: Request[object]) -> Reply:
+        for config in decode(request.body, GroupConfigs).group_config_list:
+            self._groups.put(config)
+        return Reply()
+
+    def all(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """The whole table at once; an answer without ``totalGroupNum`` tells newer tools that there are no pages."""
+        return Reply(body=encode(self._groups.body()))
+
+    def get(self, _peer: Peer, request: Request[Group]) -> Reply:
+        """One group; asking does not create it."""
+        group = request.fields.group
+        config = self._groups.get(group)
+        if config is None:
+            raise GroupMissing(f"No group in this broker. group: {group}", broker=self._broker_name)
+        return Reply(body=encode(config))
+
+    def delete(self, _peer: Peer, request: Request[DeleteGroup]) -> Reply:
+        """Forget a group, and its offsets if asked to. Its retry topic is a topic, and deleted as such."""
+        header = request.fields
+        self._groups.delete(header.group_name)
+        if header.offsets_too:
+            self._offsets.delete_group(header.group_name)
+        self._stats.forget_group(header.group_name)
+        return Reply()
+
+    def progress(self, _peer: Peer, request: Request[ConsumeStatsQuery]) -> Reply:
+        """How far a group is on one topic or on all it has offsets for, less those it does not subscribe to any more.
+
+        What it subscribed to is only known while somebody of it is connected.
+        """
+        header = request.fields
+        group = header.consumer_group
+        if header.topic:
+            topics = [header.topic]
+        elif header.topic_list:
+            topics = [topic for topic in header.topic_list.split(";") if topic]
+        else:
+            topics = self._offsets.topics_of(group)
+        online = self._clients.group_info(group)
+        table: dict[MessageQueue, QueueProgress] = {}
+        rate = 0.0
+        for topic in topics:
+            config = self._topics.get(topic)
+            if config is None or (online is not None and online.subscriptions and topic not in online.subscriptions):
+                continue
+            for queue_id in range(config.read_queue_nums):
+                table[MessageQueue(topic, self._broker_name, queue_id)] = self._queue_progress(group, topic, queue_id)
+            rate += self._stats.got_rate(topic, group)
+        return Reply(body=encode(ConsumeStats(offset_table=by_key(table), consume_tps=rate)))
+
+    def _queue_progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
+        consumer_offset = max(self._offsets.get(group, topic, queue_id), 0)
+        last_ms = self._store.store_time(topic, queue_id, consumer_offset - 1) if consumer_offset > 0 else 0
+        return QueueProgress(
+            broker_offset=max(self._store.max_offset(topic, queue_id), 0),
+            consumer_offset=consumer_offset,
+            last_timestamp=max(last_ms, 0),
+        )
