@@ -1,0 +1,118 @@
+"""The program ``tern``: its commands, and the one place where an error becomes a sentence and an exit code (T1).
+
+Exit codes: 0 done, 1 an error (one sentence on stderr that names the cure), 2 wrong usage. ``--debug``, anywhere on the
+line, adds the traceback: it is what one types after a command that just failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ternmq.cli import groups, logs, servers, topics
+from ternmq.cli.options import Json
+from ternmq.cli.output import Output, note
+from ternmq.cli.send import send
+from ternmq.errors import TernError
+
+app = typer.Typer(
+    name="tern",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Boxes and colours are for people; a pipe gets plain text.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "TernMQ: a message queue that speaks RocketMQ's protocol.\n\n"
+        "Start one, send a message, read it back:\n\n"
+        "    tern up\n\n"
+        "    tern send orders 'hello' --tag new\n\n"
+        "    tern consume orders\n\n"
+        "    tern group progress my-group\n\n"
+        "Name servers come from -n, the variable NAMESRV_ADDR, or are 127.0.0.1:9876."
+    ),
+    epilog="Every command explains itself: tern COMMAND --help. Add --debug for tracebacks, --json for programs.",
+)
+
+app.command(rich_help_panel="Servers")(servers.up)
+app.command(rich_help_panel="Servers")(servers.namesrv)
+app.command(rich_help_panel="Servers")(servers.broker)
+app.command(rich_help_panel="Messages")(send)
+app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
+app.add_typer(groups.app, name="group", rich_help_panel="Administration")
+
+
+@app.command(rich_help_panel="Administration")
+def version(as_json: Json = False) -> None:
+    """Print the versions of TernMQ, Python and the event loop."""
+    import platform
+    from importlib import metadata
+
+    try:
+        loop = f"uvloop {metadata.version('uvloop')}"
+    except metadata.PackageNotFoundError:
+        loop = "asyncio"
+    ternmq, python = metadata.version("ternmq"), platform.python_version()
+    Output(as_json=as_json).item(
+        {"ternmq": ternmq, "python": python, "loop": loop}, f"tern {ternmq} (Python {python}, {loop})"
+    )
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda shown: _show(shown))
+    ] = False,
+) -> None:
+    """Holds the options of ``tern`` itself."""
+
+
+def _show(shown: bool) -> None:
+    if shown:
+        version()
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point of the program."""
+    arguments, debug = _take_debug(sys.argv[1:])
+    # Commands tell what went wrong themselves, in one sentence; servers set up their own log.
+    logs.set_up("debug" if debug else "error")
+    try:
+        app(args=arguments, prog_name="tern")
+    except BrokenPipeError:
+        # The reader of our output has gone (`tern consume t | head -1`): no error of anybody. Python would complain
+        # once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        note(f"tern: {_sentence(error)}")
+        sys.exit(1)
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """``--debug`` may stand anywhere before a ``--``, which begins what is text."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, text = arguments[:end], arguments[end:]
+    debug = "--debug" in options or bool(os.environ.get("TERNMQ_DEBUG"))
+    return [option for option in options if option != "--debug"] + text, debug
+
+
+def _sentence(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case TernError():
+            return str(error)
+        case OSError(strerror=str(reason)):
+            return f"{error.filename}: {reason}" if error.filename else reason
+        case _:
+            return f"internal error {type(error).__name__}: {error}; run again with --debug to see where, and report it"

@@ -1,0 +1,26 @@
+"""Options that several commands share, written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+NAME_SERVER_DEFAULT: Final = "127.0.0.1:9876"
+
+NameServers = Annotated[
+    str,
+    typer.Option(
+        "--name-server", "-n", envvar="NAMESRV_ADDR", metavar="HOST:PORT", help="Name servers, several joined by ';'."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting, over file and environment. May be repeated."),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="RocketMQ's key=value form, or .toml.")
+]
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]

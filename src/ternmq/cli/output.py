@@ -1,0 +1,92 @@
+"""What commands print (T1): tables and colours in a terminal, plain text in a pipe, JSON when asked for.
+
+One call for each kind of result, so that no command thinks about the three forms:
+
+=========  =====================  ==================================  ==========================
+           terminal               pipe                                ``--json``
+=========  =====================  ==================================  ==========================
+``rows``   a table                columns separated by tabs           one array of objects
+``item``   a line                 the same line                       one object a line (stream)
+=========  =====================  ==================================  ==========================
+
+Results go to stdout and nothing else does; remarks for people (``note``) and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+import msgspec
+
+Row = Mapping[str, object]
+
+
+class Output:
+    """Where a command's results go."""
+
+    def __init__(self, *, as_json: bool, stream: TextIO | None = None) -> None:
+        self.as_json = as_json
+        self._stream = stream if stream is not None else sys.stdout
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._stream.isatty()
+
+    def rows(self, rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
+        """A list of like things. ``columns`` are keys of the rows, also for the headings; ``empty`` says why none."""
+        if self.as_json:
+            self._line(_to_json(rows))
+        elif not rows:
+            note(empty)
+        elif self.is_terminal:
+            self._table(rows, columns)
+        else:
+            if len(columns) > 1:
+                self._line("\t".join(columns))
+            for row in rows:
+                self._line("\t".join(_cell(row[column]) for column in columns))
+
+    def item(self, fields: Row, text: str) -> None:
+        """One thing, or the next of a stream, seen at once."""
+        self._line(_to_json(fields) if self.as_json else text)
+
+    def _line(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            numeric = all(isinstance(row[column], int) for row in rows)
+            table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(_cell(row[column]) for column in columns))
+        Console(file=self._stream).print(table, markup=False)
+
+
+def note(text: str) -> None:
+    """A remark for people, beside the results."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return ", ".join(map(_cell, value))
+        case _:
+            return str(value)
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,155 @@
+"""``tern send`` (E1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output, note
+from ternmq.cli.running import run
+from ternmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ternmq.message import Message, SendReceipt
+
+GROUP: Final = "tern_send"
+#: Sends under way at once: enough to hide the network, few enough to stop soon after an error.
+WINDOW: Final = 64
+READ_BYTES: Final = 64 * 1024
+
+
+def send(
+    topic: Annotated[str, typer.Argument(help="Where to send.", metavar="TOPIC")],
+    bodies: Annotated[list[str] | None, typer.Argument(help="A message each.", metavar="[BODY]...")] = None,
+    tag: Annotated[str, typer.Option("--tag", "-t", help="A word by which consumers choose.")] = "",
+    keys: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="A word by which to find it again. May be repeated.")
+    ] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="PATH", help="Send each line of a file; - is stdin.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Send each message this many times.")] = 1,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Send messages, and print where each one is.
+
+    Examples:
+
+        tern send orders 'first' 'second' --tag new --key 4711
+
+        seq 1000 | tern send numbers --file -
+    """
+    from ternmq.message import Message
+
+    if bool(bodies) == (file is not None):
+        raise typer.BadParameter("give the messages as arguments, or a file of lines with --file (- for stdin)")
+    named = dict(_named(text) for text in properties or ())
+    source = _arguments(bodies) if bodies else _lines(_open(file or "-"))
+
+    async def messages() -> AsyncIterator[Message]:
+        async for body in source:
+            for _ in range(count):
+                yield Message(topic, body, tags=tag, keys=tuple(keys or ()), properties=dict(named))
+
+    run(_send(messages(), name_servers, Output(as_json=as_json)))
+
+
+async def _send(messages: AsyncIterator[Message], name_servers: str, output: Output) -> None:
+    from ternmq.client.producer import Producer
+
+    flying: deque[asyncio.Future[SendReceipt]] = deque()
+    sent = 0
+    try:
+        async with Producer(GROUP, name_servers=name_servers) as producer:
+            async for message in messages:
+                flying.append(producer.send_nowait(message))
+                if len(flying) == WINDOW:
+                    _show(output, await flying.popleft())
+                    sent += 1
+            while flying:
+                _show(output, await flying.popleft())
+                sent += 1
+    except BaseException:
+        await asyncio.gather(*flying, return_exceptions=True)
+        if sent:
+            note(f"{sent} messages were sent before this:")
+        raise
+
+
+def _show(output: Output, receipt: SendReceipt) -> None:
+    queue = receipt.queue
+    output.item(
+        {
+            "status": receipt.status.value,
+            "message_id": receipt.message_id,
+            "topic": queue.topic,
+            "broker": queue.broker_name,
+            "queue": queue.queue_id,
+            "queue_offset": receipt.queue_offset,
+        },
+        f"{receipt.status.value}\t{receipt.message_id}\t{queue}\t{receipt.queue_offset}",
+    )
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is no property; write NAME=VALUE", param_hint="--property")
+    return name, value
+
+
+async def _arguments(bodies: Sequence[str]) -> AsyncIterator[bytes]:
+    for body in bodies:
+        yield body.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 came in this way and leave unchanged
+
+
+def _open(path: str) -> int:
+    """The descriptor of a file, 0 for ``-``."""
+    try:
+        return 0 if path == "-" else os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path after --file") from None
+
+
+async def _lines(descriptor: int) -> AsyncIterator[bytes]:
+    """Lines as they arrive, without their ends; empty ones are left out, as no message may be empty."""
+    rest = b""
+    while data := await _read(descriptor):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+    if rest:
+        yield rest
+
+
+async def _read(descriptor: int) -> bytes:
+    """What there is to read, waited for in a thread: input may be slow, and connections want their heartbeats.
+
+    A daemon thread, not the loop's executor: that one is waited for at the end, and Ctrl-C must not wait for a line.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bytes] = loop.create_future()
+
+    def settle(data: bytes) -> None:
+        if not done.done():
+            done.set_result(data)
+
+    def work() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, os.read(descriptor, READ_BYTES))
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done

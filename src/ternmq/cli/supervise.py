@@ -1,0 +1,185 @@
+"""``tern up``: a name server in this process, and brokers in processes of their own (T1).
+
+The supervisor talks to a broker through its pipes. Each broker process (``tern broker --supervised``) writes one JSON
+line to stdout, ``{"ready": address}`` or ``{"error": sentence}``, and stops when its stdin ends: so brokers go down
+with their supervisor even if that one is killed. They do not see the terminal's Ctrl-C (they have a session of their
+own): the supervisor stops them, brokers first, the name server last, so that each can unregister.
+
+A broker that ends by itself ends the whole: half a cluster that looks healthy would be worse. Starting it again is for
+whoever runs servers for good (systemd, containers), with ``tern broker`` and ``tern namesrv``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ternmq.errors import ConfigError, TernError
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+BROKERS_MAX: Final = 26
+#: Room for a broker's VIP port (− 2), its replication port (+ 1) and more to come.
+PORTS_APART: Final = 20
+#: A clean stop writes offsets and flushes the log; past this the disk is stuck, and waiting does not help.
+STOP_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerPlan:
+    """One broker to start: its name, and its settings as ``key=value`` in order of rank."""
+
+    name: str
+    settings: tuple[str, ...]
+
+
+class Report(msgspec.Struct, omit_defaults=True):
+    """What a supervised broker tells: its address once clients can use it, or why it cannot start."""
+
+    ready: str = ""
+    error: str = ""
+
+
+def plan_brokers(
+    *, count: int, directory: Path, first_port: int, host: str, name_server: str, settings: Sequence[str]
+) -> list[BrokerPlan]:
+    """Brokers ``broker-a``, ``broker-b``, … with ports and directories of their own; ``settings`` are for all."""
+    if not 1 <= count <= BROKERS_MAX:
+        raise ConfigError(f"--brokers {count} cannot be; start 1 to {BROKERS_MAX} brokers")
+    port_last = first_port + PORTS_APART * (count - 1)
+    if port_last > 65_535:
+        raise ConfigError(f"--broker-port {first_port} leaves no ports for {count} brokers; choose a smaller one")
+    plans = []
+    for number in range(count):
+        name = f"broker-{chr(ord('a') + number)}"
+        port = first_port + PORTS_APART * number if first_port else 0
+        own = (
+            f"brokerName={name}",
+            f"listenPort={port}",
+            f"storePathRootDir={directory / name}",
+            f"namesrvAddr={name_server}",
+        )
+        plans.append(BrokerPlan(name, (f"brokerIP1={host}", *settings, *own)))
+    return plans
+
+
+class BrokerProcess:
+    """A running broker process."""
+
+    def __init__(self, name: str, process: Process) -> None:
+        self.name = name
+        self._process = process
+
+    @classmethod
+    async def start(cls, plan: BrokerPlan, *, log_level: str) -> BrokerProcess:
+        arguments = ["broker", "--supervised", "--log-level", log_level]
+        for setting in plan.settings:
+            arguments += ["--set", setting]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "ternmq.cli", *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        return cls(plan.name, process)
+
+    async def ready(self) -> str:
+        """Wait until clients can use the broker, and return its address; raises ``TernError`` with why they cannot."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise TernError(await self.ended())
+        report = msgspec.json.decode(line, type=Report)
+        if report.error:
+            raise TernError(f"{self.name} cannot start: {report.error}")
+        return report.ready
+
+    async def ended(self) -> str:
+        """Wait until the process is gone, and say how it went."""
+        code = await self._process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{self.name} {how}; its log above says more"
+
+    def ask_to_stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    async def stop(self) -> None:
+        """Wait for a clean end, and not for ever."""
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.error("a broker does not stop and is killed", extra={"broker": self.name, "timeout_s": STOP_TIMEOUT_S})
+            self._process.kill()
+            await self._process.wait()
+
+
+class Brokers:
+    """The broker processes of one cluster, all ready."""
+
+    def __init__(self, processes: Sequence[BrokerProcess], addresses: dict[str, str]) -> None:
+        self._processes = processes
+        #: Broker name → ``host:port``.
+        self.addresses = addresses
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, plans: Sequence[BrokerPlan], *, log_level: str) -> AsyncIterator[Brokers]:
+        """Start all at once; the block begins when all are ready, and after it none runs."""
+        processes: list[BrokerProcess] = []
+        try:
+            for plan in plans:
+                # One by one into the list, so that those already started are stopped if the next one fails.
+                process = await BrokerProcess.start(plan, log_level=log_level)
+                processes.append(process)
+            addresses = {process.name: await process.ready() for process in processes}
+            yield cls(processes, addresses)
+        finally:
+            for process in processes:
+                process.ask_to_stop()
+            for process in processes:
+                await process.stop()
+
+    async def first_to_end(self) -> str:
+        """Wait until one of them ends by itself, and say which and how."""
+        async with Tasks() as tasks:
+            waiting = [tasks.create_task(process.ended()) for process in self._processes]
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+
+
+# --- The other end: what a supervised broker does -----------------------------------------------------------------
+
+
+def tell(report: Report) -> None:
+    """Write the one line that the supervisor waits for."""
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    sys.stdout.flush()
+
+
+class _EndOfInput(asyncio.Protocol):
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an error ends the input as well
+        self._ended.set()
+
+
+async def supervisor_gone() -> None:
+    """Wait, in a supervised broker, until the supervisor has closed our stdin or has died."""
+    ended = asyncio.Event()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(ended), sys.stdin)
+    try:
+        await ended.wait()
+    finally:
+        transport.close()

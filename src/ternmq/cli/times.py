@@ -1,0 +1,36 @@
+"""Times as people write and read them on the command line."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from ternmq.errors import ConfigError
+
+_AGO: Final = re.compile(r"(\d+)(s|m|h|d)\Z")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+#: Digits up to here are a duration or a typing error, beyond it milliseconds since 1970 (from September 2001 on).
+_MS_LEAST: Final = 10**12
+
+
+def parse_time(text: str, *, now_ms: int) -> int:
+    """Milliseconds since 1970 from ``2026-01-31T12:00``, ``15m`` (ago) or the number itself; local time unless it
+    names a zone. Raises ``ConfigError``."""
+    if ago := _AGO.match(text):
+        return now_ms - int(timedelta(**{_UNITS[ago[2]]: int(ago[1])}).total_seconds() * 1000)
+    if text.isdecimal() and int(text) >= _MS_LEAST:
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text!r} is no time; write 2026-01-31T12:00, 15m for «15 minutes ago», or milliseconds since 1970"
+        ) from None
+
+
+def format_ms(time_ms: int) -> str:
+    """Local time to the millisecond; ``-`` for «never»."""
+    if time_ms <= 0:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", timespec="milliseconds")[:23]

@@ -1,0 +1,161 @@
+"""``tern topic``: create, list, route, status, delete (D1)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output
+from ternmq.cli.running import run
+from ternmq.cli.times import format_ms
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, inspect and delete topics.")
+
+Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
+
+
+@app.command()
+def create(
+    topic: Topic,
+    queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=65535, help="Queues on each broker.")] = 8,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Where, if there are several clusters.")] = None,
+    perm: Annotated[str, typer.Option("--perm", help="rw, r (read only) or w (write only).")] = "rw",
+    order: Annotated[bool, typer.Option("--order", help="Mark it as an ordered topic.")] = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Create a topic on all brokers of a cluster, or change it there.
+
+    Example:
+
+        tern topic create orders --queues 16
+    """
+    from ternmq.admin import Admin
+
+    bits = {"rw": 6, "r": 4, "w": 2}.get(perm)
+    if bits is None:
+        raise typer.BadParameter(f"{perm!r} is no permission; use rw, r or w", param_hint="--perm")
+
+    async def work() -> list[str]:
+        async with Admin(name_servers) as admin:
+            brokers = await admin.topics.create(topic, queues=queues, cluster=cluster, perm=bits, order=order)
+            return [broker.name for broker in brokers]
+
+    brokers = run(work())
+    Output(as_json=as_json).item(
+        {"topic": topic, "queues": queues, "perm": perm, "brokers": brokers},
+        f"topic {topic} has {queues} queues on {', '.join(brokers)}",
+    )
+
+
+@app.command("list")
+def list_(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also topics of the system and of groups.")] = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """List the topics of all clusters."""
+    from ternmq.admin import Admin
+    from ternmq.admin.topics import TopicInfo
+
+    async def work() -> list[TopicInfo]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.all()
+
+    Output(as_json=as_json).rows(
+        [
+            {
+                "topic": topic.name,
+                "perm": _perm(topic.perm),
+                "read_queues": topic.read_queues,
+                "write_queues": topic.write_queues,
+                "brokers": topic.brokers,
+            }
+            for topic in run(work())
+            if everything or not topic.is_system
+        ],
+        columns=("topic", "perm", "read_queues", "write_queues", "brokers"),
+        empty="no topics yet; create one with `tern topic create NAME`, or just send to it",
+    )
+
+
+@app.command()
+def route(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """Show which brokers have a topic, and where they are."""
+    from ternmq.admin import Admin
+    from ternmq.wire.bodies.routes import TopicRoute
+
+    async def work() -> TopicRoute:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.route(topic)
+
+    found = run(work())
+    queues = {queue.broker_name: queue for queue in found.queue_datas}
+    Output(as_json=as_json).rows(
+        [
+            {
+                "broker": broker.broker_name,
+                "cluster": broker.cluster,
+                "id": broker_id,
+                "address": address,
+                "perm": _perm(queues[broker.broker_name].perm),
+                "read_queues": queues[broker.broker_name].read_queue_nums,
+                "write_queues": queues[broker.broker_name].write_queue_nums,
+            }
+            for broker in sorted(found.broker_datas, key=lambda broker: broker.broker_name)
+            for broker_id, address in sorted(broker.broker_addrs.items())
+            if broker.broker_name in queues
+        ],
+        columns=("broker", "cluster", "id", "address", "perm", "read_queues", "write_queues"),
+        empty=f"no broker has topic {topic} now",
+    )
+
+
+@app.command()
+def status(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """Show what each queue of a topic holds: queue offsets and the time of the last message."""
+    from ternmq.admin import Admin
+    from ternmq.admin.topics import QueueStatus
+
+    async def work() -> list[QueueStatus]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.status(topic)
+
+    output = Output(as_json=as_json)
+    output.rows(
+        [
+            {
+                "broker": found.queue.broker_name,
+                "queue": found.queue.queue_id,
+                "min_offset": found.min_offset,
+                "max_offset": found.max_offset,
+                "messages": found.messages,
+                "last_message": found.last_store_ms if as_json else format_ms(found.last_store_ms),
+            }
+            for found in run(work())
+        ],
+        columns=("broker", "queue", "min_offset", "max_offset", "messages", "last_message"),
+        empty=f"topic {topic} has no queues",
+    )
+
+
+@app.command()
+def delete(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """Delete a topic and its messages from all brokers and name servers."""
+    from ternmq.admin import Admin
+
+    async def work() -> list[str]:
+        async with Admin(name_servers) as admin:
+            return [broker.name for broker in await admin.topics.delete(topic)]
+
+    brokers = run(work())
+    Output(as_json=as_json).item(
+        {"topic": topic, "deleted_on": brokers}, f"topic {topic} is deleted on {', '.join(brokers)}"
+    )
+
+
+def _perm(bits: int) -> str:
+    """``rw``, ``r-``, ``-w``, ``--``; an x says that new topics take over what this one has (TBW102)."""
+    return ("r" if bits & 4 else "-") + ("w" if bits & 2 else "-") + ("x" if bits & 1 else "")
