@@ -109,6 +109,10 @@ class StoreLocked(StoreError):
         )
 
 
+class RecordRefused(StoreError):
+    """A message that no record can hold: too large, or a field out of range (C1). The broker says MESSAGE_ILLEGAL."""
+
+
 class DiskFull(StoreError):
     """No space is left for the next segment."""
 

@@ -1,0 +1,273 @@
+"""The log of all topics: segments of one size, records back to back (C1).
+
+::
+
+    00000000000000000000            00000000001073741824            00000000002147483648
+    | record | record | … | blank | | record | record | … | blank | | record | …
+    ^ min_offset                                                             ^ written
+
+A record never spans two segments. When it does not fit with 8 bytes to spare, a *blank* (the space left, and a magic
+of its own) ends the segment and the record goes to the next; so does a whole batch. Bytes behind the 8 of a blank
+mean nothing.
+
+Writing takes two steps: ``place`` finds room, the store packs the record straight into ``page``, and ``written``
+moves. In between nothing may await. ``room`` is where the quick path ends: up to there the current segment is ready
+(``store.prepare``) and ``place`` need not be called.
+
+Invariants: ``min_offset <= written``; every record in between starts with its own log offset; ``page`` is the
+segment that holds ``written``, and behind ``written`` stand zeros or a cut record's rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ternmq.errors import CorruptRecord, NotRunning, StoreError
+from ternmq.store.prepare import AHEAD_BYTES, Preparer
+from ternmq.store.segment import Disk, Segment, segment_name, segment_starts
+from ternmq.wire.record import MAGIC_BLANK, Record, Sysflag, pack_blank, peek_head, unpack_record
+
+log = logging.getLogger(__name__)
+
+#: What a segment keeps free behind its last record: room for a blank (RocketMQ's END_FILE_MIN_BLANK_LENGTH).
+BLANK_BYTES: Final = 8
+
+_SYSFLAG_AT: Final = 36
+_STORE_TIME_AT: Final = 56
+_STORE_TIME_V6_AT: Final = 68
+_LOG_OFFSET: Final = struct.Struct(">q")
+_INT: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+
+
+class CommitLog:
+    """The log's segments, where it begins and where it ends."""
+
+    __slots__ = (
+        "_directory",
+        "_disk",
+        "_preparer",
+        "_refusal",
+        "_segments",
+        "before_place",
+        "min_offset",
+        "page",
+        "room",
+        "segment_bytes",
+        "start",
+        "store_time_ms",
+        "written",
+    )
+
+    def __init__(self, disk: Disk, directory: Path, *, segment_bytes: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._preparer = Preparer(disk, directory, size=segment_bytes)
+        self._segments: list[Segment] = []
+        self._refusal: StoreError | NotRunning | None = NotRunning("the store is not open; call open() first")
+        #: Called when space is needed, now and then; it may raise, and the log then takes nothing.
+        self.before_place: Callable[[], None] | None = None
+        self.segment_bytes = segment_bytes
+        self.min_offset = 0
+        self.written = 0
+        #: Store time of the last record.
+        self.store_time_ms = 0
+        #: The segment under the pen: its page, the log offset where it starts, and the log offset up to which
+        #: records (with 8 bytes to spare) can be packed without asking.
+        self.page = memoryview(b"")
+        self.start = 0
+        self.room = -1
+
+    # --- Life -------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Map the segments that exist, and change nothing. Raises ``CorruptFile``."""
+        size = self.segment_bytes
+        starts = segment_starts(self._disk, self._directory, size=size, key="mappedFileSizeCommitLog")
+        self._segments = [self._disk.open_segment(self._directory / segment_name(start), size=size) for start in starts]
+        if starts:
+            self.min_offset = starts[0]
+            self.written = starts[-1] + size
+
+    def begin(self, end: int, store_time_ms: int) -> None:
+        """Cut the log at ``end``, where recovery found it to end, and be ready to append."""
+        size = self.segment_bytes
+        while self._segments and self._segments[-1].start >= end and self._segments[-1].start > self.min_offset:
+            self._remove_last()
+        # A file that was being made when the process died; ``segment_starts`` leaves out only one of length 0.
+        self._disk.remove(self._directory / segment_name(self._segments[-1].start + size if self._segments else 0))
+        self._refusal = None
+        self.written = end
+        self.store_time_ms = store_time_ms
+        self.start = end - end % size
+        if self._segments and self._segments[-1].start == self.start:
+            segment = self._segments[-1]
+            self.page = segment.page
+            segment.ready = end - self.start
+        else:
+            # An empty log, or one whose last segment is full: the next is made when a record comes.
+            self.page = memoryview(b"")
+        self.room = -1
+
+    def start_preparing(self) -> None:
+        """From now on a thread readies log space (``store.prepare``)."""
+        self._preparer.start(last=self.start if self.page else self.start - self.segment_bytes)
+        if self.page:
+            self._preparer.ahead(self._segments[-1], self.written - self.start)
+
+    def _remove_last(self) -> None:
+        segment = self._segments.pop()
+        log.warning("segment removed", extra={"path": str(segment.path), "reason": "it lies behind the log's end"})
+        self._disk.remove(segment.path)
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why nothing is accepted any more, if a flush has failed."""
+        return self._refusal if isinstance(self._refusal, StoreError) else None
+
+    def refuse(self, reason: StoreError | NotRunning) -> None:
+        """Accept nothing any more: closed, or a flush that failed. Costs the quick path nothing."""
+        self._refusal = reason
+        self.room = -1
+
+    def close(self) -> None:
+        self.refuse(NotRunning("the store is closed; open it again to append"))
+        self._preparer.close()
+        self._segments = []
+        self.page = memoryview(b"")
+
+    # --- Writing ----------------------------------------------------------------------------------------------
+
+    def place(self, size: int) -> int:
+        """Find room for ``size`` bytes in one segment; returns the log offset, which is ``written`` then.
+
+        Raises ``DiskFull``, or what ``refuse`` was given. The caller has checked that a segment can hold ``size``.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self.before_place is not None:
+            self.before_place()
+        segment_bytes = self.segment_bytes
+        at = self.written - self.start
+        if not self.page or at + size + BLANK_BYTES > segment_bytes:
+            self._roll(at)
+            at = 0
+        segment = self._segments[-1]
+        end = at + size + BLANK_BYTES
+        self._preparer.ensure(segment, end)
+        self._preparer.ahead(segment, end)
+        if segment_bytes - at <= max(segment_bytes // 2, AHEAD_BYTES):
+            self._preparer.soon(segment.start + segment_bytes)
+        # Come back when half of the ready space is used, so that the thread has the other half's time for more.
+        ready = segment.ready
+        self.room = self.start + (ready if ready == segment_bytes else max(end, (end + ready) // 2))
+        return self.written
+
+    def _roll(self, at: int) -> None:
+        """Close the current segment with a blank and go to the next."""
+        start = self.start
+        if self.page:
+            pack_blank(self.page, at, self.segment_bytes - at)
+            start += self.segment_bytes
+        segment = self._preparer.take(start)
+        self._segments.append(segment)
+        self.page = segment.page
+        self.start = self.written = start
+        if len(self._segments) == 1:
+            self.min_offset = start
+
+    # --- Reading ----------------------------------------------------------------------------------------------
+
+    def view(self, log_offset: int, length_bytes: int) -> memoryview | None:
+        """These bytes of the log; None if they are not all there, in one segment."""
+        if log_offset < self.min_offset or log_offset + length_bytes > self.written:
+            return None
+        segment = self._segments[(log_offset - self.min_offset) // self.segment_bytes]
+        at = log_offset - segment.start
+        if at + length_bytes > self.segment_bytes:
+            return None
+        return segment.page[at : at + length_bytes]
+
+    def record(self, log_offset: int) -> memoryview | None:
+        """The whole record at ``log_offset``; None if none starts there."""
+        head = self.view(log_offset, BLANK_BYTES)
+        if head is None:
+            return None
+        size, magic = peek_head(head)
+        if magic == MAGIC_BLANK or size <= 0:
+            return None
+        record = self.view(log_offset, size)
+        if record is None or size < _STORE_TIME_AT or _LOG_OFFSET.unpack_from(record, 28)[0] != log_offset:
+            return None
+        return record
+
+    def store_time(self, log_offset: int) -> int:
+        """When the record at ``log_offset`` was stored; -1 if there is none."""
+        record = self.view(log_offset, _STORE_TIME_V6_AT + 8)
+        if record is None:
+            return -1
+        (sysflag,) = _INT.unpack_from(record, _SYSFLAG_AT)
+        at = _STORE_TIME_V6_AT if sysflag & Sysflag.BORN_V6 else _STORE_TIME_AT
+        store_time_ms: int = _LONG.unpack_from(record, at)[0]
+        return store_time_ms
+
+    # --- For flush, recovery and readers ------------------------------------------------------------------------
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each segment starts."""
+        return [segment.start for segment in self._segments]
+
+    def dirty(self, begin: int, end: int) -> list[Segment]:
+        """The segments that hold bytes from ``begin`` up to ``end``. Any thread may ask."""
+        size = self.segment_bytes
+        return [segment for segment in self._segments.copy() if segment.start < end and segment.start + size > begin]
+
+    def walk(self, log_offset: int, *, check_crc: bool = True) -> LogWalk:
+        """The records from ``log_offset`` on, where one must start."""
+        return LogWalk(self._segments, log_offset, segment_bytes=self.segment_bytes, check_crc=check_crc)
+
+
+class LogWalk:
+    """Iterates over records in log order and stops at the first that is none; ``position`` is then the log's end."""
+
+    __slots__ = ("_by_start", "_check_crc", "_segment_bytes", "position", "trouble")
+
+    def __init__(self, segments: list[Segment], log_offset: int, *, segment_bytes: int, check_crc: bool = True) -> None:
+        self._by_start = {segment.start: segment for segment in segments}
+        self._segment_bytes = segment_bytes
+        self._check_crc = check_crc
+        self.position = log_offset
+        #: Why the walk ended; empty where the log simply goes no further.
+        self.trouble = ""
+
+    def __iter__(self) -> Iterator[Record]:
+        size = self._segment_bytes
+        while (segment := self._by_start.get(self.position - self.position % size)) is not None:
+            at = self.position - segment.start
+            page = segment.page
+            while True:
+                if at + BLANK_BYTES > size:
+                    self.trouble = "no blank at the end of the segment"
+                    return
+                total, magic = peek_head(page, at)
+                if magic == MAGIC_BLANK:
+                    self.position = segment.start + size
+                    break
+                if magic == 0 and total == 0:
+                    return
+                try:
+                    record = unpack_record(page, at, check_crc=self._check_crc, end=size)
+                except CorruptRecord as error:
+                    self.trouble = str(error)
+                    return
+                if record.log_offset != self.position:
+                    self.trouble = f"a record of log offset {record.log_offset} stands at {self.position}"
+                    return
+                at += total
+                self.position = segment.start + at
+                yield record

@@ -1,0 +1,173 @@
+"""Settings of one store directory, under RocketMQ's names in snake case (C1–C8, T2).
+
+``config.py`` at the top of the package maps ``mappedFileSizeCommitLog`` and its like to these fields. A value that
+no store could work with raises ``ConfigError`` here, once, so that nothing else has to check it again.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ternmq.errors import ConfigError
+
+ENTRY_BYTES: Final = 20
+INDEX_HEADER_BYTES: Final = 40
+INDEX_SLOT_BYTES: Final = 4
+INDEX_ENTRY_BYTES: Final = 20
+
+#: A record may be this much larger than the largest body: topic, properties, fixed part (RocketMQ's ``CommitLog``).
+RECORD_EXTRA_BYTES: Final = 64 * 1024
+
+_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DELAY: Final = re.compile(r"([0-9]+)([smhd])\Z")
+
+
+class FlushDiskType(enum.Enum):
+    """When a send is answered: with the record in the page cache, or on the disk (C6)."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class StoreConfig:
+    """What one store needs to know. The defaults are RocketMQ's."""
+
+    # --- Where -------------------------------------------------------------------------------------------------
+
+    #: The directory of everything (C11). One process at a time holds it.
+    store_path_root_dir: Path = field(default_factory=lambda: Path.home() / "store")
+    #: The log's own directory, for a disk of its own; None: ``commitlog`` under the root (C1).
+    store_path_commit_log: Path | None = None
+
+    # --- Sizes of files: fixed when a directory is first used -----------------------------------------------------
+
+    #: Bytes of a log segment (C1). Every file has exactly this length, or RocketMQ would not open it.
+    mapped_file_size_commit_log: int = 1 << 30
+    #: Bytes of a queue file, rounded up to whole entries of 20 (C2): 300,000 entries.
+    mapped_file_size_consume_queue: int = 6_000_000
+    #: Slots and entries of an index file (C4): 40 + 4 · slots + 20 · entries bytes, sparse.
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+    #: Off saves about 1 µs a message and loses the search by key (C4).
+    message_index_enable: bool = True
+
+    # --- Flush (C6) -----------------------------------------------------------------------------------------------
+
+    flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+    #: ms between two looks of the flush thread under ASYNC_FLUSH.
+    flush_interval_commit_log: int = 500
+    #: Fewer dirty pages of 4 KiB than this wait for the thorough flush, to spare the disk.
+    flush_commit_log_least_pages: int = 4
+    #: ms after which any dirty page is flushed.
+    flush_commit_log_thorough_interval: int = 10_000
+    #: ms that a send waits for the disk under SYNC_FLUSH before it is answered FLUSH_DISK_TIMEOUT.
+    sync_flush_timeout: int = 5_000
+    #: The same three for the queues. They are derived from the log: a late flush costs recovery time, no data.
+    flush_interval_consume_queue: int = 1_000
+    flush_consume_queue_least_pages: int = 2
+    flush_consume_queue_thorough_interval: int = 60_000
+
+    # --- What is accepted (C1) ------------------------------------------------------------------------------------
+
+    #: Bytes of the largest body; the whole record may have 64 KiB more.
+    max_message_size: int = 4 << 20
+
+    # --- Recovery (C8) --------------------------------------------------------------------------------------------
+
+    #: Whether recovery compares bodies with their CRC. Off only where the disk itself does so.
+    check_crc_on_recover: bool = True
+
+    # --- What one read returns at most (F, §10 of the store's protocol page) ------------------------------------------
+
+    #: From the page cache: bytes and messages.
+    max_transfer_bytes_on_message_in_memory: int = 256 * 1024
+    max_transfer_count_on_message_in_memory: int = 32
+    #: From further back, where reads meet the disk and one consumer must not hold up the others.
+    max_transfer_bytes_on_message_in_disk: int = 64 * 1024
+    max_transfer_count_on_message_in_disk: int = 8
+    #: «Further back» begins at this part (%) of the machine's memory behind the log's end.
+    access_message_in_memory_max_ratio: int = 40
+    #: Bytes of queue entries that one read scans for matching tags: 800 entries.
+    max_filter_message_size: int = 16_000
+    #: Most messages that a search by key returns.
+    max_msgs_num_batch: int = 64
+
+    # --- Delay levels (I1) ----------------------------------------------------------------------------------------
+
+    #: Level 1, 2, …: an entry of SCHEDULE_TOPIC_XXXX holds its delivery time where others hold the tags code (C2).
+    message_delay_level: str = _DELAY_LEVELS
+
+    def __post_init__(self) -> None:
+        if self.store_path_commit_log is not None and "," in str(self.store_path_commit_log):
+            raise ConfigError(
+                f"storePathCommitLog = {self.store_path_commit_log} names several directories; give one, several disks "
+                "belong under one file system"
+            )
+        _at_least("mappedFileSizeCommitLog", self.mapped_file_size_commit_log, 4096, "bytes")
+        _at_least("mappedFileSizeConsumeQueue", self.mapped_file_size_consume_queue, ENTRY_BYTES, "bytes")
+        _at_least("maxHashSlotNum", self.max_hash_slot_num, 1, "slots")
+        # Entry 0 is never used, so a file of one entry would be full before its first.
+        _at_least("maxIndexNum", self.max_index_num, 2, "entries")
+        _at_least("flushIntervalCommitLog", self.flush_interval_commit_log, 1, "ms")
+        _at_least("flushCommitLogLeastPages", self.flush_commit_log_least_pages, 0, "pages")
+        _at_least("flushCommitLogThoroughInterval", self.flush_commit_log_thorough_interval, 1, "ms")
+        _at_least("syncFlushTimeout", self.sync_flush_timeout, 1, "ms")
+        _at_least("flushIntervalConsumeQueue", self.flush_interval_consume_queue, 1, "ms")
+        _at_least("flushConsumeQueueLeastPages", self.flush_consume_queue_least_pages, 0, "pages")
+        _at_least("flushConsumeQueueThoroughInterval", self.flush_consume_queue_thorough_interval, 1, "ms")
+        _at_least("maxMessageSize", self.max_message_size, 1, "bytes")
+        _at_least("maxTransferBytesOnMessageInMemory", self.max_transfer_bytes_on_message_in_memory, 1, "bytes")
+        _at_least("maxTransferCountOnMessageInMemory", self.max_transfer_count_on_message_in_memory, 1, "messages")
+        _at_least("maxTransferBytesOnMessageInDisk", self.max_transfer_bytes_on_message_in_disk, 1, "bytes")
+        _at_least("maxTransferCountOnMessageInDisk", self.max_transfer_count_on_message_in_disk, 1, "messages")
+        _at_least("maxFilterMessageSize", self.max_filter_message_size, ENTRY_BYTES, "bytes")
+        _at_least("maxMsgsNumBatch", self.max_msgs_num_batch, 1, "messages")
+        _at_least("accessMessageInMemoryMaxRatio", self.access_message_in_memory_max_ratio, 0, "%")
+        if self.access_message_in_memory_max_ratio > 95:
+            raise ConfigError(
+                f"accessMessageInMemoryMaxRatio = {self.access_message_in_memory_max_ratio} leaves no memory for "
+                "anything else; use at most 95 (%)"
+            )
+        parse_delay_levels(self.message_delay_level)
+
+    @property
+    def commit_log_path(self) -> Path:
+        return self.store_path_commit_log or self.store_path_root_dir / "commitlog"
+
+    @property
+    def queue_file_bytes(self) -> int:
+        """Bytes of a queue file: whole entries."""
+        return -(-self.mapped_file_size_consume_queue // ENTRY_BYTES) * ENTRY_BYTES
+
+    @property
+    def index_file_bytes(self) -> int:
+        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * self.max_index_num
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Delay of level 1, 2, … in ms."""
+        return parse_delay_levels(self.message_delay_level)
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """``"1s 5s 1m"`` → (1000, 5000, 60000); ``ConfigError`` if a part is no duration."""
+    delays = []
+    for part in text.split():
+        matched = _DELAY.match(part)
+        if matched is None:
+            raise ConfigError(
+                f"messageDelayLevel has {part!r}, which is no duration; write levels like 1s 5m 2h 1d, blanks between"
+            )
+        delays.append(int(matched[1]) * _UNIT_MS[matched[2]])
+    return tuple(delays)
+
+
+def _at_least(key: str, value: int, least: int, unit: str) -> None:
+    if value < least:
+        raise ConfigError(f"{key} = {value} is too small; use at least {least} ({unit})")

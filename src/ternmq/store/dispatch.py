@@ -1,0 +1,214 @@
+"""Dispatch: everything that is derived from the log is fed here, record by record, in log order (C5).
+
+The log is the truth. A *derived* part (queues, index, later the schedule, pop check points, …) is a fold over its
+records: it can be thrown away and folded again, and it never knows more than the log. ``Fact`` is what a fold learns
+of a record. There are two ways to one::
+
+    put      ── the draft's own values ride along, nothing is decoded ──┐
+                                                                        ├─▶ queues ▶ index ▶ further parts ▶ on_arrival
+    recovery ── the record is read back and decoded ────────────────────┘
+
+Both give the same facts, so after any crash a fold of the log equals what was there before. Fresh records of a
+plain log are dispatched in ``put`` itself: on the same thread, after the append, before the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ternmq.errors import StoreError
+from ternmq.message import Property
+from ternmq.names import SCHEDULE_TOPIC
+from ternmq.store.draft import Draft
+from ternmq.store.index import Index
+from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.wire.ids import java_hash
+from ternmq.wire.properties import find
+from ternmq.wire.record import Record, Sysflag
+
+#: Tags whose hash is kept; beyond that the table starts over. Few topics use more than a handful.
+TAGS_MAX: Final = 4096
+
+#: A property as it stands in the text, with the end of the one before: whole names only.
+_TAGS: Final = f"\x02{Property.TAGS}\x01"
+_KEYS: Final = f"\x02{Property.KEYS}\x01"
+_UNIQUE_KEY: Final = f"\x02{Property.UNIQUE_KEY}\x01"
+_TAGS_BYTES: Final = len(_TAGS)
+_KEYS_BYTES: Final = len(_KEYS)
+_UNIQUE_KEY_BYTES: Final = len(_UNIQUE_KEY)
+
+#: Set in a prepared half and in a rollback, which have no queue entry; a global is quicker than a class's attribute.
+_NOT_QUEUED: Final = Sysflag.PREPARED
+_TRANSACTION: Final = Sysflag.TRANSACTION_MASK
+_ROLLBACK: Final = Sysflag.ROLLBACK
+
+
+@dataclass(slots=True)
+class Fact:
+    """What a fold learns of one record; the record itself lies in the log at ``log_offset``."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    sysflag: int
+    store_time_ms: int
+    tags_code: int
+    unique_key: str
+    keys: str
+    prepared_transaction_offset: int
+    properties: str
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the record has a queue entry: a prepared half and a rollback have none."""
+        return not self.sysflag & Sysflag.PREPARED
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.sysflag & Sysflag.TRANSACTION_MASK != Sysflag.ROLLBACK
+
+
+class Derived(Protocol):
+    """A further part that is derived from the log. Its folds run on the store's thread and must be quick."""
+
+    @property
+    def folded(self) -> int:
+        """Log offset up to which its saved state goes; the store starts feeding it from there."""
+        ...
+
+    def fold(self, fact: Fact) -> None:
+        """Take in the next record."""
+        ...
+
+    def cut(self, log_offset: int) -> None:
+        """Forget what came from ``log_offset`` on: the log ends there."""
+        ...
+
+    def save(self) -> None:
+        """Make the state durable, if it has any; called when the store closes."""
+        ...
+
+
+class Dispatcher:
+    """Feeds the derived parts of one store."""
+
+    __slots__ = ("_delays_ms", "_index", "_queues", "_tags", "deriveds", "on_arrival", "on_trouble")
+
+    def __init__(self, queues: ConsumeQueues, index: Index | None, *, delays_ms: tuple[int, ...]) -> None:
+        self._queues = queues
+        self._index = index
+        self._delays_ms = delays_ms
+        self._tags: dict[str, int] = {}
+        self.deriveds: list[Derived] = []
+        #: Told of a new entry: topic, queue id, its queue offset + 1, tags code.
+        self.on_arrival: Callable[[str, int, int, int], None] | None = None
+        #: Told that the index could not take the record at this log offset, and why.
+        self.on_trouble: Callable[[int, StoreError], None] | None = None
+
+    def fresh(
+        self, queue: ConsumeQueue, draft: Draft, log_offset: int, size: int, queue_offset: int, store_time_ms: int
+    ) -> None:
+        """Take in the record that was just appended. Hot: no decoding, no object but for further parts."""
+        properties = draft.properties
+        # One more \x02 at either end, and every pair has one before and one behind it.
+        text = f"\x02{properties}\x02"
+        tags_code = 0
+        at = text.rfind(_TAGS)
+        if at >= 0:
+            at += _TAGS_BYTES
+            tags = text[at : text.find("\x02", at)]
+            code = self._tags.get(tags)
+            tags_code = code if code is not None else self._learn_tags(tags, properties)
+        sysflag = draft.sysflag
+        if draft.topic == SCHEDULE_TOPIC:
+            tags_code = self._schedule_time(properties, store_time_ms) or tags_code
+        if not sysflag & _NOT_QUEUED:
+            queue.append(log_offset, size, tags_code)
+        unique_key = keys = ""
+        at = text.rfind(_UNIQUE_KEY)
+        if at >= 0:
+            at += _UNIQUE_KEY_BYTES
+            unique_key = text[at : text.find("\x02", at)] or find(properties, Property.UNIQUE_KEY) or ""
+        at = text.rfind(_KEYS)
+        if at >= 0:
+            at += _KEYS_BYTES
+            keys = text[at : text.find("\x02", at)] or find(properties, Property.KEYS) or ""
+        index = self._index
+        if index is not None and (unique_key or keys) and sysflag & _TRANSACTION != _ROLLBACK:
+            try:
+                index.put(draft.topic, unique_key, keys, log_offset, store_time_ms)
+            except StoreError as error:
+                # The log has the record, so it cannot be refused any more; the next one can.
+                if self.on_trouble is not None:
+                    self.on_trouble(log_offset, error)
+        if self.deriveds:
+            fact = Fact(
+                draft.topic,
+                draft.queue_id,
+                queue_offset,
+                log_offset,
+                size,
+                sysflag,
+                store_time_ms,
+                tags_code,
+                unique_key,
+                keys,
+                draft.prepared_transaction_offset,
+                properties,
+            )
+            for derived in self.deriveds:
+                derived.fold(fact)
+        if self.on_arrival is not None and not sysflag & _NOT_QUEUED:
+            self.on_arrival(draft.topic, draft.queue_id, queue_offset + 1, tags_code)
+
+    def fact(self, record: Record) -> Fact:
+        """What a record that was read back tells: the same as when it was fresh."""
+        properties = record.properties
+        tags = find(properties, Property.TAGS)
+        tags_code = java_hash(tags) if tags else 0
+        if record.topic == SCHEDULE_TOPIC:
+            tags_code = self._schedule_time(properties, record.store_time_ms) or tags_code
+        return Fact(
+            record.topic,
+            record.queue_id,
+            record.queue_offset,
+            record.log_offset,
+            record.size,
+            record.sysflag,
+            record.store_time_ms,
+            tags_code,
+            find(properties, Property.UNIQUE_KEY) or "",
+            find(properties, Property.KEYS) or "",
+            record.prepared_transaction_offset,
+            properties,
+        )
+
+    def refold(self, record: Record) -> None:
+        """Take in a record from the log. Parts that have it already leave it."""
+        fact = self.fact(record)
+        self._queues.fold(fact)
+        if self._index is not None:
+            self._index.fold(fact)
+        for derived in self.deriveds:
+            if derived.folded <= record.log_offset:
+                derived.fold(fact)
+
+    def _learn_tags(self, tags: str, properties: str) -> int:
+        if not tags:
+            tags = find(properties, Property.TAGS) or ""
+        if len(self._tags) >= TAGS_MAX:
+            self._tags.clear()
+        code = self._tags[tags] = java_hash(tags)
+        return code
+
+    def _schedule_time(self, properties: str, store_time_ms: int) -> int:
+        """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2)."""
+        text = find(properties, Property.DELAY) or ""
+        level = int(text) if text.isascii() and text.isdigit() else 0
+        if not level or not self._delays_ms:
+            return 0
+        return store_time_ms + self._delays_ms[min(level, len(self._delays_ms)) - 1]

@@ -1,0 +1,260 @@
+"""Flush: what was written reaches the disk, in time and for many at once (C6, C7).
+
+ASYNC_FLUSH: every 500 ms if at least 4 pages are dirty, every 10 s in any case, and at once when a segment is full.
+SYNC_FLUSH: as soon as someone appends. While one ``fdatasync`` runs, others append; the next one serves them all
+(*group commit*). Who needs the disk waits for ``flushed`` to pass the end of his record.
+
+Two threads meet here, and the line between them is the rule «threads make system calls, never decisions»:
+
+- the *flush thread* sleeps until it is woken or the time is over, reads ``written`` (an int), calls ``fdatasync``
+  on the segments behind it, and hands the new position over;
+- the *store's thread* takes it (``post``), moves the watermark, and decides what else is to be synced: queue files
+  that have grown by two pages every second, everything once a minute. The checkpoint moves after that, never before.
+
+A sync that fails cannot be repeated: the kernel may have dropped the pages and marked them clean. The log then takes
+nothing any more, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from ternmq.env import Clock
+from ternmq.errors import StoreError
+from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.commitlog import CommitLog
+from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.index import Index
+from ternmq.store.queue import ConsumeQueues
+from ternmq.store.segment import PAGE_BYTES, Disk, Segment
+from ternmq.store.watermark import Watermark
+
+log = logging.getLogger(__name__)
+
+#: Queues written out in one go on the store's thread: some 2 ms.
+QUEUES_AT_ONCE: Final = 256
+
+Job = Callable[[], None]
+
+
+def is_due(
+    *, flushed: int, written: int, segment_bytes: int, least_pages: int, idle_ms: float, thorough_ms: int
+) -> bool:
+    """Whether ASYNC_FLUSH flushes now; ``idle_ms`` have passed since it last did."""
+    if flushed == written:
+        return False
+    if idle_ms >= thorough_ms or flushed // segment_bytes != written // segment_bytes:
+        return True
+    return written // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
+
+
+class Flusher:
+    """Keeps a store's files flushed. ``post`` brings a call to the store's thread."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        disk: Disk,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: Index | None,
+        checkpoint: Checkpoint,
+        checkpoint_path: Path,
+        post: Callable[[Job], object],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._disk = disk
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._checkpoint_path = checkpoint_path
+        self._post = post
+        self.flushed = Watermark(commit_log.written)
+        # The store's thread:
+        self._pass_time_ms = -1  # store time that the running pass over all queues vouches for; -1: none runs
+        self._pass_at = clock.monotonic()
+        self._saved = checkpoint.pack()
+        self._closed = False
+        # The flush thread:
+        self._thread: threading.Thread | None = None
+        self._orders: SimpleQueue[Job | None] = SimpleQueue()
+        self._synced = commit_log.written
+        self._synced_at = clock.monotonic()
+        # Both, without a lock; a wake-up too many does no harm.
+        self._woken = False
+        self._tick_waits = False
+
+    # --- The store's thread -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="ternmq-flush", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Flush as soon as possible. Cheap while a wake-up is on its way."""
+        if not self._woken:
+            self._woken = True
+            self._orders.put(_nothing)
+
+    def flush_now(self) -> None:
+        """Return when all that was written is on the disk."""
+        store_time_ms, end = self._log.store_time_ms, self._log.written
+        for segment in self._log.dirty(self.flushed.value, end):
+            segment.sync()
+        self._arrived(end, store_time_ms)
+
+    def tick(self) -> None:
+        """Every second: sync queue files that have grown, and all that is derived when a minute is over."""
+        self._tick_waits = False
+        if self._closed:
+            return
+        pages = self._config.flush_consume_queue_least_pages
+        idle_ms = (self._clock.monotonic() - self._pass_at) * 1000
+        if self._pass_time_ms >= 0:
+            pass
+        elif idle_ms >= self._config.flush_consume_queue_thorough_interval:
+            self._begin_pass()
+        elif paths := self._queues.take_unsynced(max(1, pages * PAGE_BYTES)):
+            self._submit(lambda: self._sync(paths, []))
+        self._save_checkpoint()
+
+    def close(self) -> None:
+        """Stop the thread and have everything on the disk, checkpoint included. Raises ``StoreError``."""
+        self._closed = True
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join()
+            self._thread = None
+        self.flush_now()
+        self._queues.close()
+        if self._index is not None:
+            self._checkpoint.index_time_ms = self._index.end_time_ms
+            self._index.close()
+        self._checkpoint.queue_time_ms = self._log.store_time_ms
+        self._disk.write(self._checkpoint_path, self._checkpoint.pack())
+
+    def _arrived(self, end: int, store_time_ms: int) -> None:
+        self._checkpoint.log_time_ms = store_time_ms
+        self.flushed.advance(end)
+
+    def _failed(self, error: StoreError) -> None:
+        log.error("flush failed; the store takes no more messages", extra={"error": str(error)})
+        self._log.refuse(StoreError(f"{error}; the store takes no more messages until it is opened again"))
+
+    def _begin_pass(self) -> None:
+        self._pass_time_ms = self._log.store_time_ms
+        self._pass_at = self._clock.monotonic()
+        self._continue_pass()
+
+    def _continue_pass(self) -> None:
+        """Write out the next queues; when all are, have them synced. Others get their turn in between."""
+        if self._closed:
+            return
+        try:
+            done = self._queues.write_out(QUEUES_AT_ONCE)
+        except StoreError as error:
+            log.warning("queues could not be written out", extra={"error": str(error)})
+            self._pass_time_ms = -1
+            return
+        if not done:
+            self._submit(lambda: self._hand_over(self._continue_pass))
+            return
+        paths = self._queues.take_unsynced(0)
+        segments = self._index.take_unsynced() if self._index is not None else []
+        index_time_ms = self._index.end_time_ms if self._index is not None else 0
+
+        def end_pass() -> None:
+            self._checkpoint.queue_time_ms = self._pass_time_ms
+            self._checkpoint.index_time_ms = index_time_ms
+            self._pass_time_ms = -1
+            self._save_checkpoint()
+
+        self._submit(lambda: self._sync(paths, segments, then=end_pass))
+
+    def _save_checkpoint(self) -> None:
+        data = self._checkpoint.pack()
+        if data != self._saved:
+            self._saved = data
+            self._submit(lambda: self._disk.write(self._checkpoint_path, data))
+
+    def _submit(self, job: Job) -> None:
+        if self._thread is not None:
+            self._orders.put(job)
+        else:
+            job()
+
+    # --- The flush thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        config = self._config
+        is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        tick_s = config.flush_interval_consume_queue / 1000
+        look_s = tick_s if is_sync else min(tick_s, config.flush_interval_commit_log / 1000)
+        tick_at = self._clock.monotonic() + tick_s
+        while True:
+            try:
+                order = self._orders.get(timeout=look_s)
+            except Empty:
+                order = _nothing
+            if order is None:
+                return
+            # Before ``written`` is read: who appends after that wakes us again.
+            self._woken = False
+            try:
+                order()
+                self._flush_log(is_sync)
+            except StoreError as error:
+                self._hand_over(lambda error=error: self._failed(error))  # type: ignore[misc]
+                return
+            if self._clock.monotonic() >= tick_at:
+                tick_at = self._clock.monotonic() + tick_s
+                if not self._tick_waits:
+                    self._tick_waits = True
+                    self._hand_over(self.tick)
+
+    def _flush_log(self, is_sync: bool) -> None:
+        commit_log, config = self._log, self._config
+        # The time first: a record that comes in between is flushed, but not vouched for.
+        store_time_ms = commit_log.store_time_ms
+        end = commit_log.written
+        now = self._clock.monotonic()
+        if end == self._synced or not (
+            is_sync
+            or is_due(
+                flushed=self._synced,
+                written=end,
+                segment_bytes=commit_log.segment_bytes,
+                least_pages=config.flush_commit_log_least_pages,
+                idle_ms=(now - self._synced_at) * 1000,
+                thorough_ms=config.flush_commit_log_thorough_interval,
+            )
+        ):
+            return
+        for segment in commit_log.dirty(self._synced, end):
+            segment.sync()
+        self._synced, self._synced_at = end, now
+        self._hand_over(lambda: self._arrived(end, store_time_ms))
+
+    def _sync(self, paths: list[Path], segments: list[Segment], then: Job | None = None) -> None:
+        for path in paths:
+            self._disk.sync_file(path)
+        for segment in segments:
+            segment.sync()
+        if then is not None:
+            self._hand_over(then)
+
+    def _hand_over(self, job: Job) -> None:
+        self._post(job)
+
+
+def _nothing() -> None:
+    """An order that only wakes."""

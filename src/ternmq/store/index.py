@@ -1,0 +1,362 @@
+"""The hash index: records by key (C4).
+
+A file is a hash table with chains, all in place::
+
+     0   8  begin time    store time of the first entry      32  4  slots in use
+     8   8  end time      … of the last                      36  4  number of the next entry, from 1 on
+    16   8  begin offset  log offset of the first entry      40     5,000,000 slots of 4 bytes: the newest entry, or 0
+    24   8  end offset    … of the last                             20,000,000 entries of 20 bytes; number 0 is unused
+
+    entry:  4 hash   8 log offset   4 seconds since begin time   4 the slot's previous entry
+
+Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. Only hashes are stored, so whoever looks
+up compares topic and key in the record itself (``store.query``). A file is named by the local time of its making and
+ends when its entries are used up; the next begins with begin = end = the end of this one, as RocketMQ's does.
+
+The header is written after the entries and slots of each record. ``cut`` undoes entries from the newest to the
+oldest, giving each slot its previous entry back, so that after a crash the index equals a fresh fold of the log.
+(RocketMQ deletes the current file, and forgets what it held of older records.)
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ternmq.errors import CorruptFile
+from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from ternmq.store.key_hash import KeyHashes
+from ternmq.store.segment import Disk, Segment
+
+if TYPE_CHECKING:
+    from ternmq.store.dispatch import Fact
+
+log = logging.getLogger(__name__)
+
+_HEADER: Final = struct.Struct(">qqqqii")
+_SLOT: Final = struct.Struct(">i")
+_ENTRY: Final = struct.Struct(">iqii")
+_SECONDS_MAX: Final = 0x7FFFFFFF
+#: Claimed on disk at a time for entries to come: some 50,000, more than any one record has keys.
+_RESERVE_BYTES: Final = 1 << 20
+
+_unpack_slot: Final = _SLOT.unpack_from
+_pack_slot: Final = _SLOT.pack_into
+_pack_entry: Final = _ENTRY.pack_into
+_pack_header: Final = _HEADER.pack_into
+
+
+class IndexFile:
+    """One file of the index. The fields are the header's."""
+
+    __slots__ = (
+        "_entries_at",
+        "_entries_max",
+        "_page",
+        "_reserved",
+        "_slots",
+        "begin_offset",
+        "begin_time_ms",
+        "count",
+        "end_offset",
+        "end_time_ms",
+        "segment",
+        "used_slots",
+    )
+
+    def __init__(self, segment: Segment, *, slots: int, entries: int) -> None:
+        self.segment = segment
+        self._page = segment.page
+        self._slots = slots
+        self._entries_max = entries
+        self._entries_at = INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES
+        self._reserved = 0
+        (
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.count,
+        ) = self._read_header()
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._entries_max
+
+    @property
+    def is_empty(self) -> bool:
+        return self.count <= 1
+
+    def begin_after(self, time_ms: int, log_offset: int) -> None:
+        """A new file continues where the last one ended."""
+        self.begin_time_ms = self.end_time_ms = time_ms
+        self.begin_offset = self.end_offset = log_offset
+        self.write_header()
+
+    def put(self, key_hash: int, log_offset: int, store_time_ms: int) -> None:
+        """Add an entry; the file is not full, and ``write_header`` follows. Raises ``DiskFull``."""
+        number, page = self.count, self._page
+        entry_at = self._entries_at + number * INDEX_ENTRY_BYTES
+        if entry_at + INDEX_ENTRY_BYTES > self._reserved:
+            self._reserve(entry_at)
+        slot_at = INDEX_HEADER_BYTES + key_hash % self._slots * INDEX_SLOT_BYTES
+        (previous,) = _unpack_slot(page, slot_at)
+        if previous <= 0 or previous >= number:
+            previous = 0
+            self.used_slots += 1
+        seconds = (store_time_ms - self.begin_time_ms) // 1000 if self.begin_time_ms > 0 else 0
+        if not 0 <= seconds <= _SECONDS_MAX:
+            seconds = 0 if seconds < 0 else _SECONDS_MAX
+        _pack_entry(page, entry_at, key_hash, log_offset, seconds, previous)
+        _pack_slot(page, slot_at, number)
+        if number == 1:
+            self.begin_offset = log_offset
+            self.begin_time_ms = store_time_ms
+        self.count = number + 1
+        self.end_offset = log_offset
+        self.end_time_ms = store_time_ms
+
+    def _read_header(self) -> tuple[int, int, int, int, int, int]:
+        begin_time_ms, end_time_ms, begin_offset, end_offset, used_slots, count = _HEADER.unpack_from(self._page)
+        # A new file has zeros; entries are numbered from 1 on.
+        return begin_time_ms, end_time_ms, begin_offset, end_offset, used_slots, max(count, 1)
+
+    def write_header(self) -> None:
+        _pack_header(
+            self._page,
+            0,
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            self.count,
+        )
+
+    def _reserve(self, entry_at: int) -> None:
+        """Claim the slots and the next entries on disk, or else a store to them could end the process."""
+        begin = self._reserved or 0
+        end = min(self.segment.size, entry_at + INDEX_ENTRY_BYTES + _RESERVE_BYTES)
+        self.segment.reserve(begin, end)
+        self._reserved = end
+
+    # --- Reading ------------------------------------------------------------------------------------------------
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether the file has entries of this time."""
+        return begin_ms <= self.end_time_ms and end_ms >= self.begin_time_ms
+
+    def find(self, key_hash: int, *, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets of entries with this hash, newest first."""
+        found: list[int] = []
+        number = self._newest(key_hash)
+        while number and len(found) < count_max:
+            entry_hash, log_offset, seconds, previous = self._entry(number)
+            time_ms = self.begin_time_ms + seconds * 1000
+            # Entries know whole seconds only: one of the second in which the span begins may belong to it.
+            if seconds < 0 or time_ms + 999 < begin_ms:
+                break
+            if entry_hash == key_hash and time_ms <= end_ms:
+                found.append(log_offset)
+            # Numbers fall along a chain; anything else is damage, and would lead in circles.
+            number = previous if 0 < previous < number else 0
+        return found
+
+    def _newest(self, key_hash: int) -> int:
+        number: int = _unpack_slot(self._page, self._slot_at(key_hash))[0]
+        return number if 0 < number < self.count else 0
+
+    def _slot_at(self, key_hash: int) -> int:
+        return INDEX_HEADER_BYTES + key_hash % self._slots * INDEX_SLOT_BYTES
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        return _ENTRY.unpack_from(self._page, self._entries_at + number * INDEX_ENTRY_BYTES)
+
+    # --- Cutting ------------------------------------------------------------------------------------------------
+
+    def cut(self, log_offset: int, store_time: Callable[[int], int]) -> None:
+        """Undo the entries of records at ``log_offset`` and behind."""
+        number = self.count
+        # A process that died between a slot and the header left entries which nobody counted.
+        while number < self._entries_max and self._is_newest(number):
+            number += 1
+        while number > 1:
+            entry_hash, entry_offset, _, previous = self._entry(number - 1)
+            if number <= self.count and entry_offset < log_offset:
+                break
+            number -= 1
+            if not 0 < previous < number:
+                previous = 0
+                self.used_slots -= 1
+            _pack_slot(self._page, self._slot_at(entry_hash), previous)
+        self.count = number
+        if number > 1:
+            _, self.end_offset, seconds, _ = self._entry(number - 1)
+            exact_ms = store_time(self.end_offset)
+            self.end_time_ms = exact_ms if exact_ms >= 0 else self.begin_time_ms + seconds * 1000
+        self.write_header()
+
+    def _is_newest(self, number: int) -> bool:
+        entry_hash, _, _, _ = self._entry(number)
+        newest: int = _unpack_slot(self._page, self._slot_at(entry_hash))[0] if entry_hash >= 0 else 0
+        return newest == number
+
+
+class Index:
+    """All index files of a store, derived from the log (``store.dispatch.Derived``)."""
+
+    __slots__ = (
+        "_current",
+        "_directory",
+        "_disk",
+        "_entries",
+        "_file_bytes",
+        "_files",
+        "_hashes",
+        "_now_ms",
+        "_slots",
+        "_unsynced",
+    )
+
+    def __init__(
+        self, disk: Disk, directory: Path, *, slots: int, entries: int, file_bytes: int, now_ms: Callable[[], int]
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._slots = slots
+        self._entries = entries
+        self._file_bytes = file_bytes
+        self._now_ms = now_ms
+        self._files: list[IndexFile] = []
+        self._current: IndexFile | None = None
+        self._hashes = KeyHashes()
+        #: Full files that are not on the disk yet.
+        self._unsynced: list[Segment] = []
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def end_time_ms(self) -> int:
+        return self._files[-1].end_time_ms if self._files else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Log offset of the last record that has entries; -1 if none has."""
+        return self._files[-1].end_offset if self._files and self._files[-1].end_time_ms else -1
+
+    def put(self, topic: str, unique_key: str, keys: str, log_offset: int, store_time_ms: int) -> None:
+        """Add a record's entries: the unique key first, then each of ``keys``; either may be empty.
+
+        Raises ``DiskFull``; then ``cut`` must undo what was added.
+        """
+        file = self._current
+        if file is None or file.count >= self._entries:
+            file = self._next_file()
+        topic_hash = self._hashes.of_topic(topic)
+        hash_key = self._hashes.of_key
+        if unique_key:
+            file.put(hash_key(topic_hash, unique_key), log_offset, store_time_ms)
+        if keys:
+            for key in keys.split(" "):
+                if key:
+                    if file.count >= self._entries:
+                        file.write_header()
+                        file = self._next_file()
+                    file.put(hash_key(topic_hash, key), log_offset, store_time_ms)
+        file.write_header()
+
+    def _next_file(self) -> IndexFile:
+        last = self._files[-1] if self._files else None
+        if last is not None and not last.is_full:
+            self._current = last
+            return last
+        name = self._name(last.segment.path.name if last is not None else "")
+        segment = self._disk.open_segment(self._directory / name, size=self._file_bytes, create=True)
+        file = IndexFile(segment, slots=self._slots, entries=self._entries)
+        if last is not None:
+            file.begin_after(last.end_time_ms, last.end_offset)
+            self._unsynced.append(last.segment)
+        self._files.append(file)
+        self._current = file
+        return file
+
+    def _name(self, last: str) -> str:
+        now_ms = self._now_ms()
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+        # Names must rise, also within one ms and when the clock or summer time steps back.
+        return name if name > last else f"{int(last) + 1:017d}"
+
+    # --- Derived --------------------------------------------------------------------------------------------------
+
+    def fold(self, fact: Fact) -> None:
+        """Add the entries of a record read from the log, unless they are there already."""
+        if fact.log_offset <= self.end_offset or not fact.is_indexed:
+            return
+        if fact.unique_key or fact.keys:
+            self.put(fact.topic, fact.unique_key, fact.keys, fact.log_offset, fact.store_time_ms)
+
+    def cut(self, log_offset: int, store_time: Callable[[int], int]) -> None:
+        """Forget what came from ``log_offset`` on."""
+        while self._files:
+            last = self._files[-1]
+            last.cut(log_offset, store_time)
+            if not last.is_empty:
+                break
+            self._disk.remove(last.segment.path)
+            self._files.pop()
+        self._current = None
+
+    # --- Reading ----------------------------------------------------------------------------------------------------
+
+    def find(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets of records that may have this key, newest first."""
+        key_hash = self._hashes.of_key(self._hashes.of_topic(topic), key)
+        found: list[int] = []
+        for file in reversed(self._files):
+            if file.overlaps(begin_ms, end_ms):
+                found += file.find(key_hash, count_max=count_max - len(found), begin_ms=begin_ms, end_ms=end_ms)
+            if file.begin_time_ms < begin_ms or len(found) >= count_max:
+                break
+        return found
+
+    # --- Life -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Map the files that exist; changes nothing. Raises ``CorruptFile``."""
+        for name, length_bytes, is_directory in self._disk.list(self._directory):
+            if is_directory or not (name.isascii() and name.isdigit()):
+                continue
+            path = self._directory / name
+            if length_bytes != self._file_bytes:
+                raise CorruptFile(
+                    f"{path} has {length_bytes} bytes, but maxHashSlotNum and maxIndexNum make {self._file_bytes}; set "
+                    "them to what the store was made with, or move the index directory away: it is built again",
+                    path=str(path),
+                )
+            segment = self._disk.open_segment(path, size=length_bytes)
+            self._files.append(IndexFile(segment, slots=self._slots, entries=self._entries))
+
+    def ensure_file(self) -> None:
+        """Have at least one file, even an empty one: none at all means that the index was thrown away."""
+        if not self._files:
+            self._next_file()
+
+    def take_unsynced(self) -> list[Segment]:
+        """Segments written to since they were last asked for, the current one included; the caller syncs them."""
+        segments, self._unsynced = self._unsynced, []
+        if self._files:
+            segments.append(self._files[-1].segment)
+        return segments
+
+    def close(self) -> None:
+        """Have everything on the disk."""
+        for segment in self.take_unsynced():
+            segment.sync()
+        self._files.clear()
+        self._current = None

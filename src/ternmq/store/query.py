@@ -1,0 +1,258 @@
+"""Reading: by queue offset, by time, by key, by log offset (C2, C4, C10; the rules of RocketMQ's getMessage).
+
+Nothing is copied. What a read returns are views of the mapped log, those of neighbouring records joined into one, so
+that a pull of 32 messages is often a single view. A view dies with its request; whoever keeps bytes copies them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ternmq.errors import CorruptFile, CorruptRecord
+from ternmq.message import Property
+from ternmq.store.commitlog import CommitLog
+from ternmq.store.config import ENTRY_BYTES, StoreConfig
+from ternmq.store.index import Index
+from ternmq.store.queue import ENTRY, FILLER_SIZE, ConsumeQueue, ConsumeQueues
+from ternmq.wire.properties import find
+from ternmq.wire.record import unpack_record
+
+_iter_entries: Final = ENTRY.iter_unpack
+
+
+class GetStatus(enum.Enum):
+    """How a read by queue offset ended; the names are RocketMQ's."""
+
+    FOUND = enum.auto()
+    #: Nothing in the scanned entries passed the filter: ask again at ``next_offset``.
+    NO_MATCHED_MESSAGE = enum.auto()
+    #: The records were deleted with their segment: ask again at ``next_offset``.
+    MESSAGE_WAS_REMOVING = enum.auto()
+    #: The queue's file was deleted: go on with the next one.
+    OFFSET_FOUND_NULL = enum.auto()
+    OFFSET_OVERFLOW_BADLY = enum.auto()
+    #: At the end of the queue: wait for the next message.
+    OFFSET_OVERFLOW_ONE = enum.auto()
+    OFFSET_TOO_SMALL = enum.auto()
+    NO_MATCHED_LOGIC_QUEUE = enum.auto()
+    NO_MESSAGE_IN_QUEUE = enum.auto()
+
+
+@dataclass(slots=True)
+class GetResult:
+    """What a read by queue offset found."""
+
+    status: GetStatus
+    #: Where to read on.
+    next_offset: int
+    min_offset: int = 0
+    max_offset: int = 0
+    #: The records, in order; one view may hold several that lie side by side.
+    buffers: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    body_bytes: int = 0
+    #: Whether the next read is from so far back that a slave should serve it.
+    is_behind: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class QueryResult:
+    """What a search by key found, oldest first."""
+
+    buffers: list[memoryview]
+    #: Store time and log offset of the newest record in the index.
+    last_update_ms: int
+    last_update_offset: int
+
+
+class Query:
+    """The reading half of a store."""
+
+    __slots__ = ("_config", "_index", "_log", "_memory_bytes", "_queues", "_scan_max")
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        index: Index | None,
+        *,
+        memory_bytes: int,
+    ) -> None:
+        self._config = config
+        self._log = commit_log
+        self._queues = queues
+        self._index = index
+        #: Records further back than this are taken to be on disk only.
+        self._memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
+        #: Entries that one read with a filter looks at.
+        self._scan_max = config.max_filter_message_size // ENTRY_BYTES
+
+    # --- By queue offset ----------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        bytes_max: int | None = None,
+        matches: Callable[[int], bool] | None = None,
+    ) -> GetResult:
+        """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code.
+
+        At least one is returned if there is any, whatever its size.
+        """
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0)
+        low, high = queue.min_offset, queue.next_offset
+        if not low <= queue_offset < high:
+            return _outside(queue_offset, low, high)
+
+        commit_log, config = self._log, self._config
+        count_memory = min(count_max, config.max_transfer_count_on_message_in_memory)
+        count_disk = min(count_max, config.max_transfer_count_on_message_in_disk)
+        bytes_memory = config.max_transfer_bytes_on_message_in_memory
+        bytes_disk = config.max_transfer_bytes_on_message_in_disk
+        if bytes_max is not None:
+            bytes_memory, bytes_disk = min(bytes_memory, bytes_max), min(bytes_disk, bytes_max)
+        entries = queue.read(queue_offset, count_memory if matches is None else max(count_memory, self._scan_max))
+        if not entries:
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, min(queue.file_end(queue_offset), high), low, high)
+
+        written, log_min = commit_log.written, commit_log.min_offset
+        memory_from = written - self._memory_bytes
+        runs: list[tuple[int, int]] = []
+        run_start = run_end = last_offset = -1
+        count = body_bytes = 0
+        next_offset = queue_offset
+        was_removed = False
+        for log_offset, size, tags_code in _iter_entries(entries):
+            if count:
+                if log_offset >= memory_from:
+                    if count >= count_memory or body_bytes + size > bytes_memory:
+                        break
+                elif count >= count_disk or body_bytes + size > bytes_disk:
+                    break
+            next_offset += 1
+            last_offset = log_offset
+            if matches is not None and not matches(tags_code):
+                continue
+            if log_offset < log_min or size == FILLER_SIZE:
+                was_removed = True
+                continue
+            if log_offset != run_end:
+                if run_end >= 0:
+                    runs.append((run_start, run_end))
+                run_start = log_offset
+            run_end = log_offset + size
+            count += 1
+            body_bytes += size
+        if count:
+            runs.append((run_start, run_end))
+            status = GetStatus.FOUND
+        elif was_removed:
+            status = GetStatus.MESSAGE_WAS_REMOVING
+        else:
+            status = GetStatus.NO_MATCHED_MESSAGE
+        buffers = [self._view(queue, start, end) for start, end in runs]
+        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from)
+
+    def _view(self, queue: ConsumeQueue, start: int, end: int) -> memoryview:
+        view = self._log.view(start, end - start)
+        if view is None:
+            raise CorruptFile(
+                f"{queue.directory} has entries that point outside the log ({start} to {end}); stop the broker and "
+                "move the consumequeue directory away: it is built again from the log",
+                path=str(queue.directory),
+            )
+        return view
+
+    # --- By time ------------------------------------------------------------------------------------------------
+
+    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """The first queue offset stored at ``time_ms`` or later; with ``upper`` the last stored then or before.
+
+        Between the queue's min and max offset in any case; 0 without such a queue.
+        """
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.next_offset
+        limit_ms = time_ms + 1 if upper else time_ms
+        while low < high:
+            middle = (low + high) // 2
+            if self._entry_time(queue, middle) >= limit_ms:
+                high = middle
+            else:
+                low = middle + 1
+        return max(low - 1, queue.min_offset) if upper else low
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """When a message was stored; -1 if it is not there."""
+        queue = self._queues.get(topic, queue_id)
+        return -1 if queue is None else self._entry_time(queue, queue_offset)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """When the oldest message of a queue was stored; -1 if it is empty."""
+        queue = self._queues.get(topic, queue_id)
+        return -1 if queue is None else self._entry_time(queue, queue.min_offset)
+
+    def _entry_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        entry = queue.entry(queue_offset)
+        return -1 if entry is None or entry[1] == FILLER_SIZE else self._log.store_time(entry[0])
+
+    # --- By log offset and by key ---------------------------------------------------------------------------------
+
+    def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:
+        """One whole record; None if none starts there, or not one of ``size`` bytes."""
+        record = self._log.record(log_offset)
+        return record if record is None or size is None or len(record) == size else None
+
+    def by_key(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records of a topic with this key or unique key, stored in this time; the newest if there are too many."""
+        index = self._index
+        if index is None:
+            return QueryResult([], 0, 0)
+        count_max = min(count_max, self._config.max_msgs_num_batch)
+        found: list[memoryview] = []
+        until_ms = end_ms
+        # A key whose hash many others share may hide behind them: look further back, as often as RocketMQ does.
+        for _ in range(3):
+            offsets = index.find(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=until_ms)
+            for log_offset in sorted(set(offsets)):
+                record = self._log.record(log_offset)
+                if record is not None and _has_key(record, topic, key, begin_ms=begin_ms, end_ms=end_ms):
+                    found.append(record)
+            if found or not offsets:
+                break
+            until_ms = self._log.store_time(min(offsets))
+        return QueryResult(found, index.end_time_ms, max(index.end_offset, 0))
+
+
+def _outside(queue_offset: int, low: int, high: int) -> GetResult:
+    """The answer to a queue offset that the queue does not have."""
+    if high == 0:
+        return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if queue_offset < low:
+        return GetResult(GetStatus.OFFSET_TOO_SMALL, low, low, high)
+    if queue_offset == high:
+        return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, queue_offset, low, high)
+    return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+
+
+def _has_key(data: memoryview, topic: str, key: str, *, begin_ms: int, end_ms: int) -> bool:
+    try:
+        record = unpack_record(data, check_crc=False)
+    except CorruptRecord:
+        return False
+    if record.topic != topic or not begin_ms <= record.store_time_ms <= end_ms:
+        return False
+    if find(record.properties, Property.UNIQUE_KEY) == key:
+        return True
+    return key in (find(record.properties, Property.KEYS) or "").split(" ")

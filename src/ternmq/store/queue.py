@@ -1,0 +1,421 @@
+"""ConsumeQueues: for each topic and queue, where its records lie in the log (C2).
+
+A queue is a row of 20-byte entries; entry *n* is the message of queue offset *n*, at byte 20 · n::
+
+    8 log offset   4 size of the record   8 tags code (Java's hash of the TAGS text, sign-extended; 0 without tags)
+
+Files have 300,000 entries and are named by their first byte. A queue whose first entry is not number 0 begins in
+the middle of a file: what lies before is filled with (0, 0x7FFFFFFF, 0).
+
+There may be 10,000 queues, so nothing is mapped and few files are open. A queue keeps its newest entries in memory
+(``_tail``), where consumers that keep up find them, and writes them out 200 at a time. What a crash takes from there
+is folded again from the log: queues are derived (``store.dispatch``), the log is the truth. A cut writes zeros,
+otherwise a later start could take stale entries for good ones.
+
+Invariants: the entries from ``min_offset`` up to ``next_offset`` are there, their log offsets grow; those before
+``_tail_offset`` are in files, the others in ``_tail``.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ternmq.errors import RecordRefused, StoreError
+from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.segment import Disk, PlainFile, segment_name, segment_starts
+from ternmq.wire.record import TOPIC_V1_BYTES_MAX, Sysflag
+
+if TYPE_CHECKING:
+    from ternmq.store.dispatch import Fact
+
+log = logging.getLogger(__name__)
+
+ENTRY: Final = struct.Struct(">qiq")
+FILLER_SIZE: Final = 0x7FFFFFFF
+_FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
+
+#: Entries in memory before they are written out together: one page.
+TAIL_BYTES: Final = 200 * ENTRY_BYTES
+#: Topics are directory names, and no longer than those can be.
+TOPIC_BYTES_MAX: Final = 255
+#: Open queue files, of all queues together.
+OPEN_FILES_MAX: Final = 256
+_pack_entry: Final = ENTRY.pack
+
+
+class FilePool:
+    """Open queue files, the least recently used closed first."""
+
+    __slots__ = ("_disk", "_files", "_limit")
+
+    def __init__(self, disk: Disk, limit: int = OPEN_FILES_MAX) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._files: dict[Path, PlainFile] = {}
+
+    def get(self, path: Path, create_size: int | None = None) -> PlainFile:
+        file = self._files.pop(path, None)
+        if file is None:
+            if len(self._files) >= self._limit:
+                self._files.pop(next(iter(self._files))).close()
+            file = self._disk.open_file(path, create_size=create_size)
+        # A dict keeps its order of insertion: taken out and put in again, the file is the newest.
+        self._files[path] = file
+        return file
+
+    def drop(self, path: Path) -> None:
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+class ConsumeQueue:
+    """One queue of one topic. Belongs to the store's thread."""
+
+    __slots__ = (
+        "_all",
+        "_paths",
+        "_tail",
+        "_tail_offset",
+        "_unsynced",
+        "directory",
+        "log_end",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "topic_bytes",
+        "topic_record_bytes",
+        "unsynced_bytes",
+    )
+
+    def __init__(self, owner: ConsumeQueues, topic: str, queue_id: int) -> None:
+        self._all = owner
+        self.topic = topic
+        self.queue_id = queue_id
+        self.directory = owner.directory / topic / str(queue_id)
+        #: The topic as records hold it.
+        self.topic_bytes = topic.encode()
+        #: What a record needs more than with an empty topic; a long one has a length of two bytes.
+        self.topic_record_bytes = len(self.topic_bytes) + (len(self.topic_bytes) > TOPIC_V1_BYTES_MAX)
+        self.min_offset = 0
+        #: Number of the next entry: «max offset» in RocketMQ's words.
+        self.next_offset = 0
+        #: Log offset behind the record of the last entry.
+        self.log_end = 0
+        #: Start in bytes → path, in order.
+        self._paths: dict[int, Path] = {}
+        self._tail = bytearray()
+        self._tail_offset = 0
+        self._unsynced: set[Path] = set()
+        self.unsynced_bytes = 0
+
+    # --- Writing ----------------------------------------------------------------------------------------------
+
+    def append(self, log_offset: int, size: int, tags_code: int) -> None:
+        """Add the entry of the next queue offset."""
+        tail = self._tail
+        if not tail:
+            self._all.dirty[self] = None
+        tail += _pack_entry(log_offset, size, tags_code)
+        self.next_offset += 1
+        self.log_end = log_offset + size
+        if len(tail) >= TAIL_BYTES:
+            self._all.overflow(self)
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Let an empty queue, or one that starts over, begin with this queue offset."""
+        self.remove()
+        self.min_offset = self.next_offset = self._tail_offset = queue_offset
+
+    def fill_to(self, queue_offset: int) -> None:
+        """Leave out queue offsets that the log has no record of, so that the later ones keep their numbers."""
+        log_end = self.log_end
+        while self.next_offset < queue_offset:
+            self.append(0, FILLER_SIZE, 0)
+        self.log_end = log_end
+
+    def write_out(self) -> None:
+        """Write the entries in memory to their files. Raises ``DiskFull``; then they stay in memory."""
+        tail, file_bytes = self._tail, self._all.file_bytes
+        if not tail:
+            return
+        at = self._tail_offset * ENTRY_BYTES
+        done = 0
+        while done < len(tail):
+            start = at - at % file_bytes
+            count = min(len(tail) - done, start + file_bytes - at)
+            path = self._paths.get(start) or self._make(start)
+            self._all.files.get(path).write(at - start, tail[done : done + count])
+            self._unsynced.add(path)
+            at += count
+            done += count
+        self.unsynced_bytes += done
+        self._tail_offset = self.next_offset
+        self._tail = bytearray()
+        self._all.dirty.pop(self, None)
+        self._all.unsynced[self] = None
+
+    def _make(self, start: int) -> Path:
+        """Make the file that follows, or the first one."""
+        path = self.directory / segment_name(start)
+        file = self._all.files.get(path, create_size=self._all.file_bytes)
+        before = self._tail_offset * ENTRY_BYTES - start
+        if not self._paths and before > 0:
+            file.write(0, _FILLER * (before // ENTRY_BYTES))
+        self._paths[start] = path
+        return path
+
+    def take_unsynced(self) -> list[Path]:
+        """Files written to since they were last asked for; the caller syncs them."""
+        paths = sorted(self._unsynced)
+        self._unsynced.clear()
+        self.unsynced_bytes = 0
+        return paths
+
+    # --- Reading ----------------------------------------------------------------------------------------------
+
+    def read(self, queue_offset: int, count: int) -> bytes | bytearray:
+        """Entries from ``queue_offset`` on: at most ``count``, fewer at the end of a file or of the queue."""
+        in_tail = queue_offset - self._tail_offset
+        if in_tail >= 0:
+            at = in_tail * ENTRY_BYTES
+            return self._tail[at : at + count * ENTRY_BYTES]
+        at = queue_offset * ENTRY_BYTES
+        start = at - at % self._all.file_bytes
+        path = self._paths.get(start)
+        if path is None:
+            return b""
+        length_bytes = min(count * ENTRY_BYTES, start + self._all.file_bytes - at, -in_tail * ENTRY_BYTES)
+        return self._all.files.get(path).read(at - start, length_bytes)
+
+    def entry(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """Log offset, size and tags code of one entry; None if it is not there."""
+        if not self.min_offset <= queue_offset < self.next_offset:
+            return None
+        data = self.read(queue_offset, 1)
+        return ENTRY.unpack(data) if data else None
+
+    def file_end(self, queue_offset: int) -> int:
+        """The queue offset with which the file after the one of ``queue_offset`` begins."""
+        per_file = self._all.file_bytes // ENTRY_BYTES
+        return (queue_offset // per_file + 1) * per_file
+
+    def _first(self, low: int, high: int, passes: Callable[[int, int], bool]) -> int:
+        """The first queue offset from ``low`` on whose log offset and size pass, as all behind it do; else ``high``."""
+        while low < high:
+            middle = (low + high) // 2
+            log_offset, size, _ = ENTRY.unpack(self.read(middle, 1))
+            if passes(log_offset, size):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # --- Life: load, cut, remove --------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Find the files and the end of the queue; changes nothing. Raises ``CorruptFile``."""
+        file_bytes = self._all.file_bytes
+        starts = segment_starts(self._all.disk, self.directory, size=file_bytes, key="mappedFileSizeConsumeQueue")
+        if not starts:
+            return
+        self._paths = {start: self.directory / segment_name(start) for start in starts}
+        self.min_offset = starts[0] // ENTRY_BYTES
+        self._tail_offset = (starts[-1] + file_bytes) // ENTRY_BYTES
+        self._end_at(self._first(self.min_offset, self._tail_offset, lambda _, size: size <= 0))
+
+    def _end_at(self, end: int) -> None:
+        self.next_offset = self._tail_offset = end
+        log_offset, size, _ = ENTRY.unpack(self.read(end - 1, 1)) if end > self.min_offset else (0, 0, 0)
+        self.log_end = log_offset + size if size != FILLER_SIZE else 0
+
+    def cut(self, log_offset: int) -> None:
+        """Forget the entries of records at ``log_offset`` and behind. The numbering goes on where the cut is."""
+        self.write_out()
+        end = self._first(self.min_offset, self.next_offset, lambda at, size: size <= 0 or at >= log_offset)
+        for start in [start for start in self._paths if start >= end * ENTRY_BYTES]:
+            self._drop(start)
+        if self._paths:
+            start, path = next(reversed(self._paths.items()))
+            self._all.files.get(path).zero_from(end * ENTRY_BYTES - start)
+            self._unsynced.add(path)
+            self._all.unsynced[self] = None
+        self._end_at(end)
+
+    def raise_min(self, log_min_offset: int) -> None:
+        """Let the queue begin with the first record that the log still has."""
+        self.min_offset = self._first(
+            self.min_offset, self.next_offset, lambda at, size: size != FILLER_SIZE and at >= log_min_offset
+        )
+
+    def remove(self) -> None:
+        """Remove the files; the queue is empty and begins with 0."""
+        for start in list(self._paths):
+            self._drop(start)
+        self._tail = bytearray()
+        self._all.dirty.pop(self, None)
+        self._all.unsynced.pop(self, None)
+        self._unsynced.clear()
+        self.unsynced_bytes = 0
+        self.min_offset = self.next_offset = self._tail_offset = self.log_end = 0
+
+    def _drop(self, start: int) -> None:
+        path = self._paths.pop(start)
+        self._unsynced.discard(path)
+        self._all.files.drop(path)
+        self._all.disk.remove(path)
+
+
+class ConsumeQueues:
+    """All queues of a store, as one thing derived from the log (``store.dispatch.Derived``)."""
+
+    __slots__ = ("directory", "dirty", "disk", "file_bytes", "files", "on_trouble", "table", "unsynced")
+
+    def __init__(self, disk: Disk, directory: Path, *, file_bytes: int) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.files = FilePool(disk)
+        self.table: dict[tuple[str, int], ConsumeQueue] = {}
+        #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
+        self.dirty: dict[ConsumeQueue, None] = {}
+        self.unsynced: dict[ConsumeQueue, None] = {}
+        #: Told when entries could not be written out; the log should take no more for now.
+        self.on_trouble: Callable[[StoreError], None] | None = None
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(self.table.values())
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self.table.get((topic, queue_id))
+
+    def make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue, new if there was none. Its files come with its first entries."""
+        key = (topic, queue_id)
+        queue = self.table.get(key)
+        if queue is None:
+            if not _is_storable(topic, queue_id):
+                raise RecordRefused(
+                    f"queue {queue_id} of topic {topic!r} cannot be stored; use a topic that is a file name "
+                    f"of 1 to {TOPIC_BYTES_MAX} bytes, and a queue id from 0 on"
+                )
+            queue = self.table[key] = ConsumeQueue(self, topic, queue_id)
+        return queue
+
+    def overflow(self, queue: ConsumeQueue) -> None:
+        """Write out a queue whose memory is full. The record is in the log already, so this cannot refuse it."""
+        try:
+            queue.write_out()
+        except StoreError as error:
+            if self.on_trouble is not None:
+                self.on_trouble(error)
+
+    # --- Derived ------------------------------------------------------------------------------------------------
+
+    def fold(self, fact: Fact) -> None:
+        """Add the entry of a record read from the log, unless it is there already."""
+        if fact.sysflag & Sysflag.PREPARED:  # also a bit of ROLLBACK: neither is for consumers
+            return
+        try:
+            queue = self.make(fact.topic, fact.queue_id)
+        except RecordRefused as error:
+            log.error("record left out", extra={"log_offset": fact.log_offset, "reason": str(error)})
+            return
+        if fact.log_offset < queue.log_end:
+            return
+        gap = fact.queue_offset - queue.next_offset
+        if gap and not self._close_gap(queue, fact, gap):
+            return
+        queue.append(fact.log_offset, fact.size, fact.tags_code)
+
+    def _close_gap(self, queue: ConsumeQueue, fact: Fact, gap: int) -> bool:
+        """Make ``queue`` continue with the record's queue offset; False if the record cannot belong to it."""
+        if queue.min_offset == queue.next_offset or fact.queue_offset == 0:
+            # The first that is left of the queue, or the first since its topic was deleted and made again.
+            queue.begin_at(fact.queue_offset)
+            return True
+        extra = {"topic": queue.topic, "queue_id": queue.queue_id, "log_offset": fact.log_offset, "gap": gap}
+        if 0 < gap <= self.file_bytes // ENTRY_BYTES:
+            log.warning("queue offsets left out", extra=extra)
+            queue.fill_to(fact.queue_offset)
+            return True
+        log.error("record left out: its queue offset does not follow", extra=extra)
+        return False
+
+    def cut(self, log_offset: int) -> None:
+        """Forget what came from ``log_offset`` on."""
+        for queue in self:
+            if queue.log_end > log_offset:
+                queue.cut(log_offset)
+
+    @property
+    def folded(self) -> int:
+        """Log offset up to which every record has its entry."""
+        return max((queue.log_end for queue in self), default=0)
+
+    def write_out(self, count_max: int) -> bool:
+        """Write out the entries of at most ``count_max`` queues; True if that was all. Raises ``DiskFull``."""
+        for queue in list(islice(self.dirty, count_max)):
+            queue.write_out()
+        return not self.dirty
+
+    def take_unsynced(self, bytes_min: int) -> list[Path]:
+        """Files to sync, of queues to which at least so many bytes were written."""
+        queues = [queue for queue in self.unsynced if queue.unsynced_bytes >= bytes_min]
+        for queue in queues:
+            del self.unsynced[queue]
+        return [path for queue in queues for path in queue.take_unsynced()]
+
+    # --- Life -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Find all queues; changes nothing. Raises ``CorruptFile``."""
+        for topic, _, is_directory in self.disk.list(self.directory):
+            if not is_directory:
+                continue
+            for name, _, is_queue in self.disk.list(self.directory / topic):
+                # RocketMQ skips what is no number, and so do we.
+                if is_queue and name.isascii() and name.isdigit():
+                    self.make(topic, int(name)).load()
+
+    def raise_min(self, log_min_offset: int) -> None:
+        for queue in self:
+            queue.raise_min(log_min_offset)
+
+    def remove_topics(self, topics: Iterable[str]) -> None:
+        """Remove the queues of these topics. Their records stay in the log until it forgets them."""
+        gone = set(topics)
+        for key, queue in list(self.table.items()):
+            if key[0] in gone:
+                queue.remove()
+                del self.table[key]
+        for topic in sorted(gone):
+            self.disk.remove(self.directory / topic)
+
+    def close(self) -> None:
+        """Write everything out, sync it and close the files."""
+        self.write_out(len(self.dirty))
+        for path in self.take_unsynced(0):
+            self.disk.sync_file(path)
+        self.files.close()
+
+
+def _is_storable(topic: str, queue_id: int) -> bool:
+    """Whether a topic can be a directory's name: also what a stranger sends must stay inside the store."""
+    if topic in ("", ".", "..") or "/" in topic or "\0" in topic or queue_id < 0:
+        return False
+    return len(topic.encode("utf-8", "replace")) <= TOPIC_BYTES_MAX

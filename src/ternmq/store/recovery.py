@@ -1,0 +1,124 @@
+"""Recovery: find the log's end, cut what is torn, and bring everything derived up to it (C8).
+
+A store that was closed has its last record vouched for by a queue entry. Recovery checks that one record and walks
+on from there; usually nothing follows. A store that was not closed (``abort`` exists) is trusted only up to the
+checkpoint::
+
+    … | segment | segment | segment            the newest segment whose first record was stored 3 s or more
+                ^ start                        before the checkpoint's time; without one, the first segment
+                  cut queues and index here, then walk: each record is checked (lengths, its own log offset, CRC)
+                  and folded again; the first that is none is the log's end, and what lies behind is cut off
+
+So a torn tail disappears, and every whole record is served again, whatever the queues and the index had of it.
+A record may thus come back that no producer got an answer for. That is what «at least once» means.
+
+Queues or index that were thrown away are folded again from the log's beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ternmq.errors import CorruptRecord
+from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.commitlog import CommitLog
+from ternmq.store.dispatch import Dispatcher
+from ternmq.store.index import Index
+from ternmq.store.queue import ConsumeQueues
+from ternmq.wire.record import unpack_record
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's safety margin between the checkpoint's time and the records trusted by it.
+MARGIN_MS = 3_000
+
+
+@dataclass(slots=True, frozen=True)
+class Recovered:
+    """What recovery did, for the log and for tests."""
+
+    start: int
+    end: int
+    records: int
+    trouble: str
+
+
+def recover(
+    commit_log: CommitLog,
+    queues: ConsumeQueues,
+    index: Index | None,
+    dispatcher: Dispatcher,
+    checkpoint: Checkpoint,
+    *,
+    was_closed: bool,
+    check_crc: bool,
+) -> Recovered:
+    """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before."""
+    starts = commit_log.starts
+    if not starts:
+        return _empty(commit_log, queues, index, dispatcher)
+    lacks_part = not len(queues) or (index is not None and not len(index))
+    vouched = _vouched(commit_log, queues) if was_closed else None
+    if vouched is not None:
+        start, store_time_ms = vouched
+    else:
+        start, store_time_ms = _trusted_start(commit_log, checkpoint), 0
+        queues.cut(start)
+        if index is not None:
+            index.cut(start, commit_log.store_time)
+    if lacks_part:
+        start = starts[0]
+    for derived in dispatcher.deriveds:
+        start = min(start, max(starts[0], derived.folded))
+
+    walk = commit_log.walk(start, check_crc=check_crc)
+    count = 0
+    for record in walk:
+        dispatcher.refold(record)
+        store_time_ms = record.store_time_ms
+        count += 1
+    end = walk.position
+    queues.cut(end)
+    for derived in dispatcher.deriveds:
+        if derived.folded > end:
+            derived.cut(end)
+    commit_log.begin(end, store_time_ms)
+    queues.raise_min(commit_log.min_offset)
+    return Recovered(start, end, count, walk.trouble)
+
+
+def _empty(commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, dispatcher: Dispatcher) -> Recovered:
+    """Without a log there is nothing to derive anything from."""
+    queues.remove_topics({queue.topic for queue in queues})
+    if index is not None:
+        index.cut(0, commit_log.store_time)
+    for derived in dispatcher.deriveds:
+        derived.cut(0)
+    commit_log.begin(0, 0)
+    return Recovered(0, 0, 0, "")
+
+
+def _vouched(commit_log: CommitLog, queues: ConsumeQueues) -> tuple[int, int] | None:
+    """End and store time of the last record that a queue knows, if it is whole and where the queue says."""
+    newest = max(queues, key=lambda queue: queue.log_end, default=None)
+    entry = newest.entry(newest.next_offset - 1) if newest is not None else None
+    record_bytes = commit_log.record(entry[0]) if entry is not None else None
+    if record_bytes is None:
+        return None
+    try:
+        record = unpack_record(record_bytes)
+    except CorruptRecord:
+        return None
+    return record.log_offset + record.size, record.store_time_ms
+
+
+def _trusted_start(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
+    """Start of the newest segment whose first record is older than what the checkpoint vouches for."""
+    until_ms = checkpoint.trusted_time_ms - MARGIN_MS
+    starts = commit_log.starts
+    for start in reversed(starts):
+        record = next(iter(commit_log.walk(start)), None)
+        if record is not None and 0 < record.store_time_ms <= until_ms:
+            return start
+    return starts[0]

@@ -1,0 +1,423 @@
+"""Files of fixed size, and the disk that holds them: the store's one seam to the operating system (C1, C11).
+
+A *segment* is a file of a size known beforehand, mapped into memory and named by its start: 20 digits, the offset
+(of the log, or in bytes of a queue) of its first byte. It is made sparse at full length, because RocketMQ refuses
+to open a file of any other. Hot code writes to ``segment.page`` and never calls through the seam.
+
+A store to a page of a sparse mapping that finds the disk full does not raise: it kills the process (SIGBUS). Hence
+the rule of this package: **nobody writes to a mapped byte that was not reserved**. ``zero`` (write zeros ahead; the
+page is then in memory, too, so that appends do not fault) and ``reserve`` (only claim the blocks) raise ``DiskFull``
+instead. ``ready`` tells how far a log segment is prepared.
+
+Queue files are many and small, so they are not mapped: ``PlainFile`` reads and writes at positions.
+
+Deleting a segment is unlink and forget. Views of it, in a reply on its way, keep the mapping alive; the last one
+ends it. ``OSError`` becomes ``StoreError`` here and nowhere else in the store.
+
+``Disk`` is a protocol so that a simulation can hold segments in bytearrays and lose what was not synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from ternmq.errors import CorruptFile, DiskFull, StoreError, StoreLocked
+
+NAME_DIGITS: Final = 20
+PAGE_BYTES: Final = 4096
+
+_ZEROS: Final = bytes(256 * 1024)
+
+
+class FileEntry(NamedTuple):
+    """One line of a directory's listing."""
+
+    name: str
+    length_bytes: int
+    is_directory: bool
+
+
+class Segment(Protocol):
+    """A mapped file. ``page`` belongs to the store's thread; ``zero``, ``reserve`` and ``sync`` may run on another."""
+
+    path: Path
+    start: int
+    size: int
+    page: memoryview
+    #: Bytes from the start that may be written to.
+    ready: int
+
+    def zero(self, begin: int, end: int) -> None:
+        """Write zeros, so that these pages exist in memory and on disk. Raises ``DiskFull``."""
+        ...
+
+    def reserve(self, begin: int, end: int) -> None:
+        """Claim the blocks of these bytes, whatever they hold. Raises ``DiskFull``."""
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was written before is on the disk."""
+        ...
+
+
+class PlainFile(Protocol):
+    """A file read and written at positions."""
+
+    def read(self, at: int, length_bytes: int) -> bytes: ...
+
+    def write(self, at: int, data: bytes | bytearray) -> None: ...
+
+    def zero_from(self, at: int) -> None:
+        """Turn all bytes from ``at`` to the end of the file to zero."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Held(Protocol):
+    """A lock that is held."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """What the store asks of the operating system. All paths are absolute; directories are made when needed."""
+
+    def list(self, directory: Path) -> list[FileEntry]:
+        """Files and directories by name; none if the directory does not exist."""
+        ...
+
+    def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> Segment:
+        """Map a file of exactly ``size`` bytes; its name is its start, if that is a number."""
+        ...
+
+    def open_file(self, path: Path, *, create_size: int | None = None) -> PlainFile:
+        """Open a file; with ``create_size`` it is made, sparse, if it does not exist."""
+        ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def read(self, path: Path) -> bytes | None:
+        """A small file's content, or None without such a file."""
+        ...
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Make or overwrite a small file in place."""
+        ...
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Make or replace a small file, all or nothing, and durably."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or a whole directory; what does not exist is no error."""
+        ...
+
+    def sync_file(self, path: Path) -> None:
+        """``fdatasync`` a file by its name; one that is gone meanwhile needs none."""
+        ...
+
+    def lock(self, path: Path) -> Held:
+        """Lock a file as RocketMQ does. Raises ``StoreLocked``."""
+        ...
+
+
+def segment_name(start: int) -> str:
+    return f"{start:0{NAME_DIGITS}d}"
+
+
+def segment_starts(disk: Disk, directory: Path, *, size: int, key: str) -> list[int]:
+    """Starts of the segments of a directory, in order; ``CorruptFile`` if one cannot belong to the others.
+
+    ``key`` is the setting that fixes the size. Subdirectories are no business of ours, as in RocketMQ. A last file
+    of length 0 was being made when the process died: it is left out here, and made anew when it is needed.
+    """
+    files = [entry for entry in disk.list(directory) if not entry.is_directory]
+    if files and files[-1].length_bytes == 0:
+        files.pop()
+    starts: list[int] = []
+    for name, length_bytes, _ in files:
+        path = directory / name
+        if not (name.isascii() and name.isdigit()):
+            raise CorruptFile(
+                f"{path} is no segment: its name should be {NAME_DIGITS} digits; move it out of the store",
+                path=str(path),
+            )
+        start = int(name)
+        if length_bytes != size:
+            raise CorruptFile(
+                f"{path} has {length_bytes} bytes, but {key} is {size}; set {key} to what the store was made with, or "
+                "restore the file",
+                path=str(path),
+            )
+        if start % size or (starts and start != starts[-1] + size):
+            raise CorruptFile(
+                f"{path} does not follow the file before it; restore what is missing between, or set {key} to what the "
+                "store was made with",
+                path=str(path),
+            )
+        starts.append(start)
+    return starts
+
+
+# --- The real disk --------------------------------------------------------------------------------------------
+
+
+class FileDisk:
+    """The machine's file system."""
+
+    __slots__ = ()
+
+    def list(self, directory: Path) -> list[FileEntry]:
+        with _border(directory, "read"):
+            try:
+                with os.scandir(directory) as entries:
+                    found = [
+                        FileEntry(entry.name, 0, True)
+                        if entry.is_dir()
+                        else FileEntry(entry.name, entry.stat().st_size, False)
+                        for entry in entries
+                    ]
+            except FileNotFoundError:
+                return []
+        found.sort()
+        return found
+
+    def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> MappedSegment:
+        with _border(path, "open"):
+            if create:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            # O_EXCL: to make a segment that exists would be a mistake of ours that zeroes records.
+            how = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0) | os.O_CLOEXEC
+            fd = os.open(path, how, 0o644)
+            try:
+                if create:
+                    os.ftruncate(fd, size)
+                    _sync_directory(path.parent)
+                page = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+            except BaseException:
+                os.close(fd)
+                if create:
+                    path.unlink()
+                raise
+        return MappedSegment(path, size, fd, page)
+
+    def open_file(self, path: Path, *, create_size: int | None = None) -> DescriptorFile:
+        with _border(path, "open"):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if create_size is None:
+                    raise
+                path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                os.ftruncate(fd, create_size)
+        return DescriptorFile(path, fd)
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def read(self, path: Path) -> bytes | None:
+        with _border(path, "read"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: Path, data: bytes) -> None:
+        with _border(path, "write"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(fd, data, 0)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        fresh = path.with_name(path.name + ".tmp")
+        with _border(path, "write"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            _sync_directory(path.parent)
+
+    def remove(self, path: Path) -> None:
+        with _border(path, "remove"), contextlib.suppress(FileNotFoundError):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def sync_file(self, path: Path) -> None:
+        with _border(path, "flush"):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def lock(self, path: Path) -> FileLock:
+        return FileLock(path)
+
+
+class MappedSegment:
+    """A file and its mapping, closed when nobody holds it any more."""
+
+    __slots__ = ("_fd", "page", "path", "ready", "size", "start")
+
+    def __init__(self, path: Path, size: int, fd: int, mapped: mmap.mmap) -> None:
+        self.path = path
+        self.start = int(path.name) if path.name.isdigit() else 0
+        self.size = size
+        self.page = memoryview(mapped)
+        self.ready = 0
+        self._fd = fd
+
+    def __del__(self) -> None:
+        # Not a method that someone must call: the flush thread may be inside fdatasync while retention drops us.
+        os.close(self._fd)
+
+    def zero(self, begin: int, end: int) -> None:
+        # pwrite, not a store to each page or MADV_POPULATE_WRITE: it reports a full disk as an error, works without
+        # the GIL (madvise holds it), and the mapping sees the same page cache.
+        with _border(self.path, "write"):
+            while begin < end:
+                begin += os.pwrite(self._fd, _ZEROS[: end - begin], begin)
+
+    def reserve(self, begin: int, end: int) -> None:
+        with _border(self.path, "write"):
+            os.posix_fallocate(self._fd, begin, end - begin)
+
+    def sync(self) -> None:
+        # fdatasync on the descriptor writes the same dirty pages as mmap.flush() in half the time, and the file's
+        # length never changes here.
+        with _border(self.path, "flush"):
+            os.fdatasync(self._fd)
+
+
+class DescriptorFile:
+    """A file by its descriptor."""
+
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def read(self, at: int, length_bytes: int) -> bytes:
+        # No context manager on the way of every read from a queue: it would cost as much as the read.
+        try:
+            return os.pread(self._fd, length_bytes, at)
+        except OSError as error:
+            raise _ours(error, self._path, "read") from error
+
+    def write(self, at: int, data: bytes | bytearray) -> None:
+        try:
+            done = os.pwrite(self._fd, data, at)
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:], at + done)
+        except OSError as error:
+            raise _ours(error, self._path, "write") from error
+
+    def zero_from(self, at: int) -> None:
+        with _border(self._path, "write"):
+            # Only where something was written: the file is sparse, and the holes read as zeros anyway.
+            while (begin := _next_data(self._fd, at)) is not None:
+                at = os.lseek(self._fd, begin, os.SEEK_HOLE)
+                while begin < at:
+                    begin += os.pwrite(self._fd, _ZEROS[: at - begin], begin)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _next_data(fd: int, at: int) -> int | None:
+    """The first position from ``at`` on that is not in a hole, or None."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return None
+        raise
+
+
+#: Directories locked by this process: fcntl locks do not exclude their own process, and closing any descriptor of
+#: the file would drop the lock that another store here holds.
+_held: Final[set[str]] = set()
+
+
+class FileLock:
+    """RocketMQ's ``lock`` file: an exclusive fcntl lock on its first byte, and the text ``lock``."""
+
+    __slots__ = ("_fd", "_key")
+
+    def __init__(self, path: Path) -> None:
+        with _border(path, "lock"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            key = str(path.resolve())
+            if key in _held:
+                raise StoreLocked(str(path.parent))
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                os.pwrite(fd, b"lock", 0)
+            except BaseException as error:
+                os.close(fd)
+                if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise StoreLocked(str(path.parent)) from None
+                raise
+        self._fd = fd
+        self._key = key
+        _held.add(key)
+
+    def release(self) -> None:
+        _held.discard(self._key)
+        os.close(self._fd)
+
+
+def _sync_directory(directory: Path) -> None:
+    # A new name is on disk only when its directory is.
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _border(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _ours(error, path, doing) from error
+
+
+def _ours(error: OSError, path: Path, doing: str) -> StoreError:
+    """The error of the store for one of the system, with the cure where one is known."""
+    what = f"cannot {doing} {path}: {error.strerror or error}"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return DiskFull(f"{what}; free some space, or lower fileReservedTime")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return StoreError(f"{what}; let the broker's user read and write it")
+        case errno.EMFILE | errno.ENFILE:
+            return StoreError(f"{what}; raise the limit of open files (ulimit -n)")
+        case errno.ENOTDIR | errno.EEXIST | errno.EISDIR:
+            return StoreError(f"{what}; storePathRootDir must be a directory of the broker's own")
+        case _:
+            return StoreError(f"{what}; look at the disk and the system's log")

@@ -1,0 +1,474 @@
+"""The message store: one directory of files, opened by one process (C1–C8).
+
+Start reading here: ``put`` appends a record to the log and dispatches it, ``get`` finds it again by queue offset.
+The parts are in ``commitlog`` (the log), ``queue`` and ``index`` (derived from it), ``dispatch`` (how), ``flush``
+(when things reach the disk), ``recovery`` (what happens at start) and ``query`` (all kinds of reading).
+
+One thread owns a store and makes all calls: the broker's event loop, or whoever opened it. Two more threads make
+system calls for it. What they have to say comes back through ``notify``; without one it is picked up with the next
+call that touches ``flushed`` or needs log space.
+
+``put`` returns when the record is in the page cache: it survives the death of the process, not that of the machine.
+Who needs more waits for ``flushed`` to reach ``Placed.end_offset``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from ternmq.env import Clock
+from ternmq.errors import NotRunning, RecordRefused, StoreError
+from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.commitlog import BLANK_BYTES, CommitLog
+from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
+from ternmq.store.dispatch import Derived, Dispatcher, Fact
+from ternmq.store.draft import Draft, Placed
+from ternmq.store.flush import Flusher, Job
+from ternmq.store.index import Index
+from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
+from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.store.recovery import recover
+from ternmq.store.segment import Disk, FileDisk, Held
+from ternmq.store.watermark import Watermark
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN, Sysflag, pack_record
+
+__all__ = ["Derived", "Draft", "Fact", "GetResult", "GetStatus", "MessageStore", "Placed", "QueryResult", "StoreConfig"]
+
+log = logging.getLogger(__name__)
+
+_HOST_V4_BYTES: Final = 8
+_NOT_QUEUED: Final = Sysflag.PREPARED
+
+
+class MessageStore:
+    """A store directory in use."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        store_host: bytes,
+        clock: Clock,
+        disk: Disk | None = None,
+        threads: bool = True,
+    ) -> None:
+        """``store_host`` goes into every record, and with it into message ids: an address that clients can reach.
+
+        Without ``threads`` nothing runs beside the caller; ``flush_now`` and ``tick`` are his to call.
+        """
+        self.config = config
+        self._store_host = store_host
+        self._clock = clock
+        self._now_ms = clock.now_ms
+        self._disk = disk if disk is not None else FileDisk()
+        self._threads = threads
+        self._held: Held | None = None
+        self._notify: Callable[[Job], object] | None = None
+        #: What the flush thread has to say, while there is no ``notify``.
+        self._inbox: deque[Job] = deque()
+        self._body_bytes_max = config.max_message_size
+        self._record_bytes_max = min(
+            config.max_message_size + RECORD_EXTRA_BYTES, config.mapped_file_size_commit_log - BLANK_BYTES
+        )
+        self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        #: The part of a record that is the same for all, but for the born host.
+        self._fixed_bytes = RECORD_BYTES_MIN - 2 * _HOST_V4_BYTES + len(store_host)
+
+        root = config.store_path_root_dir
+        self._checkpoint_path = root / "checkpoint"
+        self._abort_path = root / "abort"
+        self._log = CommitLog(self._disk, config.commit_log_path, segment_bytes=config.mapped_file_size_commit_log)
+        self._queues = ConsumeQueues(self._disk, root / "consumequeue", file_bytes=config.queue_file_bytes)
+        self._index = None
+        if config.message_index_enable:
+            self._index = Index(
+                self._disk,
+                root / "index",
+                slots=config.max_hash_slot_num,
+                entries=config.max_index_num,
+                file_bytes=config.index_file_bytes,
+                now_ms=clock.now_ms,
+            )
+        self._dispatcher = Dispatcher(self._queues, self._index, delays_ms=config.delay_levels_ms)
+        self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
+        self._flusher: Flusher | None = None
+        # Bound once, for ``put``.
+        self._table = self._queues.table
+        self._dispatch = self._dispatcher.fresh
+        self._wake: Callable[[], None] = _nothing
+        self._log.before_place = self._catch_up
+        self._queues.on_trouble = self._hindered
+        self._dispatcher.on_trouble = self._fell_behind
+        #: Why derived parts could not take what the log has, and from which log offset on the index lacks records.
+        self._trouble: StoreError | None = None
+        self._unindexed_from = -1
+
+    # --- Life ---------------------------------------------------------------------------------------------------
+
+    def open(self, notify: Callable[[Job], object] | None = None) -> None:
+        """Lock the directory, recover, and be ready. ``notify`` brings a call to this thread's event loop.
+
+        Raises ``StoreLocked``, ``CorruptFile`` or another ``StoreError``; then no file was changed but ``lock``.
+        """
+        assert self._held is None, "a store opens once"
+        root = self.config.store_path_root_dir
+        self._notify = notify
+        self._held = self._disk.lock(root / "lock")
+        try:
+            self._log.load()
+            self._queues.load()
+            if self._index is not None:
+                self._index.load()
+            self._recover()
+        except BaseException:
+            self._log.close()
+            self._queues.files.close()
+            self._held.release()
+            raise
+
+    def _recover(self) -> None:
+        was_closed = not self._disk.exists(self._abort_path)
+        checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
+        recovered = recover(
+            self._log,
+            self._queues,
+            self._index,
+            self._dispatcher,
+            checkpoint,
+            was_closed=was_closed,
+            check_crc=self.config.check_crc_on_recover,
+        )
+        log.info(
+            "store opened",
+            extra={
+                "path": str(self.config.store_path_root_dir),
+                "was_closed": was_closed,
+                "log_end": recovered.end,
+                "records_checked": recovered.records,
+                "trouble": recovered.trouble,
+                "queues": len(self._queues),
+            },
+        )
+        self._disk.write(self._abort_path, f"{os.getpid()}\n".encode())
+        self._flusher = Flusher(
+            self.config,
+            clock=self._clock,
+            disk=self._disk,
+            commit_log=self._log,
+            queues=self._queues,
+            index=self._index,
+            checkpoint=checkpoint,
+            checkpoint_path=self._checkpoint_path,
+            post=self._post,
+        )
+        if self._threads:
+            self._log.start_preparing()
+            self._flusher.start()
+            self._wake = self._flusher.wake
+
+    def close(self) -> None:
+        """Have everything on the disk and give the directory free. Raises ``StoreError`` if that fails.
+
+        Then ``abort`` stays, and the next start checks the log. Views that were handed out stay valid.
+        """
+        if self._held is None or self._flusher is None:
+            return
+        flusher, self._flusher = self._flusher, None
+        try:
+            failed = self._log.failure
+            self._log.refuse(NotRunning("the store is closed"))
+            if self._index is not None and self._log.written:
+                self._index.ensure_file()
+            flusher.close()
+            for derived in self._dispatcher.deriveds:
+                derived.save()
+            self._log.close()
+            if failed is None:
+                self._disk.remove(self._abort_path)
+        finally:
+            self._log.close()
+            self._queues.files.close()
+            self._held.release()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- Writing ------------------------------------------------------------------------------------------------
+
+    def put(self, draft: Draft) -> Placed:
+        """Append one record and dispatch it.
+
+        Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
+        """
+        queue = self._table.get((draft.topic, draft.queue_id))
+        if queue is None:
+            queue = self._queues.make(draft.topic, draft.queue_id)
+        try:
+            properties = draft.properties.encode()
+        except UnicodeEncodeError:
+            properties = _encode_as_java(draft)
+        size = self._size(draft, queue, properties)
+        commit_log = self._log
+        if commit_log.written + size + BLANK_BYTES > commit_log.room:
+            commit_log.place(size)
+        placed = self._append(draft, queue, properties, size, self._now_ms())
+        if self._is_sync:
+            self._wake()
+        return placed
+
+    def put_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """Append records that stay together in one segment, one after the other. All are stored, or none.
+
+        Raises what ``put`` raises, and ``RecordRefused`` for more than a segment holds.
+        """
+        ready: list[tuple[Draft, ConsumeQueue, bytes, int]] = []
+        total = 0
+        for draft in drafts:
+            queue = self._queues.make(draft.topic, draft.queue_id)
+            properties = _encode_as_java(draft)
+            size = self._size(draft, queue, properties)
+            ready.append((draft, queue, properties, size))
+            total += size
+        if total > self._record_bytes_max:
+            raise RecordRefused(
+                f"the batch takes {total} bytes, at most {self._record_bytes_max} fit together; send fewer at once"
+            )
+        if not ready:
+            return []
+        commit_log = self._log
+        if commit_log.written + total + BLANK_BYTES > commit_log.room:
+            commit_log.place(total)
+        now_ms = self._now_ms()
+        placed = [self._append(draft, queue, properties, size, now_ms) for draft, queue, properties, size in ready]
+        if self._is_sync:
+            self._wake()
+        return placed
+
+    def _size(self, draft: Draft, queue: ConsumeQueue, properties: bytes) -> int:
+        """Bytes of the record. Raises ``RecordRefused``."""
+        body_bytes, properties_bytes = len(draft.body), len(properties)
+        size = self._fixed_bytes + len(draft.born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
+        if (
+            body_bytes > self._body_bytes_max
+            or properties_bytes > PROPERTIES_BYTES_MAX
+            or size > self._record_bytes_max
+        ):
+            raise self._too_large(body_bytes, properties_bytes, size)
+        return size
+
+    def _append(self, draft: Draft, queue: ConsumeQueue, properties: bytes, size: int, store_time_ms: int) -> Placed:
+        """Pack a record where ``place`` made room, and dispatch it."""
+        commit_log = self._log
+        log_offset = commit_log.written
+        queue_offset = 0 if draft.sysflag & _NOT_QUEUED else queue.next_offset
+        try:
+            pack_record(
+                commit_log.page,
+                log_offset - commit_log.start,
+                size=size,
+                queue_id=draft.queue_id,
+                flag=draft.flag,
+                queue_offset=queue_offset,
+                log_offset=log_offset,
+                sysflag=draft.sysflag,
+                born_time_ms=draft.born_time_ms,
+                born_host=draft.born_host,
+                store_time_ms=store_time_ms,
+                store_host=self._store_host,
+                reconsume_times=draft.reconsume_times,
+                prepared_transaction_offset=draft.prepared_transaction_offset,
+                body=draft.body,
+                topic=queue.topic_bytes,
+                properties=properties,
+            )
+        except struct.error as error:
+            raise RecordRefused(
+                f"a field of the message does not fit into a record ({error}); send a smaller number"
+            ) from None
+        end = log_offset + size
+        # In this order: the flush thread reads the time first, and must not vouch for more than it flushes.
+        commit_log.written = end
+        commit_log.store_time_ms = store_time_ms
+        self._dispatch(queue, draft, log_offset, size, queue_offset, store_time_ms)
+        return Placed(log_offset, end, queue_offset, store_time_ms)
+
+    def _too_large(self, body_bytes: int, properties_bytes: int, size: int) -> RecordRefused:
+        if body_bytes > self._body_bytes_max:
+            return RecordRefused(
+                f"the body has {body_bytes} bytes, at most {self._body_bytes_max} are stored; send less, compress it, "
+                "or raise maxMessageSize"
+            )
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            return RecordRefused(
+                f"the properties have {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are stored; move some "
+                "of them to the body"
+            )
+        return RecordRefused(
+            f"the message takes {size} bytes, at most {self._record_bytes_max} are stored; send less, or raise "
+            "maxMessageSize and mappedFileSizeCommitLog"
+        )
+
+    # --- Reading ------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        bytes_max: int | None = None,
+        matches: Callable[[int], bool] | None = None,
+    ) -> GetResult:
+        """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code. See ``Query.get``."""
+        return self._query.get(topic, queue_id, queue_offset, count_max=count_max, bytes_max=bytes_max, matches=matches)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the oldest message; 0 without such a queue."""
+        queue = self._table.get((topic, queue_id))
+        return queue.min_offset if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset that the next message will have; 0 without such a queue."""
+        queue = self._table.get((topic, queue_id))
+        return queue.next_offset if queue is not None else 0
+
+    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """The first queue offset stored at ``time_ms`` or later; with ``upper`` the last stored then or before."""
+        return self._query.offset_by_time(topic, queue_id, time_ms, upper=upper)
+
+    def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """When a message was stored; -1 if it is not there."""
+        return self._query.store_time(topic, queue_id, queue_offset)
+
+    def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """When the oldest message of a queue was stored; -1 if it is empty."""
+        return self._query.earliest_store_time(topic, queue_id)
+
+    def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:
+        """One whole record; None if none starts there, or not one of ``size`` bytes."""
+        return self._query.record_at(log_offset, size)
+
+    def query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
+        """Records of a topic by key or unique key, stored in this time."""
+        return self._query.by_key(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
+
+    # --- Queues and positions -------------------------------------------------------------------------------------
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        """Topic and queue id of each queue."""
+        return iter(list(self._table))
+
+    def delete_topics(self, names: Iterable[str]) -> None:
+        """Remove the queues of these topics; a topic made anew begins with queue offset 0."""
+        self._queues.remove_topics(names)
+
+    @property
+    def written(self) -> int:
+        """Where the log ends."""
+        return self._log.written
+
+    @property
+    def min_log_offset(self) -> int:
+        """Where the log begins."""
+        return self._log.min_offset
+
+    @property
+    def flushed(self) -> Watermark:
+        """Log offset up to which records are on the disk."""
+        if self._inbox:
+            self._pick_up()
+        return self._running().flushed
+
+    def flush_now(self) -> None:
+        """Return when all that was put is on the disk. It blocks this thread."""
+        self._running().flush_now()
+
+    def tick(self) -> None:
+        """What the flush thread asks for every second; to be called by who opened a store without threads."""
+        self._running().tick()
+
+    # --- Derived parts --------------------------------------------------------------------------------------------
+
+    @property
+    def on_arrival(self) -> Callable[[str, int, int, int], None] | None:
+        """Called for each new queue entry: topic, queue id, its queue offset + 1, tags code."""
+        return self._dispatcher.on_arrival
+
+    @on_arrival.setter
+    def on_arrival(self, callback: Callable[[str, int, int, int], None] | None) -> None:
+        self._dispatcher.on_arrival = callback
+
+    def add_derived(self, derived: Derived) -> None:
+        """Feed a further part from the log; before ``open``, which feeds it what it missed."""
+        assert self._held is None, "derived parts are added before the store opens"
+        self._dispatcher.deriveds.append(derived)
+
+    # --- What other threads and full disks have to say ----------------------------------------------------------------
+
+    def _running(self) -> Flusher:
+        if self._flusher is None:
+            raise NotRunning("the store is not open; call open() first")
+        return self._flusher
+
+    def _post(self, job: Job) -> None:
+        if self._notify is not None:
+            self._notify(job)
+        else:
+            self._inbox.append(job)
+
+    def _pick_up(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _hindered(self, error: StoreError) -> None:
+        """A derived part could not write. The log must not run away from it."""
+        if self._trouble is None:
+            log.error("no more messages are taken until the disk has space", extra={"error": str(error)})
+        self._trouble = error
+        self._log.room = -1
+
+    def _fell_behind(self, log_offset: int, error: StoreError) -> None:
+        if self._unindexed_from < 0:
+            self._unindexed_from = log_offset
+        self._hindered(error)
+
+    def _catch_up(self) -> None:
+        """Before the log takes more: hear the flush thread, and mend what a full disk left undone."""
+        self._pick_up()
+        if self._trouble is None:
+            return
+        self._queues.write_out(len(self._queues.dirty))
+        if self._unindexed_from >= 0 and self._index is not None:
+            self._index.cut(self._unindexed_from, self._log.store_time)
+            for record in self._log.walk(self._unindexed_from, check_crc=False):
+                self._index.fold(self._dispatcher.fact(record))
+        self._unindexed_from = -1
+        self._trouble = None
+
+
+def _encode_as_java(draft: Draft) -> bytes:
+    """The properties in UTF-8. Half a surrogate pair, which only JSON can carry, becomes ``?`` as in Java."""
+    properties = draft.properties.encode("utf-8", "replace")
+    draft.properties = properties.decode()
+    return properties
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _nothing() -> None:
+    """Wakes nobody: there is no flush thread."""
