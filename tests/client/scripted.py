@@ -1,0 +1,165 @@
+"""A name server and brokers that say what a test tells them, on real sockets: for what real ones say seldom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from ternmq.errors import refused
+from ternmq.message import Message
+from ternmq.net.lanes import LaneConfig
+from ternmq.net.peer import Peer, Route
+from ternmq.net.server import Server
+from ternmq.wire.batch import unpack_messages
+from ternmq.wire.bodies.clients import Heartbeat
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import SendMessageV2, SendReply, UnregisterClient
+from ternmq.wire.requests_admin import RouteQuery
+
+#: What a broker says next to a send: an answer, an error, or None for silence.
+Answer = Reply | Exception | None
+
+
+class ScriptedBroker:
+    """Answers sends with SEND_OK and the next offset, unless ``answers`` has something else to say first."""
+
+    def __init__(self, name: str, *, write_queues: int = 4, read_queues: int = 4, perm: int = 6) -> None:
+        self.name = name
+        self.write_queues = write_queues
+        self.read_queues = read_queues
+        self.perm = perm
+        self.address = ""
+        self.peers: set[Peer] = set()
+        self.answers: deque[Answer] = deque()
+        self.sends: list[SendMessageV2] = []
+        self.requests: list[Request[Any]] = []
+        self.bodies: list[bytes] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.left: list[UnregisterClient] = []
+        #: Codes in the order in which they came, per connection they came on.
+        self.codes: list[int] = []
+        self.on_send: Callable[[Peer, Request[Any]], None] = lambda _peer, _request: None
+        self.offsets = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ScriptedBroker]:
+        routes: dict[int, Route] = {
+            RequestCode.SEND_MESSAGE_V2: Route(self._send, "work"),
+            RequestCode.SEND_BATCH_MESSAGE: Route(self._send, "work"),
+            RequestCode.HEART_BEAT: Route(self._heartbeat, "work"),
+            RequestCode.UNREGISTER_CLIENT: Route(self._unregister, "work"),
+        }
+        async with Server.running(routes, [LaneConfig("work")]) as server:
+            self.peers = server.peers
+            port = await server.listen("127.0.0.1", 0)
+            self.address = f"127.0.0.1:{port}"
+            yield self
+
+    def _send(self, peer: Peer, request: Request[SendMessageV2]) -> Reply | None:
+        header = request.header
+        assert header is not None
+        self.codes.append(request.code)
+        self.sends.append(header)
+        self.requests.append(request)
+        self.bodies.append(bytes(request.body))
+        self.on_send(peer, request)
+        if self.answers:
+            answer = self.answers.popleft()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        return self.stored(header, count=len(unpack_messages(request.body)) if header.batch else 1)
+
+    def stored(self, header: SendMessageV2, code: int = ResponseCode.SUCCESS, *, count: int = 1) -> Reply:
+        """The answer for a message that was stored, or for a batch of ``count``."""
+        first = self.offsets
+        self.offsets += count
+        ids = ",".join(f"{offset:032X}" for offset in range(first, first + count))
+        return Reply(code, header=SendReply(message_id=ids, queue_id=header.queue_id, queue_offset=first))
+
+    def _heartbeat(self, _: Peer, request: Request[Any]) -> Reply:
+        self.codes.append(request.code)
+        self.heartbeats.append(decode(request.body, Heartbeat))
+        return Reply()
+
+    def _unregister(self, _: Peer, request: Request[UnregisterClient]) -> Reply:
+        self.codes.append(request.code)
+        assert request.header is not None
+        self.left.append(request.header)
+        return Reply()
+
+
+class ScriptedCluster:
+    """One name server that knows ``topics``, each on all ``brokers``; use ``scripted_cluster()``."""
+
+    def __init__(self, brokers: Sequence[ScriptedBroker], topics: Sequence[str]) -> None:
+        self.brokers = list(brokers)
+        self.topics = set(topics)
+        self.slaves: dict[str, str] = {}
+        self.order_conf: str | None = None
+        self.questions: list[str] = []
+        self.name_servers = ""
+        self.broken: Exception | None = None
+
+    @property
+    def broker(self) -> ScriptedBroker:
+        (broker,) = self.brokers
+        return broker
+
+    def route(self) -> TopicRoute:
+        return TopicRoute(
+            broker_datas=[
+                BrokerData(
+                    cluster="DefaultCluster",
+                    broker_name=broker.name,
+                    broker_addrs={0: broker.address}
+                    | ({1: self.slaves[broker.name]} if broker.name in self.slaves else {}),
+                )
+                for broker in self.brokers
+            ],
+            queue_datas=[
+                QueueData(
+                    broker_name=broker.name,
+                    perm=broker.perm,
+                    read_queue_nums=broker.read_queues,
+                    write_queue_nums=broker.write_queues,
+                )
+                for broker in self.brokers
+            ],
+            order_topic_conf=self.order_conf,
+        )
+
+    def handle_route(self, _: Peer, request: Request[RouteQuery]) -> Reply:
+        header = request.header
+        assert header is not None
+        self.questions.append(header.topic)
+        if self.broken is not None:
+            raise self.broken
+        if header.topic not in self.topics:
+            raise refused(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {header.topic}"
+            )
+        return Reply(body=encode(self.route()))
+
+
+@asynccontextmanager
+async def scripted_cluster(
+    *brokers: ScriptedBroker, topics: Sequence[str] = ("orders",)
+) -> AsyncIterator[ScriptedCluster]:
+    cluster = ScriptedCluster(brokers or [ScriptedBroker("broker-a")], topics)
+    async with AsyncExitStack() as stack:
+        for broker in cluster.brokers:
+            await stack.enter_async_context(broker.running())
+        routes: dict[int, Route] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: Route(cluster.handle_route, "work")}
+        server = await stack.enter_async_context(Server.running(routes, [LaneConfig("work")]))
+        cluster.name_servers = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+        yield cluster
+
+
+def order(number: int = 0, **settings: Any) -> Message:
+    return Message("orders", f"order {number}".encode(), **settings)
