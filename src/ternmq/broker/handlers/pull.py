@@ -1,0 +1,232 @@
+"""Pulls: 11 and 361 (D4, F3, F8, K1).
+
+A pull names a queue and a queue offset and gets the records from there on that its group's tag filter lets through, as
+views of the log: the reply's body is never copied. What the store found decides the response code:
+
+    0   FOUND
+    19  the end of the queue was reached         held back until a message comes, if the client can wait (F8)
+    20  nothing in this stretch matched          the client goes on at the next offset at once
+    21  the offset lies outside the queue        the client corrects its position
+
+Every one of these carries the queue's bounds and the offset to go on at; the remark is the store's status.
+
+A client that pulls commits its progress with the same request; that counts when the request first comes, not when it
+is carried out again after a hold, or it could undo a later commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final
+
+from ternmq.broker.clients import Clients
+from ternmq.broker.config import READ, BrokerConfig
+from ternmq.broker.flow import PULL
+from ternmq.broker.groups import Groups
+from ternmq.broker.holds import Holds, Matches
+from ternmq.broker.offsets import Offsets
+from ternmq.broker.stats import Stats
+from ternmq.broker.topics import Topics
+from ternmq.errors import (
+    ConfigError,
+    InvalidParameter,
+    NoPermission,
+    SubscriptionInvalid,
+    SubscriptionMissing,
+    SubscriptionOutdated,
+    SystemFailure,
+)
+from ternmq.filter.tags import TagFilter
+from ternmq.net.peer import Peer, Route
+from ternmq.store.query import GetStatus
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.clients import MessageModel
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.ids import java_hash
+from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+
+_TAG: Final = "TAG"
+_MASTER: Final = 0
+
+_CODES: Final = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    # These two mean «not found» to a pull from offset 0, which is where a new queue begins.
+    GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
+}
+_EMPTY_QUEUE: Final = (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE)
+
+
+class PullHandlers:
+    """All methods belong to the broker's loop. ``holds`` are its pulls that wait."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: Offsets,
+        stats: Stats,
+    ) -> None:
+        self._readable = bool(config.broker_permission & READ)
+        self._long_polling = config.long_polling_enable
+        self._short_polling_ms = config.short_polling_time_mills
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._stats = stats
+        self.holds = Holds(resume=self._resume, max_offset=store.max_offset, capacity=config.max_suspended_pulls)
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.PULL_MESSAGE: Route(self.pull, PULL),
+            RequestCode.LITE_PULL_MESSAGE: Route(self.pull, PULL),
+        }
+
+    def pull(self, peer: Peer, request: Request[PullMessage]) -> Reply | None:
+        """Answer a pull, or hold it (None)."""
+        return self._pull(peer, request, first=True)
+
+    def _resume(self, peer: Peer, request: Request[Any]) -> None:
+        """Carry out a held pull again, and answer whatever is found now."""
+        try:
+            reply = self._pull(peer, request, first=False)
+        except Exception as error:
+            peer.fail(request, error)
+        else:
+            assert reply is not None, "only a pull seen for the first time is held"
+            peer.reply(request, reply)
+
+    def _pull(self, peer: Peer, request: Request[PullMessage], *, first: bool) -> Reply | None:
+        header = request.fields
+        topic, queue_id = header.topic, header.queue_id
+        self._check(header)
+        matches = self._filter(header)
+        if first and header.sysflag & PullSysflag.COMMIT_OFFSET:
+            self._offsets.commit(header.consumer_group, topic, queue_id, header.commit_offset)
+        found = self._store.get(
+            topic,
+            queue_id,
+            header.queue_offset,
+            count_max=max(header.count_max, 1),
+            bytes_max=header.bytes_max or None,
+            matches=matches,
+        )
+        status = found.status
+        code = _CODES[status]
+        if status in _EMPTY_QUEUE and header.queue_offset == 0:
+            code = ResponseCode.PULL_NOT_FOUND
+        if code == ResponseCode.SUCCESS:
+            self._stats.got(topic, header.consumer_group, found.count, found.body_bytes)
+        else:
+            self._stats.missed()
+            if code == ResponseCode.PULL_NOT_FOUND and first and header.sysflag & PullSysflag.SUSPEND:
+                self.holds.add(
+                    peer,
+                    request,
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=header.queue_offset,
+                    matches=matches,
+                    timeout_ms=header.suspend_timeout_ms if self._long_polling else self._short_polling_ms,
+                )
+                return None
+        return Reply(
+            code,
+            remark=status.name,
+            header=PullReply(
+                suggested_broker_id=_MASTER,
+                next_offset=found.next_offset,
+                min_offset=found.min_offset,
+                max_offset=found.max_offset,
+            ),
+            body=found.buffers,
+        )
+
+    def _check(self, header: PullMessage) -> None:
+        """Raise what forbids this pull: the broker's, the group's or the topic's settings."""
+        if not self._readable:
+            raise NoPermission("the broker pulling message is forbidden; set brokerPermission to 6")
+        group = self._groups.find(header.consumer_group)
+        if not group.consume_enable:
+            raise NoPermission(
+                f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
+            )
+        topic = self._topics.find(header.topic)
+        if not topic.perm & READ:
+            raise NoPermission(f"the topic[{header.topic}] pulling message is forbidden; give it read permission")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise InvalidParameter(
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {topic.read_queue_nums} queues "
+                f"to read; consumer:[{header.consumer_group}]"
+            )
+        if not header.sysflag & PullSysflag.SUBSCRIPTION:
+            self._check_subscription(header, group)
+
+    def _check_subscription(self, header: PullMessage, group: SubscriptionGroupConfig) -> None:
+        """Raise unless the group's heartbeats know this topic, as new as the client does."""
+        members = self._clients.group_info(header.consumer_group)
+        if members is None:
+            raise SubscriptionMissing(
+                f"the consumer's group info not exist: no heartbeat of {header.consumer_group} has come"
+            )
+        if members.message_model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
+            raise NoPermission(
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way; set its "
+                "consumeBroadcastEnable to true"
+            )
+        subscription = members.subscriptions.get(header.topic)
+        if subscription is None:
+            raise SubscriptionMissing(
+                f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
+            )
+        if subscription.sub_version < header.sub_version:
+            raise SubscriptionOutdated(
+                f"the consumer's subscription not latest: the last heartbeat for {header.topic} is older"
+            )
+
+    def _filter(self, header: PullMessage) -> Matches | None:
+        """What a record's tags code must pass; None takes all. ``_check`` has been called."""
+        if header.sysflag & PullSysflag.SUBSCRIPTION:
+            kind, expression = header.expression_type, header.subscription
+        else:
+            subscription = self._clients.subscription(header.consumer_group, header.topic)
+            assert subscription is not None
+            kind, expression = subscription.expression_type, subscription.sub_string
+        if kind and kind != _TAG:
+            raise SystemFailure(
+                f"The broker does not support consumer to filter message by {kind}; subscribe by tag (TAG)"
+            )
+        return _tag_filter(expression or "")
+
+
+@lru_cache(maxsize=4096)
+def _tag_filter(expression: str) -> Matches | None:
+    """The test for a tag expression. Cached: groups are few and their pulls many."""
+    try:
+        codes = TagFilter.parse(expression).codes(java_hash)
+    except ConfigError as error:
+        raise SubscriptionInvalid(f"parse the consumer's subscription failed: {error}") from None
+    return _code_test(codes) if codes else None
+
+
+def _code_test(codes: frozenset[int]) -> Callable[[int], bool]:
+    def matches(tags_code: int) -> bool:
+        # Only the low 32 bits are the hash, as Java's ``intValue`` takes them.
+        return ((tags_code + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000 in codes
+
+    return matches

@@ -1,0 +1,295 @@
+"""Sends: 10, 310 and 320, and messages sent back, 36 (E1, E6, H1).
+
+``send`` is the hottest function of a broker: everything between a decoded request and its reply, as plain calls. A
+message that needs nothing special (the topic exists and may be written, the queue is named, the properties have a
+unique key and none of the few names that the broker must look at) takes the short way; all others ``_send_with_care``.
+
+What the broker does to a message before it is stored, as RocketMQ 5 does:
+
+- a topic that does not exist is made (D1), a queue id below 0 is chosen;
+- the properties lose POP_CK and all ``__RMQ.TRANSIENT.`` ones, get a UNIQ_KEY if they have none, and CLUSTER (replies
+  need it), MSG_REGION and TRACE_ON;
+- a message to a retry topic that was tried too often goes to the dead letters.
+
+The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
+of its own with its own unique key.
+
+Transactions and delivery at a later time are not built yet. A half message is refused: nobody could ever commit it, and
+to deliver it at once would be wrong. A delay level is kept in the properties, and the message delivered at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from ternmq import names
+from ternmq.broker.config import WRITE, BrokerConfig
+from ternmq.broker.flow import SEND
+from ternmq.broker.intake import Intake
+from ternmq.broker.retry import Retries
+from ternmq.broker.stats import Stats
+from ternmq.broker.topics import Topics
+from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
+from ternmq.message import Property
+from ternmq.net.peer import Peer, Route
+from ternmq.store.draft import Draft, Placed
+from ternmq.wire import properties as props
+from ternmq.wire.batch import unpack_messages
+from ternmq.wire.bodies.topics import TopicConfig
+from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.record import Sysflag
+from ternmq.wire.requests import SendBack, SendFields, SendReply
+from ternmq.wire.template import ReplyTemplate
+
+# Texts that betray a property without taking the text apart; where one is found, ``wire.properties`` looks closer.
+_UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
+_KEY_AT: Final = len(_UNIQUE_KEY)
+_TRANSACTION: Final = f"{Property.TRANSACTION}\x01"
+_POP_CHECKPOINT: Final = f"{Property.POP_CHECKPOINT}\x01"
+_CLUSTER: Final = f"{Property.CLUSTER}\x01"
+_NO_WAIT: Final = f"{Property.WAIT}\x01false"
+#: Properties for the way to the broker only (RocketMQ 5).
+_TRANSIENT: Final = "__RMQ.TRANSIENT."
+_SINGLE_TAG: Final = "SINGLE_TAG"
+
+
+class SendHandlers:
+    """All methods belong to the broker's loop. Call ``topic_changed`` with each change of a topic."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        intake: Intake,
+        topics: Topics,
+        retries: Retries,
+        stats: Stats,
+        store_host: bytes,
+        new_unique_key: Callable[[], str],
+        choice: random.Random,
+    ) -> None:
+        self._writable = bool(config.broker_permission & WRITE)
+        self._region = config.region_id
+        self._trace_on = config.trace_on
+        trace_on = "true" if config.trace_on else "false"
+        self._own_properties = props.join(
+            {
+                Property.CLUSTER: config.broker_cluster_name,
+                Property.REGION: config.region_id,
+                Property.TRACE_ON: trace_on,
+            }
+        )
+        self._id_prefix = store_host.hex().upper()
+        self._template = ReplyTemplate(
+            {"MSG_REGION": config.region_id, "TRACE_ON": trace_on},
+            {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"},
+        )
+        self._intake = intake
+        self._store = intake.store
+        self._waits = intake.waits
+        self._topics = topics
+        self._retries = retries
+        self._count = stats.put
+        self._new_unique_key = new_unique_key
+        self._random = choice
+        # Queues of the topics to which a message can go without further questions.
+        self._plain_queues: dict[str, int] = {}
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.SEND_MESSAGE: Route(self.send, SEND),
+            RequestCode.SEND_MESSAGE_V2: Route(self.send, SEND),
+            RequestCode.SEND_BATCH_MESSAGE: Route(self.send, SEND),
+            RequestCode.CONSUMER_SEND_MSG_BACK: Route(self.send_back, SEND),
+        }
+
+    def topic_changed(self, _config: TopicConfig | None) -> None:
+        """Ask again what may go where."""
+        self._plain_queues.clear()
+
+    def send(self, peer: Peer, request: Request[Any]) -> Reply | bytes | None:
+        """Store one message, or a batch. None: the reply follows when the disk has it."""
+        header: SendFields = request.header  # type: ignore[assignment]  # typed, or the request would not be here
+        topic = header.topic
+        queue_id = header.queue_id
+        properties = header.properties
+        if not 0 <= queue_id < self._plain_queues.get(topic, 0) or header.batch or not properties:
+            return self._send_with_care(peer, request, header)
+        at = properties.find(_UNIQUE_KEY)
+        if (
+            at < 0
+            or (at and properties[at - 1] != "\x02")
+            or _CLUSTER in properties
+            or _TRANSACTION in properties
+            or _POP_CHECKPOINT in properties
+            or _TRANSIENT in properties
+        ):
+            return self._send_with_care(peer, request, header)
+        if properties[-1] != "\x02":
+            properties += "\x02"
+        unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
+        return self._store_one(peer, request, topic, queue_id, header.sysflag, properties, unique_key)
+
+    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply:
+        """Store a copy of a record for a later attempt (H1)."""
+        if not self._writable:
+            raise NoPermission("this broker's permission does not allow writing; set brokerPermission to 6")
+        self._retries.send_back(request.fields, version=request.version)
+        return Reply()
+
+    # --- To the store, and the reply ----------------------------------------------------------------------------
+
+    def _store_one(
+        self,
+        peer: Peer,
+        request: Request[Any],
+        topic: str,
+        queue_id: int,
+        sysflag: int,
+        properties: str,
+        unique_key: str,
+    ) -> Reply | bytes | None:
+        header: SendFields = request.header  # type: ignore[assignment]  # as in send
+        body = request.body
+        placed = self._store(
+            Draft(
+                topic,
+                queue_id,
+                body,
+                properties + self._own_properties,
+                header.born_time_ms,
+                peer.host,
+                header.flag,
+                sysflag,
+                header.reconsume_times or 0,
+            )
+        )
+        self._count(topic, 1, len(body))
+        if request.flag & FLAG_ONEWAY:
+            return None
+        if self._waits and _NO_WAIT not in properties:
+            self._intake.when_safe(
+                placed.end_offset,
+                lambda code: peer.reply(request, self._reply(code, request, placed, queue_id, unique_key)),
+            )
+            return None
+        return self._reply(0, request, placed, queue_id, unique_key)
+
+    def _reply(self, code: int, request: Request[Any], placed: Placed, queue_id: int, unique_key: str) -> Reply | bytes:
+        # A key of letters and digits needs no escaping in JSON.
+        if code == 0 and request.serial == JSON and unique_key.isalnum():
+            return self._template.fill(
+                (placed.log_offset, queue_id, placed.queue_offset, unique_key.encode(), request.opaque)
+            )
+        message_id = f"{self._id_prefix}{placed.log_offset:016X}"
+        return Reply(code, header=self._reply_header(message_id, queue_id, placed.queue_offset, unique_key))
+
+    def _reply_header(self, message_id: str, queue_id: int, queue_offset: int, transaction_id: str | None) -> SendReply:
+        return SendReply(
+            message_id=message_id,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=transaction_id,
+            region=self._region,
+            trace_on=self._trace_on,
+        )
+
+    # --- What is not plain ----------------------------------------------------------------------------------------
+
+    def _send_with_care(self, peer: Peer, request: Request[Any], header: SendFields) -> Reply | bytes | None:
+        """Any send; ``send`` itself takes only those that need none of this."""
+        topic = header.topic
+        config = self._topics.for_send(
+            topic,
+            default_topic=header.default_topic,
+            default_queue_nums=header.default_topic_queue_nums,
+            from_address=peer.address,
+        )
+        queue_id = self._choose_queue(header, config, peer)
+        if header.batch:
+            return self._send_batch(peer, request, header, queue_id)
+        properties, unique_key = self._prepare(header.properties or "")
+        sysflag = header.sysflag if config.topic_filter_type == _SINGLE_TAG else header.sysflag | Sysflag.MULTI_TAGS
+        if topic.startswith(names.RETRY_PREFIX):
+            dead_letter = self._retries.target(header, version=request.version)
+            if dead_letter is not None:
+                topic, queue_id = dead_letter
+                properties = props.remove(properties, Property.DELAY)
+        elif self._writable and sysflag == header.sysflag:
+            self._plain_queues[topic] = config.write_queue_nums
+        return self._store_one(peer, request, topic, queue_id, sysflag, properties, unique_key)
+
+    def _choose_queue(self, header: SendFields, config: TopicConfig, peer: Peer) -> int:
+        """The queue for a message; raises what speaks against storing it."""
+        topic = config.topic_name
+        if topic in names.UNSENDABLE_TOPICS:
+            raise NoPermission(f"Sending message to topic[{topic}] is forbidden; it belongs to the system")
+        if not self._writable and config.order:
+            # Others may still come until their senders have learned the new permission from their route (30 s); the
+            # queues of an ordered topic must not move so slowly.
+            raise NoPermission(f"the broker sending message is forbidden; it is read-only, and {topic} is ordered")
+        if not config.perm & WRITE:
+            raise NoPermission(f"the topic[{topic}] sending message is forbidden; give it write permission (perm 6)")
+        # As RocketMQ: queues that may only be read, while a topic shrinks, still take what was on its way.
+        queues = max(config.write_queue_nums, config.read_queue_nums)
+        if header.queue_id >= queues:
+            raise InvalidParameter(
+                f"request queueId[{header.queue_id}] is illegal, {topic} has {queues} queues; Producer: {peer.address}"
+            )
+        return header.queue_id if header.queue_id >= 0 else self._random.randrange(max(config.write_queue_nums, 1))
+
+    def _prepare(self, properties: str) -> tuple[str, str]:
+        """The properties to store, their last pair ended, and the unique key in them."""
+        properties = props.closed(properties)
+        if _CLUSTER in properties or _POP_CHECKPOINT in properties:
+            # Of another broker, or another delivery: a message that is sent on brings along what it had.
+            properties = props.remove(
+                properties, Property.CLUSTER, Property.REGION, Property.TRACE_ON, Property.POP_CHECKPOINT
+            )
+        if _TRANSIENT in properties:
+            pairs = properties.split(props.PAIR_END)
+            properties = props.PAIR_END.join([pair for pair in pairs if not pair.startswith(_TRANSIENT)])
+        if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
+            raise NoPermission(
+                "this broker does not support transactions yet; send the message after your local work, without one"
+            )
+        unique_key = props.find(properties, Property.UNIQUE_KEY)
+        if unique_key is None:
+            unique_key = self._new_unique_key()
+            properties = f"{properties}{_UNIQUE_KEY}{unique_key}\x02"
+        return properties, unique_key
+
+    # --- Batches ----------------------------------------------------------------------------------------------------
+
+    def _send_batch(self, peer: Peer, request: Request[Any], header: SendFields, queue_id: int) -> Reply | None:
+        topic = header.topic
+        if topic.startswith(names.RETRY_PREFIX):
+            raise MessageIllegal(f"batch request does not support retry group {topic}; send its messages one by one")
+        try:
+            messages = unpack_messages(request.body)
+        except RemoteProtocolError as error:
+            raise MessageIllegal(str(error)) from None
+        if not messages:
+            raise MessageIllegal("the batch holds no message; send at least one")
+        born_time_ms, born_host, sysflag = header.born_time_ms, peer.host, header.sysflag
+        own_properties = self._own_properties
+        drafts = []
+        for message in messages:
+            properties, _ = self._prepare(message.properties)
+            properties += own_properties
+            drafts.append(
+                Draft(topic, queue_id, message.body, properties, born_time_ms, born_host, message.flag, sysflag)
+            )
+        placed = self._intake.store_batch(drafts)
+        self._count(topic, len(drafts), len(request.body))
+        ids = ",".join([f"{self._id_prefix}{each.log_offset:016X}" for each in placed])
+        batch_properties = header.properties or ""
+        unique_key = props.find(batch_properties, Property.UNIQUE_KEY)
+        reply = self._reply_header(ids, queue_id, placed[0].queue_offset, unique_key)
+        if self._waits and _NO_WAIT not in batch_properties:
+            self._intake.when_safe(placed[-1].end_offset, lambda code: peer.reply(request, Reply(code, header=reply)))
+            return None
+        return Reply(header=reply)

@@ -1,0 +1,145 @@
+"""Messages that a consumer could not process: tried again, and put aside after too many times (H1).
+
+A consumer sends back *where* the record lies, never the message. The broker appends a copy of the record under the
+topic ``%RETRY%group``, to which every member of the group is subscribed, with these properties:
+
+    RETRY_TOPIC        the topic it was first sent to, kept through all retries
+    ORIGIN_MESSAGE_ID  the offset id of the first record, likewise
+    DELAY              the level of the delay: as asked, or 3 + times consumed (10 s, 30 s, 1 m …)
+    WAIT               false: nobody waits for the copy to reach the disk
+
+After 16 times (of the group, or of the request) the copy goes to ``%DLQ%group`` instead, which nobody reads by himself.
+The same rule holds for messages that a consumer *sends* to its retry topic, when sending back failed.
+
+The delay itself is not built yet: the level is noted, the copy is delivered at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.config import WRITE
+from ternmq.broker.groups import Groups
+from ternmq.broker.intake import Intake
+from ternmq.broker.topics import Topics
+from ternmq.errors import CorruptRecord, NoPermission, SystemFailure
+from ternmq.message import Property
+from ternmq.store.draft import Draft
+from ternmq.wire import properties as props
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.ids import offset_id
+from ternmq.wire.record import Record, unpack_record
+from ternmq.wire.requests import SendBack, SendFields
+
+#: Clients older than V3_4_9 filled the field with something else.
+_VERSION_3_4_9: Final = 121
+#: The first retry waits for delay level 3: 10 s.
+_FIRST_LEVEL: Final = 3
+#: What 5.x notes on a dead letter (``MessageConst``).
+_DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+_DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+
+
+class Retries:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        topics: Topics,
+        groups: Groups,
+        record_at: Callable[[int], memoryview | None],
+        choice: random.Random,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._groups = groups
+        self._record_at = record_at
+        self._random = choice
+
+    def send_back(self, header: SendBack, *, version: int) -> None:
+        """Store a copy of the record that a consumer sends back.
+
+        Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more), and what
+        ``Intake.store`` raises.
+        """
+        group = self._groups.find(header.group)
+        if group.retry_queue_nums <= 0:
+            # As RocketMQ: a group without retry queues gives its failures up, with success.
+            return
+        record = self._read(header.log_offset)
+        if header.delay_level < 0 or record.reconsume_times >= _times_max(group, header.max_reconsume_times, version):
+            topic, queue_id = self._dead_letter_queue(header.group)
+            changes = {
+                _DLQ_ORIGIN_TOPIC: props.find(record.properties, Property.RETRY_TOPIC) or record.topic,
+                _DLQ_ORIGIN_MESSAGE_ID: props.find(record.properties, Property.ORIGIN_MESSAGE_ID)
+                or offset_id(record.store_host, record.log_offset),
+                Property.DELAY: "",
+            }
+        else:
+            topic, queue_id = self._retry_queue(group)
+            changes = {Property.DELAY: str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)}
+        self._intake.store(_copy(record, topic, queue_id, changes))
+
+    def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
+        """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""
+        group = self._groups.find(header.topic.removeprefix(names.RETRY_PREFIX))
+        if (header.reconsume_times or 0) < _times_max(group, header.max_reconsume_times, version):
+            return None
+        return self._dead_letter_queue(group.group_name)
+
+    def _read(self, log_offset: int) -> Record:
+        page = self._record_at(log_offset)
+        try:
+            if page is not None:
+                return unpack_record(page)
+        except CorruptRecord:
+            pass
+        raise SystemFailure(f"look message by offset failed, {log_offset}: no record begins there (any more)")
+
+    def _retry_queue(self, group: SubscriptionGroupConfig) -> tuple[str, int]:
+        topic = names.retry_topic(group.group_name)
+        self._ensure_writable(topic, queues=group.retry_queue_nums)
+        return topic, self._random.randrange(group.retry_queue_nums)
+
+    def _dead_letter_queue(self, group: str) -> tuple[str, int]:
+        topic = names.dead_letter_topic(group)
+        self._ensure_writable(topic, queues=1)
+        return topic, 0
+
+    def _ensure_writable(self, topic: str, *, queues: int) -> None:
+        if not self._topics.ensure(topic, queues=queues).perm & WRITE:
+            raise NoPermission(f"the topic[{topic}] sending message is forbidden; give it write permission (perm 6)")
+
+
+def _times_max(group: SubscriptionGroupConfig, asked: int | None, version: int) -> int:
+    """How often a message may be consumed before it is a dead letter."""
+    return asked if asked is not None and asked >= 0 and version >= _VERSION_3_4_9 else group.retry_max_times
+
+
+def _copy(record: Record, topic: str, queue_id: int, changes: dict[str, str]) -> Draft:
+    """The record under another topic; properties set to "" are removed."""
+    found = props.find
+    changes = {
+        Property.RETRY_TOPIC: found(record.properties, Property.RETRY_TOPIC) or record.topic,
+        Property.ORIGIN_MESSAGE_ID: found(record.properties, Property.ORIGIN_MESSAGE_ID)
+        or offset_id(record.store_host, record.log_offset),
+        Property.WAIT: "false",
+        **changes,
+    }
+    text = props.remove(props.closed(record.properties), *changes)
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        body=record.body,
+        properties=text + props.join({name: value for name, value in changes.items() if value}),
+        born_time_ms=record.born_time_ms,
+        born_host=record.born_host,
+        flag=record.flag,
+        sysflag=record.sysflag,
+        reconsume_times=record.reconsume_times + 1,
+    )
