@@ -1,0 +1,223 @@
+"""Listeners that run side by side: messages of one queue may be consumed at the same time, in any order (F1).
+
+What readers deliver is cut into batches, and each batch is one call of the listener: of a plain function in a pool of
+threads (``InThreads``), of an ``async`` one by a fixed number of tasks (``InTasks``). Neither makes a task per message.
+What waits for its turn is bounded by the limits of the process queues (M2).
+
+Threads only call the listener. All else, from the cutting to the settling, belongs to the loop: a thread leaves its
+batch in ``_ended`` and wakes the loop, once for all batches that end while it is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from ternmq.client.fetch import QueueReader
+from ternmq.client.listener import BoundListener, ConsumeContext
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.client.send_back import FIRST_LEVEL
+from ternmq.client.settle import Settling
+from ternmq.env import Clock
+from ternmq.message import ReceivedMessage
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+#: An ``async`` listener that never waits would keep the loop for itself; after this long, others get their turn.
+TURN_S: Final = 0.005
+
+
+class Batch:
+    """Messages of one queue, for one call of the listener."""
+
+    __slots__ = ("context", "held", "is_settled", "reader", "started")
+
+    def __init__(self, reader: QueueReader, held: ProcessQueue, context: ConsumeContext) -> None:
+        self.reader = reader
+        self.held = held
+        self.context = context
+        #: By the clock's ``monotonic``; None while it waits for its turn.
+        self.started: float | None = None
+        #: Sent back because it took too long: its result does not matter any more.
+        self.is_settled = False
+
+
+class _Concurrent:
+    """What both kinds have in common. All methods belong to the loop's thread."""
+
+    def __init__(
+        self, listener: BoundListener, settling: Settling, *, group: str, batch_max: int, clock: Clock
+    ) -> None:
+        self._listener = listener
+        self._settling = settling
+        self._group = group
+        self._batch_max = batch_max
+        self._clock = clock
+        self._stopped = False
+        #: Batches that wait or run.
+        self._batches: set[Batch] = set()
+        self._idle = asyncio.Event()
+
+    def put(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self._stopped:
+            return
+        for at in range(0, len(messages), self._batch_max):
+            context = ConsumeContext(self._group, reader.queue, messages[at : at + self._batch_max])
+            batch = Batch(reader, held, context)
+            self._batches.add(batch)
+            self._begin(batch)
+
+    def expire(self, started_before: float) -> None:
+        for batch in self._batches:
+            if batch.started is not None and batch.started < started_before and not batch.is_settled:
+                first = batch.context.messages[0]
+                log.warning(
+                    "a listener takes too long; its messages are sent back",
+                    extra={"group": self._group, "topic": first.topic, "message_id": first.message_id},
+                )
+                batch.is_settled = True
+                self._settling.settle(
+                    batch.reader, batch.held, failed=batch.context.messages, delay_level=FIRST_LEVEL, again=self.put
+                )
+
+    async def stop(self, timeout_ms: int) -> None:
+        self._stopped = True
+        self._give_up_waiting()
+        if self._batches:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._idle.wait()
+        if self._batches:
+            log.warning(
+                "listeners still run; their messages will be delivered again",
+                extra={"group": self._group, "calls": len(self._batches)},
+            )
+
+    def _begin(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def _give_up_waiting(self) -> None:
+        """Forget batches that have not begun; nobody has seen their messages."""
+        raise NotImplementedError
+
+    def _end(self, batch: Batch) -> None:
+        self._batches.discard(batch)
+        if not self._batches:
+            self._idle.set()
+        if batch.is_settled:
+            return
+        context = batch.context
+        batch.held.last_consumed_ms = self._clock.now_ms()
+        failed = context.failed
+        self._settling.settle(
+            batch.reader,
+            batch.held,
+            done=context.messages[: len(context.messages) - len(failed)] if failed else context.messages,
+            failed=failed,
+            delay_level=context.delay_level,
+            again=self.put,
+        )
+
+
+class InThreads(_Concurrent):
+    """Plain functions, in up to ``threads`` threads."""
+
+    def __init__(
+        self,
+        listener: BoundListener,
+        settling: Settling,
+        *,
+        group: str,
+        batch_max: int,
+        threads: int,
+        clock: Clock,
+    ) -> None:
+        super().__init__(listener, settling, group=group, batch_max=batch_max, clock=clock)
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"consume-{group}")
+        self._calls: dict[Batch, Future[None]] = {}
+        #: Filled by threads, emptied by the loop.
+        self._ended: deque[Batch] = deque()
+        self._is_woken = False
+
+    async def stop(self, timeout_ms: int) -> None:
+        await super().stop(timeout_ms)
+        # Threads that hang cannot be ended by anybody. What they say later is not heard any more.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, batch: Batch) -> None:
+        self._calls[batch] = self._pool.submit(self._call, batch)
+
+    def _give_up_waiting(self) -> None:
+        for batch, call in list(self._calls.items()):
+            if call.cancel():
+                del self._calls[batch]
+                self._batches.discard(batch)
+
+    def _call(self, batch: Batch) -> None:
+        """In a thread of the pool."""
+        try:
+            if not batch.held.dropped:
+                batch.started = self._clock.monotonic()
+                self._listener.call(batch.context)
+        finally:
+            self._ended.append(batch)
+            # The flag falls before the loop looks into ``_ended``, so a batch put there in between wakes it again.
+            if not self._is_woken:
+                self._is_woken = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed: this thread hung for longer than it ran
+                    self._loop.call_soon_threadsafe(self._take_ended)
+
+    def _take_ended(self) -> None:
+        self._is_woken = False
+        while self._ended:
+            batch = self._ended.popleft()
+            del self._calls[batch]
+            self._end(batch)
+
+
+class InTasks(_Concurrent):
+    """``async`` functions, at most ``threads`` calls at a time."""
+
+    def __init__(
+        self,
+        listener: BoundListener,
+        settling: Settling,
+        *,
+        group: str,
+        batch_max: int,
+        threads: int,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        super().__init__(listener, settling, group=group, batch_max=batch_max, clock=clock)
+        self._waiting: asyncio.Queue[Batch] = asyncio.Queue()
+        for number in range(threads):
+            tasks.create_task(self._work(), name=f"consume-{group}-{number}")
+
+    def _begin(self, batch: Batch) -> None:
+        self._waiting.put_nowait(batch)
+
+    def _give_up_waiting(self) -> None:
+        while not self._waiting.empty():
+            self._batches.discard(self._waiting.get_nowait())
+
+    async def _work(self) -> None:
+        time = asyncio.get_running_loop().time
+        turn_end = time() + TURN_S
+        while True:
+            batch = await self._waiting.get()
+            if not batch.held.dropped:
+                batch.started = self._clock.monotonic()
+                await self._listener.call_async(batch.context)
+            self._end(batch)
+            if time() > turn_end:
+                await asyncio.sleep(0)
+                turn_end = time() + TURN_S

@@ -1,0 +1,92 @@
+"""Settings of push consumers, with RocketMQ's defaults (F1, F5, F6, G2, M2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ternmq.allocation import Allocation, Averagely
+from ternmq.client.offsets import LOCAL_DIRECTORY, StartPosition
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.errors import ConfigError
+from ternmq.wire.bodies.clients import MessageModel
+
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(slots=True, frozen=True)
+class FlowLimits:
+    """How much a consumer holds that is fetched and not done (M2). At a limit it fetches no more of that queue until
+    something is done; brokers keep the rest."""
+
+    #: Per queue. A pull may bring up to ``pull_count_max`` more.
+    count: int = 1_000
+    body_bytes: int = 100 * _MIB
+    #: From the smallest undone message to the last one fetched: one that hangs must not let everything behind it pile
+    #: up to be delivered again after a crash.
+    span: int = 2_000
+    #: All queues of a topic that this consumer reads, together; each has its part of it. 0: no such limit.
+    topic_count: int = 0
+    topic_body_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "body_bytes", "span"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} would stop all fetching; use 1 or more")
+
+    def reached(self, held: ProcessQueue, *, topic_queues: int) -> str | None:
+        """Which limit keeps ``held`` from fetching more; ``topic_queues`` is how many of its topic's are read here."""
+        count, body_bytes = self.count, self.body_bytes
+        if self.topic_count:
+            count = min(count, max(1, self.topic_count // max(1, topic_queues)))
+        if self.topic_body_bytes:
+            body_bytes = min(body_bytes, max(1, self.topic_body_bytes // max(1, topic_queues)))
+        if len(held) >= count:
+            return "count"
+        if held.body_bytes >= body_bytes:
+            return "body_bytes"
+        return "span" if held.span > self.span else None
+
+
+@dataclass(slots=True, frozen=True)
+class PushConfig:
+    """Settings of a ``PushConsumer``.
+
+    >>> PushConfig(batch_max=32).threads
+    20
+    """
+
+    #: F5: members share the messages of a topic (CLUSTERING), or each gets all (BROADCASTING).
+    model: MessageModel = MessageModel.CLUSTERING
+    #: F6: where to read a queue from of which the group has no progress.
+    start: StartPosition = StartPosition.LAST
+    #: G2: how members divide queues; the same for all of a group.
+    allocation: Allocation = field(default_factory=Averagely)
+    #: F1: above 1, the listener takes lists of up to this many messages.
+    batch_max: int = 1
+    #: F1: calls of the listener at the same time: threads of a plain function, tasks of an ``async`` one.
+    threads: int = 20
+    #: F1: messages asked for with one pull; brokers give 32 at most unless told otherwise.
+    pull_count_max: int = 32
+    #: RocketMQ 5 ends a pull's answer at this size.
+    pull_bytes_max: int = 256 * 1024
+    #: F8: how long a broker holds a pull that finds nothing.
+    suspend_ms: int = 15_000
+    limits: FlowLimits = field(default_factory=FlowLimits)
+    #: H1: how often a message comes again before it is a dead letter. None: as the broker's group says (16).
+    max_reconsume_times: int | None = None
+    #: F1: a listener that takes longer has its messages sent back, so that they do not hold up the queue's progress.
+    consume_timeout_ms: int = 15 * 60_000
+    #: What running listeners have, at the end of the block, to come to theirs.
+    stop_timeout_ms: int = 10_000
+    #: F5: where broadcasting keeps its progress.
+    offsets_directory: Path = LOCAL_DIRECTORY
+
+    def __post_init__(self) -> None:
+        for name in ("batch_max", "threads", "pull_count_max", "pull_bytes_max", "consume_timeout_ms"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no sense; use 1 or more")
+        for name in ("suspend_ms", "stop_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is below 0; use 0 for no wait at all")

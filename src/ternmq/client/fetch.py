@@ -1,0 +1,219 @@
+"""The pull loop: one per queue, from the broker's log into the process queue (F1, F8, M2).
+
+Each loop asks for the next messages, and the broker holds the question until there are some or 15 s are over. So there
+is always one pull under way for each queue, and a message arrives as soon as it is stored. What came is put into the
+process queue and handed on; the loop goes on at once, unless a limit of M2 is reached: then it waits until something is
+done. Each pull also carries the queue's progress, so that brokers know it without another call.
+
+What the answer's code means:
+
+- 0: here they are. Tags are compared again by text: the broker compared hashes (K1).
+- 19, 20: none now, or none that are wanted; go on from where the broker says.
+- 21: there is no such offset. The log was cut, deleted or reset: the queue starts afresh where the broker says, and
+  what is still in flight from before counts no more.
+- anything else, and every network error: wait 3 s. A broker that has forgotten our subscription gets a heartbeat first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq.client.consumer_config import PushConfig
+from ternmq.client.instance import ClientInstance
+from ternmq.client.namespace import unwrap
+from ternmq.client.offsets import Progress
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.client.routes import MASTER_ID
+from ternmq.client.subscription import Subscription
+from ternmq.errors import NetworkError, SubscriptionMissing, SubscriptionOutdated, TernError, refused
+from ternmq.message import MessageQueue, Property, ReceivedMessage
+from ternmq.names import RETRY_PREFIX
+from ternmq.types import Buffer
+from ternmq.wire.bodies.clients import MessageModel
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.received import to_message
+from ternmq.wire.record import unpack_records
+from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's ``pullTimeDelayMillsWhenException``, and its delay for the answer FLOW_CONTROL.
+ERROR_PAUSE_S: Final = 3.0
+BUSY_PAUSE_S: Final = 0.02
+#: How long an answer may take beyond the time that the broker was asked to hold the pull.
+ANSWER_MS: Final = 15_000
+
+Deliver = Callable[["QueueReader", ProcessQueue, Sequence[ReceivedMessage]], None]
+
+
+@dataclass(slots=True, frozen=True)
+class Fetching:
+    """What all readers of one consumer have in common."""
+
+    instance: ClientInstance
+    #: The group's name on the wire.
+    group: str
+    config: PushConfig
+    #: By topic, on the wire; changes while readers run.
+    subscriptions: Mapping[str, Subscription]
+    progress: Progress
+    #: Takes what a pull brought, on the loop.
+    deliver: Deliver
+    #: How many queues of each topic are read here.
+    queue_counts: Mapping[str, int]
+    #: Not set while the consumer is suspended.
+    active: asyncio.Event
+
+
+class QueueReader:
+    """Reads one queue from ``queue_offset`` on, as long as ``run`` runs. All methods belong to the loop's thread."""
+
+    def __init__(self, fetching: Fetching, queue: MessageQueue, queue_offset: int) -> None:
+        self._fetching = fetching
+        self.queue = queue
+        self.held = ProcessQueue(queue, queue_offset)
+        #: Which copy of the broker to ask; it suggests a slave when we read far behind (O3).
+        self._broker_id = MASTER_ID
+        self._room = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<QueueReader {self.held!r}>"
+
+    def done(self, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Messages that ``held`` was given need no more work here."""
+        held.done(messages)
+        self._room.set()
+
+    def drop(self) -> None:
+        """The queue is another's now: what is still in flight must not count any more."""
+        self.held.dropped = True
+
+    async def run(self) -> None:
+        """Fetch for ever."""
+        fetching = self._fetching
+        while True:
+            await fetching.active.wait()
+            await self._wait_for_room()
+            try:
+                await self._fetch()
+            except TernError as error:
+                await self._recover(error)
+
+    async def _wait_for_room(self) -> None:
+        fetching = self._fetching
+        limits = fetching.config.limits
+        while limits.reached(self.held, topic_queues=fetching.queue_counts.get(self.queue.topic, 1)):
+            self._room.clear()
+            await self._room.wait()
+
+    async def _fetch(self) -> None:
+        fetching, held = self._fetching, self.held
+        response = await fetching.instance.call(
+            self._address(),
+            RequestCode.PULL_MESSAGE,
+            self._question(held),
+            timeout_ms=fetching.config.suspend_ms + ANSWER_MS,
+        )
+        messages: Sequence[ReceivedMessage] = ()
+        if response.code == ResponseCode.SUCCESS:
+            messages = self._read(response.body)
+        elif response.code not in _NO_MESSAGES:
+            raise refused(
+                response.code,
+                f"{self.queue.broker_name} refused a pull of {self.queue}: {response.remark}",
+                broker=self.queue.broker_name,
+            )
+        reply = response.read(PullReply)
+        self._broker_id = reply.suggested_broker_id
+        held.last_fetched_ms = fetching.instance.env.clock.now_ms()
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            await self._start_afresh(reply.next_offset)
+            return
+        new = held.put(messages, reply.next_offset)
+        if new:
+            fetching.deliver(self, held, new)
+
+    def _question(self, held: ProcessQueue) -> PullMessage:
+        fetching, queue, progress = self._fetching, self.queue, held.progress
+        # Progress of broadcasting is nobody's business but ours, and slaves keep none.
+        commits = progress > 0 and self._broker_id == MASTER_ID and fetching.config.model is MessageModel.CLUSTERING
+        subscription = fetching.subscriptions.get(queue.topic)
+        return PullMessage(
+            consumer_group=fetching.group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=held.next_offset,
+            count_max=fetching.config.pull_count_max,
+            sysflag=PullSysflag.SUSPEND | (PullSysflag.COMMIT_OFFSET if commits else 0),
+            commit_offset=progress if commits else 0,
+            suspend_timeout_ms=fetching.config.suspend_ms,
+            sub_version=subscription.data.sub_version if subscription is not None else 0,
+            expression_type=subscription.data.expression_type if subscription is not None else None,
+            bytes_max=fetching.config.pull_bytes_max,
+        )
+
+    def _read(self, body: Buffer) -> list[ReceivedMessage]:
+        queue, fetching = self.queue, self._fetching
+        messages = [to_message(record, queue.broker_name) for record in unpack_records(body)]
+        subscription = fetching.subscriptions.get(queue.topic)
+        if subscription is not None and not subscription.filter.all:
+            matches = subscription.filter.matches
+            messages = [message for message in messages if matches(message.tags)]
+        namespace = fetching.instance.config.namespace
+        if queue.topic.startswith(RETRY_PREFIX):
+            # The application subscribed to the topic where the message came from, and never heard of this one.
+            for message in messages:
+                message.topic = unwrap(namespace, message.properties.get(Property.RETRY_TOPIC) or message.topic)
+        elif namespace:
+            for message in messages:
+                message.topic = unwrap(namespace, message.topic)
+        return messages
+
+    def _address(self) -> str:
+        """The broker to ask: the one suggested, else the master, else whatever is left of it (O3)."""
+        routes, name = self._fetching.instance.routes, self.queue.broker_name
+        address = routes.address(name, self._broker_id) or routes.address(name)
+        if address is None:
+            route = routes.known(self.queue.topic)
+            address = next(iter(route.brokers.get(name, {}).values()), None) if route is not None else None
+        return address or self._fetching.instance.broker_address(name)
+
+    async def _start_afresh(self, queue_offset: int) -> None:
+        held = self.held
+        if queue_offset == held.next_offset:
+            raise refused(
+                ResponseCode.PULL_OFFSET_MOVED,
+                f"{self.queue.broker_name} has no offset {queue_offset} in {self.queue}, and sends us there",
+            )
+        log.warning(
+            "the broker moved us to another offset",
+            extra={"queue": str(self.queue), "from": held.next_offset, "to": queue_offset},
+        )
+        held.dropped = True
+        self.held = ProcessQueue(self.queue, queue_offset)
+        await self._fetching.progress.save({self.queue: queue_offset}, wait=True)
+
+    async def _recover(self, error: TernError) -> None:
+        instance = self._fetching.instance
+        if getattr(error, "code", None) == ResponseCode.FLOW_CONTROL:
+            await asyncio.sleep(BUSY_PAUSE_S)
+            return
+        log.warning("a pull failed", extra={"queue": str(self.queue), "why": str(error)})
+        self._broker_id = MASTER_ID
+        if isinstance(error, SubscriptionMissing | SubscriptionOutdated):
+            instance.heartbeat_soon()
+        elif isinstance(error, NetworkError):
+            # Its place may have been taken by another.
+            with contextlib.suppress(TernError):
+                await instance.routes.refresh(self.queue.topic)
+        await asyncio.sleep(ERROR_PAUSE_S)
+
+
+_NO_MESSAGES: Final = frozenset(
+    {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
+)

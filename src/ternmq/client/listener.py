@@ -1,0 +1,152 @@
+"""What an application gives a push consumer: a function that is called with messages (F1, E8).
+
+A listener takes a message, or with ``batch_max`` above 1 a list of them, and if it wants to also a ``ConsumeContext``.
+It may be a plain function, which runs in a thread, or an ``async`` one, which runs on the loop::
+
+    def on_order(message):                      async def on_orders(messages, context):
+        ship(message.body)                          await save(messages)
+                                                    return ConsumeResult.SUCCESS
+
+Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means «again later»: the messages come back with
+``reconsume_times`` one higher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ternmq.message import MessageQueue, ReceivedMessage
+
+log = logging.getLogger(__name__)
+
+
+class ConsumeResult(enum.Enum):
+    """What became of messages. RocketMQ's CONSUME_SUCCESS and RECONSUME_LATER."""
+
+    SUCCESS = "SUCCESS"
+    RETRY = "RETRY"
+
+
+@dataclass(slots=True)
+class ConsumeContext:
+    """One call of a listener: what it may know, and how it may say more than its result does."""
+
+    group: str
+    #: Where the messages came from. For a message on its way again this is the group's retry topic.
+    queue: MessageQueue
+    messages: Sequence[ReceivedMessage]
+    #: To set: when messages that failed come back. 0: the broker decides (10 s, 30 s, 1 min, …); 1…18: this level;
+    #: below 0: not at all, they become dead letters.
+    delay_level: int = 0
+    #: To set: how many messages of the list, from its first on, are done; the others come back. None: all are.
+    done_count: int | None = None
+    #: After the call, for hooks: the result, and the error that the listener raised.
+    result: ConsumeResult | None = None
+    error: BaseException | None = None
+
+    @property
+    def failed(self) -> Sequence[ReceivedMessage]:
+        """The messages that must come back."""
+        if self.result is not ConsumeResult.SUCCESS:
+            return self.messages
+        return () if self.done_count is None else self.messages[max(0, self.done_count) :]
+
+
+class ConsumeHook:
+    """Base of hooks around each call of a listener: every method does nothing, override what you need (E8).
+
+    Hooks run where the listener runs, in its thread or on the loop. An error raised in one is logged, nothing more.
+    """
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        """The listener is about to be called."""
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        """It has ended; ``context.result`` and ``context.error`` say how."""
+
+
+Listener = Callable[..., Awaitable[ConsumeResult | None] | ConsumeResult | None]
+
+
+class BoundListener:
+    """A listener with its signature looked up once, and its hooks."""
+
+    __slots__ = ("_call", "_hooks", "_single", "_wants_context", "is_async")
+
+    def __init__(self, listener: Listener, *, single: bool, hooks: Sequence[ConsumeHook] = ()) -> None:
+        self._call: Final = listener
+        self._single: Final = single
+        self._hooks: Final = tuple(hooks)
+        self.is_async: Final = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
+            getattr(listener, "__call__", None)  # noqa: B004 - asks what calling would give, not whether it can be called
+        )
+        self._wants_context: Final = _takes_two(listener)
+
+    def call(self, context: ConsumeContext) -> None:
+        """Call a plain listener; whatever it does ends up in ``context``."""
+        self._tell("before_consume", context)
+        try:
+            context.result = _checked(self._start(context))
+        except Exception as error:
+            self._raised(context, error)
+        self._tell("after_consume", context)
+
+    async def call_async(self, context: ConsumeContext) -> None:
+        """The same for an ``async`` listener; a cancellation of ours passes through."""
+        self._tell("before_consume", context)
+        try:
+            context.result = _checked(await self._start(context))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something that the listener waited for was cancelled, not the listener.
+            self._raised(context, error)
+        except Exception as error:
+            self._raised(context, error)
+        self._tell("after_consume", context)
+
+    def _start(self, context: ConsumeContext) -> Any:
+        argument = context.messages[0] if self._single else list(context.messages)
+        return self._call(argument, context) if self._wants_context else self._call(argument)
+
+    @staticmethod
+    def _raised(context: ConsumeContext, error: BaseException) -> None:
+        context.result, context.error = ConsumeResult.RETRY, error
+        first = context.messages[0]
+        log.warning(
+            "a listener raised; its messages will come again",
+            exc_info=error,
+            extra={"group": context.group, "topic": first.topic, "message_id": first.message_id},
+        )
+
+    def _tell(self, method: str, context: ConsumeContext) -> None:
+        for hook in self._hooks:
+            try:
+                getattr(hook, method)(context)
+            except Exception:
+                log.exception("a consume hook failed", extra={"hook": type(hook).__name__})
+
+
+def _checked(result: object) -> ConsumeResult:
+    if result is None:
+        return ConsumeResult.SUCCESS
+    if isinstance(result, ConsumeResult):
+        return result
+    raise TypeError(f"a listener returned {result!r}; return None, ConsumeResult.SUCCESS or ConsumeResult.RETRY")
+
+
+def _takes_two(listener: Listener) -> bool:
+    """Whether a listener wants the context too: it has a second positional parameter (or takes any number)."""
+    try:
+        parameters = inspect.signature(listener).parameters.values()
+    except (TypeError, ValueError):
+        return False  # built-ins without a signature
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -1,0 +1,150 @@
+"""A running member of a consumer group: joins, reads its queues, reports its progress, leaves (D3, D4, G1).
+
+The parts know little of one another; this is where they are tied together, whatever kind of consumer they serve. Their
+end has an order: no more queues, no more fetching, no more calls of listeners, then the progress, then the farewell to
+the brokers, who tell the others at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ternmq.client.consumer_config import PushConfig
+from ternmq.client.fetch import QueueReader
+from ternmq.client.instance import ClientInstance
+from ternmq.client.offsets import BrokerOffsets, Progress
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.client.readers import Readers
+from ternmq.client.rebalance import Rebalancer
+from ternmq.client.routes import TopicRoute
+from ternmq.client.send_back import Returns
+from ternmq.client.settle import Outlet, Settling
+from ternmq.client.subscription import Subscription
+from ternmq.message import ReceivedMessage
+from ternmq.tasks import Tasks
+from ternmq.wire.bodies.clients import ConsumerData, ConsumeType, MessageModel
+
+#: How often the calls of listeners are looked through for those that take too long.
+EXPIRY_CHECK_S: Final = 30.0
+
+
+class Member:
+    """One member, from ``start`` to ``stop``. All methods belong to the loop's thread; ``tasks`` owns its loops."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        config: PushConfig,
+        *,
+        subscriptions: Mapping[str, Subscription],
+        progress: Progress,
+        active: asyncio.Event,
+        tasks: Tasks,
+    ) -> None:
+        self.instance = instance
+        self.group = group
+        self._config = config
+        self._subscriptions = subscriptions
+        self._tasks = tasks
+        self._loops: list[asyncio.Task[None]] = []
+        self._outlet: Outlet | None = None
+        #: What arrived before there was an outlet; no more than the limits of the process queues let through.
+        self._early: list[tuple[QueueReader, ProcessQueue, Sequence[ReceivedMessage]]] = []
+        is_clustering = config.model is MessageModel.CLUSTERING
+        returns = Returns(instance, group, max_reconsume_times=config.max_reconsume_times) if is_clustering else None
+        self.settling = Settling(returns, tasks)
+        self.readers = Readers(
+            instance,
+            group,
+            config,
+            subscriptions=subscriptions,
+            progress=progress,
+            brokers=BrokerOffsets(instance, group),
+            deliver=self._deliver,
+            active=active,
+            tasks=tasks,
+        )
+        self.rebalancer = Rebalancer(instance, group, self.readers, model=config.model, allocation=config.allocation)
+
+    # --- What the instance asks (``ConsumerMember``) ---------------------------------------------------------
+
+    def heartbeat_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.PASSIVELY,
+            message_model=self._config.model,
+            consume_from_where=self._config.start.where,
+            subscription_data_set=[subscription.data for subscription in self._subscriptions.values()],
+            unit_mode=bool(self.instance.config.unit_name),
+        )
+
+    def rebalance_soon(self) -> None:
+        self.rebalancer.soon()
+
+    # --- Start and end ---------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group and read its queues; returns after the first attempt at that."""
+        self.instance.register_consumer(self.group, self)
+        await self.rebalancer.round()
+        self.instance.routes.on_change.append(self._route_changed)
+        self._loops += [
+            self._tasks.create_task(self.rebalancer.run(), name="rebalance"),
+            self._tasks.create_task(self._save_forever(), name="save progress"),
+            self._tasks.create_task(self._expire_forever(), name="expire"),
+        ]
+
+    async def stop(self) -> None:
+        """Let running listeners end, store the progress, leave the group."""
+        timeout_ms = self._config.stop_timeout_ms
+        self.instance.routes.on_change.remove(self._route_changed)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.wait(self._loops)
+        await self.readers.stop_fetching()
+        if self._outlet is not None:
+            await self._outlet.stop(timeout_ms)
+        await self.settling.idle(timeout_ms)
+        await self.readers.save(wait=True)
+        await self.instance.unregister_consumer(self.group)
+
+    # --- Messages --------------------------------------------------------------------------------------------
+
+    @property
+    def outlet(self) -> Outlet | None:
+        return self._outlet
+
+    def open(self, outlet: Outlet) -> None:
+        """Let messages out there from now on, beginning with those that came early."""
+        assert self._outlet is None
+        self._outlet = outlet
+        for reader, held, messages in self._early:
+            outlet.put(reader, held, messages)
+        self._early.clear()
+
+    def _deliver(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self._outlet is not None:
+            self._outlet.put(reader, held, messages)
+        else:
+            self._early.append((reader, held, messages))
+
+    # --- Loops -----------------------------------------------------------------------------------------------
+
+    def _route_changed(self, route: TopicRoute) -> None:
+        if route.topic in self._subscriptions:
+            self.rebalancer.soon()
+
+    async def _save_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.instance.config.persist_offset_interval_ms / 1000)
+            await self.readers.save(wait=False)
+
+    async def _expire_forever(self) -> None:
+        timeout_s = self._config.consume_timeout_ms / 1000
+        while True:
+            await asyncio.sleep(min(EXPIRY_CHECK_S, timeout_s))
+            if self._outlet is not None:
+                self._outlet.expire(self.instance.env.clock.monotonic() - timeout_s)

@@ -1,0 +1,231 @@
+"""How far a group is, and where it starts (D4, F5, F6).
+
+In clustering, brokers keep the progress: each queue's broker its own (QUERY_CONSUMER_OFFSET 14,
+UPDATE_CONSUMER_OFFSET 15). In broadcasting, each member reads all and keeps its progress itself, in a file::
+
+    {"group": "g", "offsets": [{"topic": "t", "broker": "broker-a", "queue_id": 0, "offset": 42}]}
+
+«None stored» and «not known now» are two things. The first starts at the ``StartPosition``, the second is an error and
+is asked again: whoever took it for the first would skip messages or read everything twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Final, Protocol, Self
+from urllib.parse import quote
+
+import msgspec
+
+from ternmq.client.instance import ClientInstance
+from ternmq.errors import NotFound, TernError
+from ternmq.files import Chores, TableFile
+from ternmq.message import MessageQueue
+from ternmq.names import RETRY_PREFIX
+from ternmq.wire.bodies.clients import ConsumeFromWhere
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests import OffsetReply, QueryOffset, QueueBounds, SearchOffset, UpdateOffset
+
+log = logging.getLogger(__name__)
+
+#: Under the user's home; a directory per client, a file per group.
+LOCAL_DIRECTORY: Final = Path("~/.ternmq/offsets")
+
+
+# --- Where to start ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class StartPosition:
+    """Where a group begins to read a queue that it has no progress of (F6).
+
+    - ``LAST``: at the end, with what comes from now on. Brokers make one exception: a queue whose very first message is
+      still there is read from that one, so that nothing is missed on queues which were just created.
+    - ``FIRST``: with the oldest message that is still there.
+    - ``StartPosition.at(time)``: with the first message stored at that time or later.
+    """
+
+    where: ConsumeFromWhere
+    time_ms: int = 0
+
+    LAST: ClassVar[StartPosition]
+    FIRST: ClassVar[StartPosition]
+
+    @classmethod
+    def at(cls, time: datetime | int) -> StartPosition:
+        """A moment, as ``datetime`` (without a zone: local time) or in ms since 1970."""
+        time_ms = time if isinstance(time, int) else int(time.timestamp() * 1000)
+        return cls(ConsumeFromWhere.TIMESTAMP, time_ms)
+
+
+StartPosition.LAST = StartPosition(ConsumeFromWhere.LAST_OFFSET)
+StartPosition.FIRST = StartPosition(ConsumeFromWhere.FIRST_OFFSET)
+
+
+async def start_offset(queue: MessageQueue, start: StartPosition, brokers: BrokerOffsets) -> int:
+    """The queue offset to begin with when no progress is stored."""
+    is_retry = queue.topic.startswith(RETRY_PREFIX)
+    if start.where is ConsumeFromWhere.TIMESTAMP:
+        return await (brokers.max(queue) if is_retry else brokers.at_time(queue, start.time_ms))
+    if start.where is ConsumeFromWhere.FIRST_OFFSET or is_retry:
+        # Retries are the group's own messages; none of them is «before its time». Where offset 0 is long gone, the
+        # broker's answer to the first pull names the first one that is there.
+        return 0
+    return await brokers.max(queue)
+
+
+# --- Progress -----------------------------------------------------------------------------------------------------
+
+
+class Progress(Protocol):
+    """Where a group's progress is kept."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The stored queue offset, None if there is none. Raises ``TernError`` when that cannot be found out."""
+        ...
+
+    async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
+        """Store progress. With ``wait`` it is stored when this returns, without it soon; failures are logged."""
+        ...
+
+
+class BrokerOffsets:
+    """Offsets as brokers know them: bounds and times of queues, and the progress of one group."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self._instance = instance
+        self._group = group
+        #: What brokers were told last; the same again is not worth a call.
+        self._told: dict[MessageQueue, int] = {}
+
+    async def min(self, queue: MessageQueue) -> int:
+        """The first queue offset that is still there."""
+        header = QueueBounds(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._ask(queue, RequestCode.GET_MIN_OFFSET, header)
+
+    async def max(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message will get."""
+        header = QueueBounds(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._ask(queue, RequestCode.GET_MAX_OFFSET, header)
+
+    async def at_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """The queue offset of the first message stored at ``time_ms`` or later."""
+        header = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, time_ms=time_ms)
+        return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        header = QueryOffset(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        try:
+            return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except NotFound:
+            return None
+
+    async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Store the progress of one queue; raises what went wrong."""
+        await self._instance.ask(
+            self._instance.broker_address(queue.broker_name),
+            RequestCode.UPDATE_CONSUMER_OFFSET,
+            self._update(queue, queue_offset),
+        )
+        self._told[queue] = queue_offset
+
+    async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
+        if wait:
+            await asyncio.gather(*(self._commit_or_log(queue, offset) for queue, offset in offsets.items()))
+            return
+        for queue, queue_offset in offsets.items():
+            if self._told.get(queue) != queue_offset:
+                await self._tell(queue, queue_offset)
+
+    async def _tell(self, queue: MessageQueue, queue_offset: int) -> None:
+        try:
+            await self._instance.call_oneway(
+                self._instance.broker_address(queue.broker_name),
+                RequestCode.UPDATE_CONSUMER_OFFSET,
+                self._update(queue, queue_offset),
+            )
+        except TernError as error:
+            # The next pull of this queue carries its progress too, and so does the next round of this.
+            log.info("progress was not reported", extra={"queue": str(queue), "why": str(error)})
+        else:
+            self._told[queue] = queue_offset
+
+    async def _commit_or_log(self, queue: MessageQueue, queue_offset: int) -> None:
+        try:
+            await self.commit(queue, queue_offset)
+        except TernError as error:
+            log.warning("progress was not stored", extra={"queue": str(queue), "why": str(error)})
+
+    def _update(self, queue: MessageQueue, queue_offset: int) -> UpdateOffset:
+        return UpdateOffset(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
+        )
+
+    async def _ask(
+        self, queue: MessageQueue, code: RequestCode, header: QueueBounds | SearchOffset | QueryOffset
+    ) -> int:
+        # A broker's name has an address only once the route of one of its topics is known.
+        await self._instance.routes.of(queue.topic)
+        response = await self._instance.ask(self._instance.broker_address(queue.broker_name), code, header)
+        return response.read(OffsetReply).queue_offset
+
+
+class _Place(msgspec.Struct, frozen=True):
+    topic: str
+    broker: str
+    queue_id: int
+    offset: int
+
+
+class _Table(msgspec.Struct, frozen=True):
+    group: str
+    offsets: list[_Place]
+
+
+_decoder: Final = msgspec.json.Decoder(_Table)
+
+
+class LocalOffsets:
+    """The progress of one member in broadcasting, in a file of its own with a backup beside it (F5).
+
+    Use as a ``with`` block: its end waits until the last version is written. Raises ``CorruptFile`` when neither the
+    file nor its backup can be read.
+    """
+
+    def __init__(self, path: Path, group: str) -> None:
+        self._chores = Chores()
+        self._file = TableFile(path, self._chores)
+        self._group = group
+        table = self._file.load(_decoder.decode)
+        places = table.offsets if table is not None else []
+        self._offsets = {MessageQueue(place.topic, place.broker, place.queue_id): place.offset for place in places}
+
+    @staticmethod
+    def path_of(directory: Path, owner: str, group: str) -> Path:
+        """The file of a member. Names may have characters that file systems do not like."""
+        return directory.expanduser() / quote(owner, safe="@#") / f"{quote(group, safe='')}.json"
+
+    def __enter__(self) -> Self:
+        self._chores.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._chores.__exit__(kind, error, trace)
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:  # noqa: ARG002 - the end waits
+        if all(self._offsets.get(queue) == queue_offset for queue, queue_offset in offsets.items()):
+            return
+        self._offsets |= offsets
+        places = [_Place(*queue, queue_offset) for queue, queue_offset in sorted(self._offsets.items())]
+        self._file.save_soon(msgspec.json.encode(_Table(self._group, places)))

@@ -1,0 +1,210 @@
+"""Rebalance: each member works out, again and again, which queues are its own (G1).
+
+``difference`` is the pure part: what to let go and what to take up. ``Rebalancer`` is the shell: it asks a broker who
+is in the group (GET_CONSUMER_LIST_BY_GROUP 38), lets the allocation strategy divide the topic's queues, and has its
+``Holder`` let go and take up. Queues are let go first, so that their next owner finds a fresh offset.
+
+It runs at the start, every 20 s, and soon after anything that may change the answer: a member came or left
+(NOTIFY_CONSUMER_IDS_CHANGED 40), a route changed, the subscription changed. Rounds are a fifth of a second apart at
+least: when a hundred members start together, each is told a hundred times. A round that could not do all (a broker did
+not answer, a topic has no route yet) is followed by another after 1 s, 2 s, 4 s, … 20 s.
+
+When the member list cannot be had, the queues of that topic stay as they are: a guess would take queues away from
+others or give up our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ternmq.allocation import Allocation
+from ternmq.client.instance import ClientInstance
+from ternmq.errors import RouteMissing, TernError
+from ternmq.message import MessageQueue
+from ternmq.names import RETRY_PREFIX
+from ternmq.wire.bodies.clients import MemberList, MessageModel
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests import ConsumerGroup
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's ``rocketmq.client.rebalance.waitInterval``.
+INTERVAL_S: Final = 20.0
+#: Rounds are this far apart at least.
+GAP_S: Final = 0.2
+#: After a round that could not do all; doubled each time, up to the interval.
+RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """What a member must do: first let go, then take up. Both in the order of queues."""
+
+    lost: tuple[MessageQueue, ...]
+    gained: tuple[MessageQueue, ...]
+
+
+def difference(owned: Iterable[MessageQueue], allocated: Iterable[MessageQueue]) -> Difference:
+    """From the queues a member has to those it should have."""
+    before, after = set(owned), set(allocated)
+    return Difference(tuple(sorted(before - after)), tuple(sorted(after - before)))
+
+
+class Holder(Protocol):
+    """Who reads the queues: a consumer."""
+
+    def topics(self) -> Collection[str]:
+        """The topics subscribed to now, with the group's retry topic where there is one."""
+        ...
+
+    def owned(self) -> Collection[MessageQueue]:
+        """The queues that are being read."""
+        ...
+
+    async def let_go(self, queues: Collection[MessageQueue]) -> None:
+        """Stop reading these queues and store how far they are done. Does not raise ``TernError``."""
+        ...
+
+    async def take_up(self, queue: MessageQueue) -> None:
+        """Find out where to start and read this queue from now on. Raises ``TernError`` when that is not known."""
+        ...
+
+
+class Rebalancer:
+    """The loop that keeps a ``Holder``'s queues right. All methods belong to the loop's thread."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, holder: Holder, *, model: MessageModel, allocation: Allocation
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._holder = holder
+        self._model = model
+        self._allocation = allocation
+        self._wanted = asyncio.Event()
+        self._subscription_changed = True
+        #: Counts changes asked for, and those that a complete round has dealt with.
+        self._asked = 0
+        self._settled = 0
+        self._round_over = asyncio.Condition()
+
+    def soon(self) -> None:
+        """Something may have changed: a round within a second."""
+        self._asked += 1
+        self._wanted.set()
+
+    def subscription_changed(self) -> None:
+        """As ``soon``; brokers hear of the new subscription first."""
+        self._subscription_changed = True
+        self.soon()
+
+    async def settled(self) -> None:
+        """Wait until a round that began after the last change has done all there was to do."""
+        asked = self._asked
+        async with self._round_over:
+            await self._round_over.wait_for(lambda: self._settled >= asked)
+
+    async def run(self) -> None:
+        """Rebalance for ever."""
+        pause_s = INTERVAL_S
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wanted.wait()
+            if await self.round():
+                pause_s = INTERVAL_S
+            else:
+                pause_s = RETRY_S if pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * pause_s)
+            await asyncio.sleep(GAP_S)
+
+    async def round(self) -> bool:
+        """One round over all topics; whether all was done."""
+        self._wanted.clear()
+        asked = self._asked
+        topics = sorted(self._holder.topics())
+        await self._announce(topics)
+        owned = self._holder.owned()
+        lost = [queue for queue in owned if queue.topic not in topics]
+        gained: list[MessageQueue] = []
+        unknown: list[str] = []
+        for topic in topics:
+            allocated = await self._allocated(topic)
+            if allocated is None:
+                unknown.append(topic)
+                continue
+            change = difference((queue for queue in owned if queue.topic == topic), allocated)
+            lost += change.lost
+            gained += change.gained
+        if lost:
+            log.info("queues let go", extra={"group": self._group, "queues": [str(queue) for queue in lost]})
+            await self._holder.let_go(lost)
+        taken = await asyncio.gather(*map(self._take_up, gained))
+        # Nobody waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
+        if all(taken) and all(map(_is_retry, unknown)):
+            async with self._round_over:
+                self._settled = asked
+                self._round_over.notify_all()
+        return all(taken) and not unknown
+
+    async def _announce(self, topics: Collection[str]) -> None:
+        """Tell brokers of a new subscription; they refuse pulls of topics that no heartbeat named."""
+        if not self._subscription_changed:
+            return
+        # Heartbeats go to the brokers of known routes.
+        queues = [await self._queues(topic) for topic in topics if not _is_retry(topic)]
+        self._subscription_changed = None in queues
+        await self._instance.heartbeat()
+
+    async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
+        try:
+            return (await self._instance.routes.of(topic)).to_read
+        except RouteMissing as error:
+            if not _is_retry(topic):
+                log.warning("a topic has no route yet", extra={"topic": topic, "why": str(error)})
+        except TernError as error:
+            log.warning("no route", extra={"topic": topic, "why": str(error)})
+        return None
+
+    async def _allocated(self, topic: str) -> Collection[MessageQueue] | None:
+        queues = await self._queues(topic)
+        if queues is None or self._model is MessageModel.BROADCASTING:
+            return queues
+        try:
+            members = await self._members(topic)
+        except TernError as error:
+            log.warning("no member list; queues stay as they are", extra={"topic": topic, "why": str(error)})
+            return None
+        try:
+            return self._allocation.allocate(self._instance.client_id, queues, members)
+        except Exception:
+            log.exception("the allocation strategy failed; queues stay as they are", extra={"topic": topic})
+            return None
+
+    async def _members(self, topic: str) -> list[str]:
+        """Client ids of the group, from any broker of the topic: all members send heartbeats to all of them."""
+        route = await self._instance.routes.of(topic)
+        addresses = [address for by_id in route.brokers.values() for address in by_id.values()]
+        header = ConsumerGroup(consumer_group=self._group)
+        response = await self._instance.ask(
+            self._instance.env.random.choice(addresses), RequestCode.GET_CONSUMER_LIST_BY_GROUP, header
+        )
+        return decode(response.body, MemberList).consumer_id_list
+
+    async def _take_up(self, queue: MessageQueue) -> bool:
+        try:
+            await self._holder.take_up(queue)
+        except TernError as error:
+            log.warning("a queue cannot be read yet", extra={"queue": str(queue), "why": str(error)})
+            return False
+        log.info("queue taken up", extra={"group": self._group, "queue": str(queue)})
+        return True
+
+
+def _is_retry(topic: str) -> bool:
+    return topic.startswith(RETRY_PREFIX)

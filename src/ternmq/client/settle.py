@@ -1,0 +1,109 @@
+"""What becomes of messages after the application has seen them (F1, F5, H1).
+
+Done: the process queue forgets them, and progress moves on. Failed: they are sent back, to come again through the
+group's retry topic, and are done here once a broker has them. If none takes them, the application gets them again
+after 5 s, with ``reconsume_times`` one higher. In broadcasting there is nobody to send a message back for, so a failure
+is logged and that is all. A queue that has gone to another member meanwhile is the other's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from ternmq.client.fetch import QueueReader
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.client.send_back import Returns
+from ternmq.message import ReceivedMessage
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+#: Until messages that no broker took back are tried again here.
+LOCAL_RETRY_S: Final = 5.0
+
+Put = Callable[[QueueReader, ProcessQueue, Sequence[ReceivedMessage]], None]
+
+
+class Outlet(Protocol):
+    """Where fetched messages go: to a listener, or to whoever iterates."""
+
+    def put(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Take messages that ``held`` holds."""
+        ...
+
+    def expire(self, started_before: float) -> None:
+        """Send back what the application began on before this time (of the clock's ``monotonic``) and still has."""
+        ...
+
+    async def stop(self, timeout_ms: int) -> None:
+        """Begin nothing more; wait for what runs, at most this long."""
+        ...
+
+
+class Settling:
+    """Settles messages of one consumer. All methods belong to the loop's thread."""
+
+    def __init__(self, returns: Returns | None, tasks: Tasks) -> None:
+        #: None in broadcasting.
+        self._returns = returns
+        self._tasks = tasks
+        self._returning: set[asyncio.Task[None]] = set()
+
+    def settle(
+        self,
+        reader: QueueReader,
+        held: ProcessQueue,
+        *,
+        done: Sequence[ReceivedMessage] = (),
+        failed: Sequence[ReceivedMessage] = (),
+        delay_level: int = 0,
+        again: Put,
+    ) -> None:
+        """``done`` and ``failed`` say how it went; ``again`` takes what must be tried here once more."""
+        if held.dropped:
+            return
+        if failed and self._returns is None:
+            for message in failed:
+                log.warning("a message failed; broadcasting has no retries", extra={"message_id": message.message_id})
+            done, failed = [*done, *failed], ()
+        if done:
+            reader.done(held, done)
+        if failed:
+            task = self._tasks.create_task(self._send_back(reader, held, failed, delay_level, again))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+
+    async def idle(self, timeout_ms: int) -> None:
+        """Wait, at most this long, until nothing is on its way back."""
+        if self._returning:
+            await asyncio.wait(self._returning, timeout=timeout_ms / 1000)
+
+    async def _send_back(
+        self,
+        reader: QueueReader,
+        held: ProcessQueue,
+        messages: Sequence[ReceivedMessage],
+        delay_level: int,
+        again: Put,
+    ) -> None:
+        assert self._returns is not None
+        kept = []
+        for message in messages:
+            if await self._returns.send_back(message, delay_level=delay_level):
+                reader.done(held, [message])
+            else:
+                message.reconsume_times += 1
+                kept.append(message)
+        if kept:
+            self._tasks.create_task(self._try_again(reader, held, kept, again))
+
+    @staticmethod
+    async def _try_again(
+        reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage], again: Put
+    ) -> None:
+        await asyncio.sleep(LOCAL_RETRY_S)
+        if not held.dropped:
+            again(reader, held, messages)
