@@ -1,6 +1,7 @@
 package ternmq;
 
 import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.serializer.SerializerFeature;
 import java.io.FileDescriptor;
 import java.io.FileOutputStream;
 import java.io.PrintStream;
@@ -26,7 +27,7 @@ final class Events {
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("event", event);
         line.putAll(fields);
-        OUT.println(JSON.toJSONString(line));
+        OUT.println(JSON.toJSONString(line, SerializerFeature.WriteMapNullValue));
         OUT.flush();
     }
 
