@@ -147,15 +147,12 @@ def encode_reply(request: Request[Any], reply: Reply) -> list[Buffer]:
 
 
 def _frame(head: bytes, form: int, body: Buffer | list[memoryview]) -> list[Buffer]:
-    buffers: list[Buffer]
-    if isinstance(body, list):
-        body_bytes = sum(map(len, body))
-        buffers = [b"", *body]
-    else:
-        body_bytes = len(memoryview(body))
-        buffers = [b"", body] if body_bytes else [b""]
-    length = 4 + len(head) + body_bytes
+    head_bytes = len(head)
+    body_bytes = sum(map(len, body)) if isinstance(body, list) else len(body)
+    length = 4 + head_bytes + body_bytes
     if length + 4 > FRAME_BYTES_MAX:
         raise LocalProtocolError(f"a frame of {length + 4} bytes is larger than the {FRAME_BYTES_MAX} allowed")
-    buffers[0] = _PREFIX.pack(length, form << 24 | len(head)) + head
-    return buffers
+    start = _PREFIX.pack(length, form << 24 | head_bytes) + head
+    if not body_bytes:
+        return [start]
+    return [start, *body] if isinstance(body, list) else [start, body]

@@ -18,12 +18,16 @@ of their own (34 HEART_BEAT, 41 LOCK_BATCH_MQ, …) have no class; see ``wire.bo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol, TypeAlias
 
-from msgspec import field
+from msgspec import Meta, field
 
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Header, HeaderT, register
+
+#: Java's int and long. A number that fits neither must not get as far as the store, whose records could not hold it.
+Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 #: Where the wire's name is not simply ours in camelCase.
 _WIRE_NAMES: Final = {
@@ -91,16 +95,16 @@ class SendFields(Protocol):
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sysflag: int
-    born_time_ms: int
-    flag: int
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sysflag: Int32
+    born_time_ms: Int64
+    flag: Int32
     properties: str | None
-    reconsume_times: int | None
+    reconsume_times: Int32 | None
     unit_mode: bool
     batch: bool
-    max_reconsume_times: int | None
+    max_reconsume_times: Int32 | None
     broker_name: str | None
 
 
@@ -114,16 +118,16 @@ class SendMessage(Call, kw_only=True):
     producer_group: str = ""
     topic: str
     default_topic: str = "TBW102"
-    default_topic_queue_nums: int = 4
-    queue_id: int
-    sysflag: int = 0
-    born_time_ms: int = 0
-    flag: int = 0
+    default_topic_queue_nums: Int32 = 4
+    queue_id: Int32
+    sysflag: Int32 = 0
+    born_time_ms: Int64 = 0
+    flag: Int32 = 0
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool = False
     batch: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     broker_name: str | None = field(default=None, name="bname")
 
 
@@ -134,16 +138,16 @@ class SendMessageV2(Call, kw_only=True, rename=_SEND_LETTERS):
     producer_group: str = ""
     topic: str
     default_topic: str = "TBW102"
-    default_topic_queue_nums: int = 4
-    queue_id: int
-    sysflag: int = 0
-    born_time_ms: int = 0
-    flag: int = 0
+    default_topic_queue_nums: Int32 = 4
+    queue_id: Int32
+    sysflag: Int32 = 0
+    born_time_ms: Int64 = 0
+    flag: Int32 = 0
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool = False
     batch: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     broker_name: str | None = None
 
 
@@ -151,8 +155,8 @@ class SendReply(Call, kw_only=True):
     """To every send. For a batch ``message_id`` has one offset id per message, joined by commas."""
 
     message_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Int32
+    queue_offset: Int64
     transaction_id: str | None = None
     batch_unique_id: str | None = field(default=None, name="batchUniqId")
     recall_handle: str | None = None
@@ -167,31 +171,31 @@ class PushReply(Call, kw_only=True):
     producer_group: str
     topic: str
     default_topic: str = "TBW102"
-    default_topic_queue_nums: int = 4
-    queue_id: int
-    sysflag: int = 0
-    born_time_ms: int
-    flag: int = 0
+    default_topic_queue_nums: Int32 = 4
+    queue_id: Int32
+    sysflag: Int32 = 0
+    born_time_ms: Int64
+    flag: Int32 = 0
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Int32 | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
     born_host: str
     store_host: str
-    store_time_ms: int
+    store_time_ms: Int64
 
 
 @carried_by(Code.CONSUMER_SEND_MSG_BACK)
 class SendBack(Call, kw_only=True):
     """CONSUMER_SEND_MSG_BACK 36: consume again later (H1). Level below 0: dead letter; 0: the broker chooses."""
 
-    log_offset: int = field(name="offset")
+    log_offset: Int64 = field(name="offset")
     group: str
-    delay_level: int = 0
+    delay_level: Int32 = 0
     origin_message_id: str | None = field(default=None, name="originMsgId")
     origin_topic: str | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Int32 | None = None
 
 
 @carried_by(Code.END_TRANSACTION)
@@ -199,9 +203,9 @@ class EndTransaction(Call, kw_only=True):
     """END_TRANSACTION 37 (J1). ``decision`` is 8 commit, 12 rollback or 0 unknown; offsets are the half record's."""
 
     producer_group: str
-    queue_offset: int = field(name="tranStateTableOffset")
-    log_offset: int = field(name="commitLogOffset")
-    decision: int = field(name="commitOrRollback")
+    queue_offset: Int64 = field(name="tranStateTableOffset")
+    log_offset: Int64 = field(name="commitLogOffset")
+    decision: Int32 = field(name="commitOrRollback")
     from_check: bool = field(default=False, name="fromTransactionCheck")
     message_id: str | None = None
     transaction_id: str | None = None
@@ -212,8 +216,8 @@ class EndTransaction(Call, kw_only=True):
 class CheckTransaction(Call, kw_only=True):
     """CHECK_TRANSACTION_STATE 39, to the producer; the half record is the body (J2)."""
 
-    queue_offset: int = field(name="tranStateTableOffset")
-    log_offset: int = field(name="commitLogOffset")
+    queue_offset: Int64 = field(name="tranStateTableOffset")
+    log_offset: Int64 = field(name="commitLogOffset")
     message_id: str | None = None
     transaction_id: str | None = None
     offset_id: str | None = field(default=None, name="offsetMsgId")
@@ -255,17 +259,17 @@ class PullMessage(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    count_max: int
-    sysflag: int = 0
-    commit_offset: int = 0
-    suspend_timeout_ms: int = 0
+    queue_id: Int32
+    queue_offset: Int64
+    count_max: Int32
+    sysflag: Int32 = 0
+    commit_offset: Int64 = 0
+    suspend_timeout_ms: Int64 = 0
     subscription: str | None = None
-    sub_version: int = 0
+    sub_version: Int64 = 0
     expression_type: str | None = None
-    bytes_max: int | None = None
-    request_source: int | None = None
+    bytes_max: Int32 | None = None
+    request_source: Int32 | None = None
     # RocketMQ's spelling.
     proxy_client_id: str | None = field(default=None, name="proxyFrowardClientId")
 
@@ -273,14 +277,14 @@ class PullMessage(Call, kw_only=True):
 class PullReply(Call, kw_only=True):
     """To a pull with code 0, 19, 20 or 21; ``forbidden_type`` comes with 16 alone."""
 
-    suggested_broker_id: int = field(name="suggestWhichBrokerId")
-    next_offset: int = field(name="nextBeginOffset")
-    min_offset: int
-    max_offset: int
-    offset_delta: int | None = None
-    topic_sysflag: int | None = None
-    group_sysflag: int | None = None
-    forbidden_type: int | None = None
+    suggested_broker_id: Int64 = field(name="suggestWhichBrokerId")
+    next_offset: Int64 = field(name="nextBeginOffset")
+    min_offset: Int64
+    max_offset: Int64
+    offset_delta: Int64 | None = None
+    topic_sysflag: Int32 | None = None
+    group_sysflag: Int32 | None = None
+    forbidden_type: Int32 | None = None
 
 
 @carried_by(Code.QUERY_CONSUMER_OFFSET)
@@ -289,7 +293,7 @@ class QueryOffset(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     set_zero_if_not_found: bool | None = None
 
 
@@ -299,8 +303,8 @@ class UpdateOffset(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Int32
+    commit_offset: Int64
 
 
 @carried_by(Code.SEARCH_OFFSET_BY_TIMESTAMP)
@@ -308,8 +312,8 @@ class SearchOffset(Call, kw_only=True):
     """SEARCH_OFFSET_BY_TIMESTAMP 29. ``boundary_type`` is LOWER (default) or UPPER, in any case."""
 
     topic: str
-    queue_id: int
-    time_ms: int
+    queue_id: Int32
+    time_ms: Int64
     boundary_type: str | None = None
 
 
@@ -318,27 +322,27 @@ class QueueBounds(Call, kw_only=True):
     """GET_MAX_OFFSET 30, GET_MIN_OFFSET 31 and GET_EARLIEST_MSG_STORETIME 32."""
 
     topic: str
-    queue_id: int
+    queue_id: Int32
     committed: bool | None = None
 
 
 class OffsetReply(Call, kw_only=True):
     """To 14, 29, 30 and 31."""
 
-    queue_offset: int = field(name="offset")
+    queue_offset: Int64 = field(name="offset")
 
 
 class TimeReply(Call, kw_only=True):
     """To GET_EARLIEST_MSG_STORETIME."""
 
-    time_ms: int
+    time_ms: Int64
 
 
 @carried_by(Code.VIEW_MESSAGE_BY_ID)
 class ViewMessage(Call, kw_only=True):
     """VIEW_MESSAGE_BY_ID 33; the reply's body is the record."""
 
-    log_offset: int = field(name="offset")
+    log_offset: Int64 = field(name="offset")
     topic: str | None = None
 
 
@@ -348,17 +352,17 @@ class QueryMessage(Call, kw_only=True):
 
     topic: str
     key: str
-    count_max: int = field(name="maxNum")
-    begin_ms: int = field(name="beginTimestamp")
-    end_ms: int = field(name="endTimestamp")
+    count_max: Int32 = field(name="maxNum")
+    begin_ms: Int64 = field(name="beginTimestamp")
+    end_ms: Int64 = field(name="endTimestamp")
     by_unique_id: bool | None = field(default=None, name="_UNIQUE_KEY_QUERY")
 
 
 class QueryReply(Call, kw_only=True):
     """To QUERY_MESSAGE; the body has the records."""
 
-    last_update_ms: int = field(name="indexLastUpdateTimestamp")
-    last_update_offset: int = field(name="indexLastUpdatePhyoffset")
+    last_update_ms: Int64 = field(name="indexLastUpdateTimestamp")
+    last_update_offset: Int64 = field(name="indexLastUpdatePhyoffset")
 
 
 # --- Clients (D3, F6, F10) ------------------------------------------------------------------------------------
@@ -403,10 +407,10 @@ class ResetOffset(Call, kw_only=True):
 
     topic: str
     group: str
-    time_ms: int
+    time_ms: Int64
     force: bool = field(default=False, name="isForce")
-    queue_id: int | None = None
-    queue_offset: int | None = field(default=None, name="offset")
+    queue_id: Int32 | None = None
+    queue_offset: Int64 | None = field(default=None, name="offset")
 
 
 @carried_by(Code.GET_CONSUMER_STATUS_FROM_CLIENT, Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
@@ -436,8 +440,8 @@ class ConsumeDirectly(Call, kw_only=True):
     message_id: str | None = None
     broker_name: str | None = None
     topic: str | None = None
-    topic_sysflag: int | None = None
-    group_sysflag: int | None = None
+    topic_sysflag: Int32 | None = None
+    group_sysflag: Int32 | None = None
 
 
 # --- Pop, RocketMQ 5 (F9) -------------------------------------------------------------------------------------
@@ -449,13 +453,13 @@ class PopMessage(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    count_max: int
-    invisible_ms: int
-    poll_ms: int = 0
+    queue_id: Int32
+    count_max: Int32
+    invisible_ms: Int64
+    poll_ms: Int64 = 0
     # The client's clock.
-    born_time_ms: int = field(default=0, name="bornTime")
-    init_mode: int = 0
+    born_time_ms: Int64 = field(default=0, name="bornTime")
+    init_mode: Int32 = 0
     expression_type: str | None = field(default=None, name="expType")
     subscription: str | None = field(default=None, name="exp")
     order: bool | None = None
@@ -465,10 +469,10 @@ class PopMessage(Call, kw_only=True):
 class PopReply(Call, kw_only=True):
     """To POP_MESSAGE and PEEK_MESSAGE; the numbers also come with POLLING_FULL and POLLING_TIMEOUT."""
 
-    pop_time_ms: int
-    invisible_ms: int
-    revive_queue_id: int
-    rest_count: int = field(default=0, name="restNum")
+    pop_time_ms: Int64
+    invisible_ms: Int64
+    revive_queue_id: Int32
+    rest_count: Int64 = field(default=0, name="restNum")
     start_offset_info: str | None = None
     msg_offset_info: str | None = None
     order_count_info: str | None = None
@@ -480,9 +484,9 @@ class AckMessage(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     extra_info: str
-    queue_offset: int = field(name="offset")
+    queue_offset: Int64 = field(name="offset")
 
 
 @carried_by(Code.CHANGE_MESSAGE_INVISIBLETIME)
@@ -491,18 +495,18 @@ class ChangeInvisibleTime(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
     extra_info: str
-    queue_offset: int = field(name="offset")
-    invisible_ms: int
+    queue_offset: Int64 = field(name="offset")
+    invisible_ms: Int64
 
 
 class ChangeInvisibleTimeReply(Call, kw_only=True):
     """To 200053: what the new handle is made of."""
 
-    pop_time_ms: int
-    invisible_ms: int
-    revive_queue_id: int
+    pop_time_ms: Int64
+    invisible_ms: Int64
+    revive_queue_id: Int32
 
 
 @carried_by(Code.NOTIFICATION)
@@ -511,9 +515,9 @@ class Notification(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    poll_ms: int = 0
-    born_time_ms: int = field(default=0, name="bornTime")
+    queue_id: Int32
+    poll_ms: Int64 = 0
+    born_time_ms: Int64 = field(default=0, name="bornTime")
     order: bool | None = None
     attempt_id: str | None = None
 
@@ -531,8 +535,8 @@ class PeekMessage(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
-    count_max: int
+    queue_id: Int32
+    count_max: Int32
 
 
 @carried_by(Code.POLLING_INFO)
@@ -541,10 +545,10 @@ class PollingInfo(Call, kw_only=True):
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Int32
 
 
 class PollingInfoReply(Call, kw_only=True):
     """To POLLING_INFO."""
 
-    polling_count: int = field(name="pollingNum")
+    polling_count: Int32 = field(name="pollingNum")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import field
 
 from ternmq.wire.codes import RequestCode as Code
-from ternmq.wire.requests import Call, carried_by
+from ternmq.wire.requests import Call, Int32, Int64, carried_by
 
 # --- Topics and groups, asked of a broker ---------------------------------------------------------------------
 
@@ -21,11 +21,11 @@ class UpdateTopic(Call, kw_only=True):
 
     topic: str
     default_topic: str = "TBW102"
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sysflag: int | None = None
+    topic_sysflag: Int32 | None = None
     order: bool = False
     attributes: str | None = None
     force: bool | None = None
@@ -47,26 +47,26 @@ class Topic(Call, kw_only=True):
 class AllTopics(Call, kw_only=True):
     """Releases after RocketMQ 5.3.3 ask for pages; without ``totalTopicNum`` in the answer there is just one."""
 
-    topic_seq: int | None = None
-    count_max: int | None = field(default=None, name="maxTopicNum")
+    topic_seq: Int32 | None = None
+    count_max: Int32 | None = field(default=None, name="maxTopicNum")
     data_version: str | None = None
 
 
 class AllTopicsReply(Call, kw_only=True):
-    total_count: int | None = field(default=None, name="totalTopicNum")
+    total_count: Int32 | None = field(default=None, name="totalTopicNum")
 
 
 @carried_by(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 class AllGroups(Call, kw_only=True):
     """As ``AllTopics``."""
 
-    group_seq: int | None = None
-    count_max: int | None = field(default=None, name="maxGroupNum")
+    group_seq: Int32 | None = None
+    count_max: Int32 | None = field(default=None, name="maxGroupNum")
     data_version: str | None = None
 
 
 class AllGroupsReply(Call, kw_only=True):
-    total_count: int | None = field(default=None, name="totalGroupNum")
+    total_count: Int32 | None = field(default=None, name="totalGroupNum")
 
 
 @carried_by(Code.DELETE_SUBSCRIPTIONGROUP)
@@ -141,9 +141,9 @@ class ConsumeQueueQuery(Call, kw_only=True):
     """Entries of a ConsumeQueue from ``index`` (a queue offset) on."""
 
     topic: str
-    queue_id: int
-    index: int
-    count: int
+    queue_id: Int32
+    index: Int64
+    count: Int32
     consumer_group: str | None = None
 
 
@@ -230,13 +230,13 @@ class BrokerNamed(Call, kw_only=True):
 class WipedReply(Call, kw_only=True):
     """To WIPE_WRITE_PERM_OF_BROKER."""
 
-    topic_count: int = field(name="wipeTopicCount")
+    topic_count: Int32 = field(name="wipeTopicCount")
 
 
 class AddedReply(Call, kw_only=True):
     """To ADD_WRITE_PERM_OF_BROKER."""
 
-    topic_count: int = field(name="addTopicCount")
+    topic_count: Int32 = field(name="addTopicCount")
 
 
 @carried_by(Code.REGISTER_BROKER)
@@ -247,10 +247,10 @@ class RegisterBroker(Call, kw_only=True):
     broker_address: str = field(name="brokerAddr")
     cluster_name: str
     ha_address: str = field(default="", name="haServerAddr")
-    broker_id: int
+    broker_id: Int64
     compressed: bool = False
-    body_crc32: int = 0
-    heartbeat_timeout_ms: int | None = field(default=None, name="heartbeatTimeoutMillis")
+    body_crc32: Int32 = 0
+    heartbeat_timeout_ms: Int64 | None = field(default=None, name="heartbeatTimeoutMillis")
     enable_acting_master: bool | None = None
 
 
@@ -266,7 +266,7 @@ class BrokerIdentity(Call, kw_only=True):
     broker_name: str
     broker_address: str = field(name="brokerAddr")
     cluster_name: str
-    broker_id: int
+    broker_id: Int64
 
 
 class DataVersionReply(Call, kw_only=True):
@@ -282,12 +282,12 @@ class BrokerHeartbeat(Call, kw_only=True):
     broker_name: str
     broker_address: str = field(name="brokerAddr")
     cluster_name: str
-    broker_id: int | None = None
-    epoch: int | None = None
-    max_offset: int | None = None
-    confirm_offset: int | None = None
-    heartbeat_timeout_ms: int | None = field(default=None, name="heartbeatTimeoutMills")
-    election_priority: int | None = None
+    broker_id: Int64 | None = None
+    epoch: Int32 | None = None
+    max_offset: Int64 | None = None
+    confirm_offset: Int64 | None = None
+    heartbeat_timeout_ms: Int64 | None = field(default=None, name="heartbeatTimeoutMills")
+    election_priority: Int32 | None = None
 
 
 @carried_by(Code.GET_BROKER_MEMBER_GROUP)
@@ -300,7 +300,7 @@ class MemberGroupQuery(Call, kw_only=True):
 class MinBrokerIdChanged(Call, kw_only=True):
     """From the name server to the brokers of a group: who acts as master now."""
 
-    min_broker_id: int | None = None
+    min_broker_id: Int64 | None = None
     broker_name: str | None = None
     min_broker_address: str | None = field(default=None, name="minBrokerAddr")
     offline_broker_address: str | None = field(default=None, name="offlineBrokerAddr")
@@ -312,13 +312,13 @@ class ExchangeHaInfo(Call, kw_only=True):
     """Request and reply. An empty HA address asks for the master's; a filled one tells it."""
 
     master_ha_address: str | None = None
-    master_flush_offset: int | None = None
+    master_flush_offset: Int64 | None = None
     master_address: str | None = None
 
 
 @carried_by(Code.RESET_MASTER_FLUSH_OFFSET)
 class ResetFlushOffset(Call, kw_only=True):
-    master_flush_offset: int
+    master_flush_offset: Int64
 
 
 # --- Access control of 4.9 (N1) -------------------------------------------------------------------------------
