@@ -52,10 +52,11 @@ def test_a_host_name_is_no_client_ip() -> None:
         ClientConfig("a:1", client_ip="my-host")
 
 
-@pytest.mark.parametrize("name", ["heartbeat_interval_ms", "call_timeout_ms"])
-def test_times_are_above_zero(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=0"):
-        ClientConfig("a:1", **{name: 0})
+def test_times_and_sizes_are_above_zero() -> None:
+    with pytest.raises(ConfigError, match="heartbeat_interval_ms=0"):
+        ClientConfig("a:1", heartbeat_interval_ms=0)
+    with pytest.raises(ConfigError, match="body_bytes_max=-1"):
+        ProducerConfig(body_bytes_max=-1)
 
 
 def test_a_producer_has_rocketmqs_defaults() -> None:
