@@ -21,7 +21,7 @@ from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeTy
 from ternmq.wire.header import Header
 
 #: RocketMQ's ``CHANNEL_EXPIRED_TIMEOUT``.
-SILENCE_MAX_S: Final = 120.0
+SILENCE_MAX_MS: Final = 120_000
 
 
 class Connection(Protocol):
@@ -59,8 +59,9 @@ class ConsumerGroup:
 class Clients:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, silence_max_ms: int = SILENCE_MAX_MS) -> None:
         self._clock = clock
+        self._silence_max_s = silence_max_ms / 1000
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
@@ -107,14 +108,19 @@ class Clients:
 
     def on_close(self, peer: Connection) -> None:
         """A connection closed: its client left all groups."""
-        self._remove([peer])
+        for group in [group for group, members in self._producers.items() if peer in members]:
+            self.remove_producer(group, peer)
+        for group in [group for group, known in self._consumers.items() if peer in known.members]:
+            self.remove_consumer(group, peer)
 
     def scan(self) -> list[Connection]:
-        """Forget clients that were silent too long; returns their connections, which the caller closes."""
-        late = self._clock.monotonic() - SILENCE_MAX_S
+        """Forget clients that were silent too long; returns their connections, which the caller closes.
+
+        A client that speaks for one of its groups only is alive, but has left the others.
+        """
+        late = self._clock.monotonic() - self._silence_max_s
         tables = [*self._producers.values(), *(group.members for group in self._consumers.values())]
         silent = {member.peer: None for members in tables for member in members.values() if member.seen < late}
-        # A client that speaks for one of its groups only is alive, but has left the others.
         for peer in silent:
             for group, members in list(self._producers.items()):
                 if peer in members and members[peer].seen < late:
@@ -179,13 +185,6 @@ class Clients:
         joined = known is None or known.client_id != client_id
         members[peer] = Member(peer, client_id, language, version, self._clock.monotonic())
         return joined
-
-    def _remove(self, peers: Iterable[Connection]) -> None:
-        for peer in peers:
-            for group in [group for group, members in self._producers.items() if peer in members]:
-                self.remove_producer(group, peer)
-            for group in [group for group, known in self._consumers.items() if peer in known.members]:
-                self.remove_consumer(group, peer)
 
     def _is_known(self, peer: Connection) -> bool:
         return any(peer in members for members in self._producers.values()) or any(

@@ -1,0 +1,228 @@
+"""A broker's registration with its name servers (A2, A3, A6), over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from ternmq.broker.registration import Identity, Registration
+from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.server import NameServer
+from ternmq.net.lanes import LaneConfig
+from ternmq.net.peer import Peer, Route
+from ternmq.net.server import Server
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.routes import Registration as Said
+from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests_admin import DataVersionReply, RegisterBrokerReply
+
+IDENTITY = Identity(
+    cluster_name="DefaultCluster",
+    broker_name="broker-a",
+    broker_id=0,
+    address="10.0.0.1:10911",
+    ha_address="10.0.0.1:10912",
+)
+
+
+class Topics:
+    """A broker's topics, as far as registration cares."""
+
+    def __init__(self) -> None:
+        self.table = {topic: TopicConfig(topic_name=topic) for topic in ("TBW102", "broker-a")}
+        self.counter = 1
+
+    def __call__(self) -> TopicTable:
+        return TopicTable(
+            data_version=DataVersion(counter=self.counter, timestamp=self.counter), topic_config_table=self.table
+        )
+
+    def create(self, topic: str) -> TopicConfig:
+        self.counter += 1
+        config = self.table[topic] = TopicConfig(topic_name=topic)
+        return config
+
+
+class Stub:
+    """A name server that notes what it is told, and answers as it is set to."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+        self.tables: list[TopicTable] = []
+        self.told = asyncio.Event()
+        self.changed = False
+        self.code = ResponseCode.SUCCESS
+
+    def register(self, _peer: Peer, request: Request[Any]) -> Reply:
+        self.tables.append(decode(request.body, Said).topic_config_serialize_wrapper)
+        return self._note(request)
+
+    def query(self, _peer: Peer, request: Request[Any]) -> Reply:
+        self._note(request)
+        return Reply(header=DataVersionReply(changed=self.changed))
+
+    def unregister(self, _peer: Peer, request: Request[Any]) -> Reply:
+        return self._note(request)
+
+    def _note(self, request: Request[Any]) -> Reply:
+        self.calls[request.code] += 1
+        self.told.set()
+        return Reply(self.code, header=RegisterBrokerReply(ha_address="10.0.0.9:10912"), remark="as set")
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self.told.clear()
+            await self.told.wait()
+
+    @asynccontextmanager
+    async def running(self, port: int = 0) -> AsyncIterator[str]:
+        routes: dict[int, Route] = {
+            RequestCode.REGISTER_BROKER: Route(self.register, "broker"),
+            RequestCode.QUERY_DATA_VERSION: Route(self.query, "broker"),
+            RequestCode.UNREGISTER_BROKER: Route(self.unregister, "broker"),
+        }
+        async with Server.running(routes, [LaneConfig("broker")]) as server:
+            yield f"127.0.0.1:{await server.listen('127.0.0.1', port)}"
+
+
+@asynccontextmanager
+async def name_server(port: int = 0) -> AsyncIterator[tuple[NameServer, str]]:
+    async with NameServer(NamesrvConfig(listen_port=port, bind_address="127.0.0.1")) as running:
+        yield running, f"127.0.0.1:{running.port}"
+
+
+async def known(running: NameServer, topic: str) -> None:
+    """Return once a name server has a route for a topic."""
+    while running.registry.route(topic) is None:
+        await asyncio.sleep(0.001)
+
+
+async def test_a_broker_is_known_to_every_name_server_and_leaves_them_all() -> None:
+    """A2, A3, A6."""
+    topics = Topics()
+    async with name_server() as (one, first), name_server() as (two, second):
+        async with Registration([first, second], IDENTITY, topics) as registration:
+            assert await registration.settled() == 2
+            for running in (one, two):
+                route = running.registry.route("TBW102")
+                assert route is not None
+                assert route.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
+
+        assert one.registry.route("TBW102") is None
+        assert two.registry.route("TBW102") is None
+
+
+async def test_a_new_topic_is_published_at_once_and_alone() -> None:
+    """A2: not with the next period."""
+    topics, stub = Topics(), Stub()
+    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+        await registration.settled()
+
+        registration.topic_changed(topics.create("orders"))
+        registration.topic_changed(topics.create("%RETRY%g"))
+        await registration.published()
+
+        assert [set(table.topic_config_table) for table in stub.tables] == [
+            {"TBW102", "broker-a"},
+            {"orders", "%RETRY%g"},
+        ]
+        assert stub.tables[-1].data_version.counter == topics.counter
+
+
+async def test_the_table_is_sent_again_only_when_the_name_server_has_another_version() -> None:
+    """A2: an unchanged version need not resend topics."""
+    stub = Stub()
+    async with stub.running() as address, Registration([address], IDENTITY, Topics(), period_ms=10) as registration:
+        await registration.settled()
+        await stub.until(lambda: stub.calls[RequestCode.QUERY_DATA_VERSION] >= 3)
+        assert stub.calls[RequestCode.REGISTER_BROKER] == 1
+
+        stub.changed = True
+        await stub.until(lambda: stub.calls[RequestCode.REGISTER_BROKER] >= 2)
+
+        assert set(stub.tables[-1].topic_config_table) == {"TBW102", "broker-a"}
+
+
+async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.LogCaptureFixture) -> None:
+    """A2, A6: and the trouble between is one line, not one for each attempt."""
+    topics, first = Topics(), AsyncExitStack()
+    running, address = await first.enter_async_context(name_server())
+    async with Registration([address], IDENTITY, topics) as registration:
+        await registration.settled()
+        await first.aclose()
+        registration.topic_changed(topics.create("orders"))
+        await registration.published()  # nobody is there, so there is nothing to wait for
+
+        async with name_server(running.port) as (again, _):
+            await known(again, "orders")
+
+            assert again.registry.route("TBW102") is not None
+            assert [record.message for record in caplog.records if "not registered" in record.message] == [
+                "not registered with a name server; trying again until it answers"
+            ]
+
+
+async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None:
+    """A2, A6: the broker starts, with those that do."""
+    with_nobody = "127.0.0.1:1"
+    async with (
+        name_server() as (running, address),
+        Registration([with_nobody, address], IDENTITY, Topics()) as registration,
+    ):
+        assert await registration.settled() == 1
+        assert running.registry.route("TBW102") is not None
+
+
+async def test_a_refused_registration_is_tried_again() -> None:
+    """A2."""
+    stub = Stub()
+    stub.code = ResponseCode.SYSTEM_ERROR
+    async with stub.running() as address, Registration([address], IDENTITY, Topics()) as registration:
+        assert await registration.settled() == 0
+        stub.code = ResponseCode.SUCCESS
+        await stub.until(lambda: stub.calls[RequestCode.REGISTER_BROKER] >= 2)
+
+
+async def test_a_broker_without_permission_to_write_offers_its_topics_to_read() -> None:
+    """D1: brokerPermission=4 drains a broker."""
+    identity = Identity("c", "broker-a", 0, "10.0.0.1:10911", "", permission=4)
+    stub = Stub()
+    async with stub.running() as address, Registration([address], identity, Topics()) as registration:
+        await registration.settled()
+
+    assert {config.perm for config in stub.tables[0].topic_config_table.values()} == {4}
+
+
+async def test_what_the_name_server_says_of_the_master_is_passed_on() -> None:
+    """A2: for slaves."""
+    said: list[RegisterBrokerReply] = []
+    stub = Stub()
+    async with (
+        stub.running() as address,
+        Registration([address], IDENTITY, Topics(), on_master=said.append) as registration,
+    ):
+        await registration.settled()
+
+    assert [reply.ha_address for reply in said] == ["10.0.0.9:10912"]
+
+
+async def test_a_route_over_all_brokers_is_found_through_a_name_server() -> None:
+    """G1: for brokers that divide the queues of a topic."""
+    async with name_server() as (_, address), Registration([address], IDENTITY, Topics()) as registration:
+        await registration.settled()
+
+        found = await registration.find_route("TBW102")
+        assert found is not None
+        assert found.queue_datas[0].broker_name == "broker-a"
+        assert await registration.find_route("nowhere") is None
+
+    async with Registration([], IDENTITY, Topics()) as alone:
+        assert await alone.settled() == 0
+        assert await alone.find_route("TBW102") is None
