@@ -43,11 +43,12 @@ class Delivery(ReceivedMessage):
                 await handle(message)
     """
 
-    _settle: Settle | None = field(default=None, repr=False, compare=False)
+    #: Told the first word on this message; None once it was.
+    on_settled: Settle | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_settled(self) -> bool:
-        return self._settle is None
+        return self.on_settled is None
 
     def ack(self) -> None:
         """It is done. A second word on one message is ignored."""
@@ -58,7 +59,7 @@ class Delivery(ReceivedMessage):
         self._say(False, delay_level)
 
     def _say(self, is_done: bool, delay_level: int) -> None:
-        settle, self._settle = self._settle, None
+        settle, self.on_settled = self.on_settled, None
         if settle is not None:
             settle(self, is_done, delay_level)
 
@@ -107,7 +108,8 @@ class Inbox:
                 reader, held, message = self._waiting.popleft()
                 if held.dropped:
                     continue
-                delivery = Delivery(*_values(message), self._settle)
+                delivery = Delivery(*_values(message))
+                delivery.on_settled = self._settle
                 self._taken[id(delivery)] = _Taken(delivery, reader, held, message, self._clock.monotonic())
                 return delivery
             if self._stopped:
@@ -138,7 +140,7 @@ class Messages:
     """``async for message in consumer.messages()``; several may take from one consumer at the same time."""
 
     def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+        self.inbox = inbox
         self._last: Delivery | None = None
 
     def __aiter__(self) -> Self:
@@ -149,7 +151,7 @@ class Messages:
             self._last.ack()
             self._last = None
         try:
-            self._last = await self._inbox.take()
+            self._last = await self.inbox.take()
         except NotRunning:
             raise StopAsyncIteration from None
         return self._last
