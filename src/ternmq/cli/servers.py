@@ -96,7 +96,9 @@ async def _up(
     # Built here to find what is wrong before anything runs; the brokers build theirs again.
     settings.build(BrokerConfig)
     settings.build(StoreConfig)
-    namesrv_config = dataclasses.replace(settings.build(NamesrvConfig), listen_port=port)
+    namesrv_config = settings.build(NamesrvConfig)
+    kv_path = namesrv_config.kv_config_path or directory / "namesrv" / "kvConfig.json"
+    namesrv_config = dataclasses.replace(namesrv_config, listen_port=port, kv_config_path=kv_path)
     _make_directory(directory)
 
     async with NameServer(namesrv_config, Env()) as name_server:

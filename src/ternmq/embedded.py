@@ -1,0 +1,204 @@
+"""A whole cluster in this process (T5): a name server and brokers, on free ports of 127.0.0.1, in a directory that is
+gone afterwards. For tests and small programs; ready in a few hundredths of a second.
+
+With asyncio, on the loop that runs::
+
+    async with EmbeddedCluster() as cluster:
+        async with Producer("shop", name_servers=cluster.name_servers) as producer:
+            await producer.send(Message("orders", b"hello"))
+
+Without, on a loop of its own in a thread::
+
+    with EmbeddedCluster(brokers=2) as cluster:
+        with SyncProducer("shop", name_servers=cluster.name_servers) as producer:
+            producer.send(Message("orders", b"hello"))
+
+As a fixture of pytest::
+
+    @pytest.fixture(scope="session")
+    def cluster():
+        with EmbeddedCluster() as cluster:
+            yield cluster
+
+    def test_an_order_is_sent(cluster):
+        shop = Shop(name_servers=cluster.name_servers)
+        ...
+
+It is the real thing, not a stand-in: the same servers, files and sockets as ``tern up``, with files small enough that
+a test does not notice them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
+from ternmq.config import Settings, nearest
+from ternmq.env import Env
+from ternmq.errors import ConfigError, NotRunning
+from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.server import NameServer
+from ternmq.store.config import StoreConfig
+
+HOST: Final = "127.0.0.1"
+
+#: Files are sparse, so size costs nothing but address space; a roll to the next file should still be seldom in a test.
+_SMALL_FILES: Final = {
+    "mappedFileSizeCommitLog": 32 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 10_000,
+    "maxHashSlotNum": 10_000,
+    "maxIndexNum": 40_000,
+}
+
+#: What differs from broker to broker, in the form of ``Setting.name``.
+_CHOSEN_HERE: Final = frozenset(
+    {"listenport", "bindaddress", "brokername", "brokerip1", "namesrvaddr", "storepathrootdir"}
+)
+
+
+class EmbeddedCluster:
+    """One name server and ``brokers`` brokers (``broker-a``, ``broker-b``, …) of cluster ``DefaultCluster``.
+
+    ``settings`` are for all servers, under RocketMQ's names or ours: ``{"autoCreateTopicEnable": False}``. Unlike in a
+    file, an unknown one raises ``ConfigError``. ``directory`` keeps the stores there, so that a second cluster can
+    open them again; without it they live in a temporary one.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        settings: Mapping[str, object] | None = None,
+        directory: Path | str | None = None,
+        env: Env | None = None,
+    ) -> None:
+        if not 1 <= brokers <= 26:
+            raise ConfigError(f"brokers={brokers} cannot be; start 1 to 26 brokers")
+        flags = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
+        _check(Settings.gather(flags=flags))
+        self._flags = [*(f"{key}={value}" for key, value in _SMALL_FILES.items()), *flags]
+        self._broker_count = brokers
+        self._directory = Path(directory) if directory is not None else None
+        self._env = env or Env()
+        self._exit = AsyncExitStack()
+        self._thread: _ClusterThread | None = None
+        self._name_server: NameServer | None = None
+        #: The running brokers. They belong to the cluster's loop.
+        self.brokers: list[Broker] = []
+
+    @property
+    def name_servers(self) -> str:
+        """``host:port``, as clients want it."""
+        if self._name_server is None:
+            raise NotRunning("the cluster does not run; use it inside its `with` block")
+        return f"{HOST}:{self._name_server.port}"
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            directory = self._directory or Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="ternmq-", ignore_cleanup_errors=True))
+            )
+            settings = Settings.gather(flags=[*self._flags, f"bindAddress={HOST}", "listenPort=0"])
+            name_server = NameServer(settings.build(NamesrvConfig), self._env)
+            self._name_server = await stack.enter_async_context(name_server)
+            for number in range(self._broker_count):
+                name = f"broker-{chr(ord('a') + number)}"
+                own = Settings.gather(
+                    flags=[
+                        *self._flags,
+                        f"bindAddress={HOST}",
+                        f"brokerIP1={HOST}",
+                        "listenPort=0",
+                        f"brokerName={name}",
+                        f"namesrvAddr={self.name_servers}",
+                        f"storePathRootDir={directory / name}",
+                    ]
+                )
+                broker = Broker(own.build(BrokerConfig), own.build(StoreConfig), self._env)
+                self.brokers.append(await stack.enter_async_context(broker))
+            self._exit = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._exit.__aexit__(kind, error, trace)
+        finally:
+            self.brokers.clear()
+            self._name_server = None
+
+    def __enter__(self) -> Self:
+        self._thread = _ClusterThread(self)
+        self._thread.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._thread is not None
+        self._thread.end()
+
+
+def _check(settings: Settings) -> None:
+    kinds = (BrokerConfig, StoreConfig, NamesrvConfig)
+    for setting in settings.strangers(*kinds):
+        near = nearest(setting, *kinds)
+        raise ConfigError(f"no server has a setting {setting.key!r}" + (f"; did you mean {near!r}?" if near else ""))
+    for setting in settings.given:
+        if setting.name in _CHOSEN_HERE:
+            raise ConfigError(f"{setting.key} is chosen by the embedded cluster; leave it out")
+
+
+class _ClusterThread:
+    """A thread with a loop that runs the cluster from begin to end, in one task: what a task opened it must close."""
+
+    def __init__(self, cluster: EmbeddedCluster) -> None:
+        self._cluster = cluster
+        self._ready: Future[None] = Future()
+        self._ended: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="ternmq embedded cluster", daemon=True)
+
+    def begin(self) -> None:
+        """Start, and wait until clients can use the cluster; raises what kept it from starting."""
+        self._thread.start()
+        self._ready.result()
+
+    def end(self) -> None:
+        """Stop, and wait until all is closed; raises what went wrong in between."""
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._ended.result()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _live(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self._cluster:
+            self._ready.set_result(None)
+            await self._stop.wait()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

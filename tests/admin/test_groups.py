@@ -1,0 +1,79 @@
+"""Groups, their members and their progress through the admin (D2, D3, D4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ternmq.admin import Admin
+from ternmq.client.consumer import PushConsumer
+from ternmq.client.offsets import StartPosition
+from ternmq.client.producer import Producer
+from ternmq.embedded import EmbeddedCluster
+from ternmq.errors import GroupMissing
+from ternmq.message import Message, MessageQueue
+
+
+async def consume(name_servers: str, count: int) -> None:
+    async with PushConsumer("billing", name_servers=name_servers, start=StartPosition.FIRST) as consumer:
+        consumer.subscribe("orders")
+        left = count
+        async for message in consumer.messages():
+            left -= 1
+            if not left:
+                message.ack()
+                break
+
+
+async def test_progress_is_told_by_queue(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D4: broker offset, consumer offset, lag."""
+    await admin.topics.create("orders", queues=1)
+    queues = [MessageQueue("orders", broker, 0) for broker in ("broker-a", "broker-b")]
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for queue in queues:
+            await producer.send(Message("orders", b"1"), queue=queue)
+        await consume(cluster.name_servers, 2)
+        await producer.send(Message("orders", b"2"), queue=queues[1])
+
+    progress = await admin.groups.progress("billing", topic="orders")
+
+    assert [(queues[0], 1, 1, 0), (queues[1], 2, 1, 1)] == [
+        (queue.queue, queue.broker_offset, queue.consumer_offset, queue.lag) for queue in progress
+    ]
+
+
+async def test_a_group_is_listed_with_members_and_lag(cluster: EmbeddedCluster, admin: Admin) -> None:
+    await admin.topics.create("orders", queues=1)
+    async with PushConsumer("billing", lambda _message: None, name_servers=cluster.name_servers) as consumer:
+        consumer.subscribe("orders", "new || paid")
+        await consumer.ready()
+        members = await admin.clients.consumers("billing")
+        (group,) = await admin.groups.all(system=False)
+
+    assert members is not None
+    assert ("CLUSTERING", "new || paid") == (members.model, members.subscriptions["orders"])
+    assert [("PYTHON", True)] == [(one.language, one.address.startswith("127.0.0.1:")) for one in members.members]
+    assert ("billing", 1, "CLUSTERING", 0) == (group.name, group.members, group.model, group.lag)
+
+
+async def test_a_group_whose_members_have_left_stays_listed(cluster: EmbeddedCluster, admin: Admin) -> None:
+    await admin.topics.create("orders", queues=1)
+    async with PushConsumer("billing", lambda _message: None, name_servers=cluster.name_servers) as consumer:
+        consumer.subscribe("orders")
+        await consumer.ready()
+
+    assert None is await admin.clients.consumers("billing")
+    assert [("billing", 0, "")] == [(g.name, g.members, g.model) for g in await admin.groups.all(system=False)]
+
+
+async def test_an_unknown_group_is_an_error(admin: Admin) -> None:
+    with pytest.raises(GroupMissing, match="no broker knows the group 'nobody'; see `tern group list`"):
+        await admin.groups.progress("nobody")
+
+
+async def test_producers_of_a_group_are_told(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D3."""
+    assert [] == await admin.clients.producers("shop")
+
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        await producer.send(Message("orders", b"1"))
+        assert ["PYTHON"] == [member.language for member in await admin.clients.producers("shop")]

@@ -1,0 +1,84 @@
+"""Topics through the admin (D1, A4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ternmq.admin import Admin
+from ternmq.client.producer import Producer
+from ternmq.embedded import EmbeddedCluster
+from ternmq.errors import InvalidName, RouteMissing
+from ternmq.message import Message, MessageQueue
+
+
+async def test_a_new_topic_is_on_all_brokers_and_routed_at_once(admin: Admin) -> None:
+    """A2, A4: whoever asks after ``create`` finds the route."""
+    created = await admin.topics.create("orders", queues=3)
+
+    route = await admin.topics.route("orders")
+    assert ["broker-a", "broker-b"] == [broker.name for broker in created]
+    assert [("broker-a", 3, 3, 6), ("broker-b", 3, 3, 6)] == sorted(
+        (queues.broker_name, queues.read_queue_nums, queues.write_queue_nums, queues.perm)
+        for queues in route.queue_datas
+    )
+
+
+async def test_creating_again_changes_the_topic(admin: Admin) -> None:
+    await admin.topics.create("orders", queues=3)
+    await admin.topics.create("orders", queues=4, perm=4, order=True)
+
+    (topic,) = [topic for topic in await admin.topics.all() if topic.name == "orders"]
+    assert (8, 8, 4, True) == (topic.read_queues, topic.write_queues, topic.perm, topic.is_order)
+
+
+async def test_the_list_tells_topics_of_the_system_apart(admin: Admin) -> None:
+    await admin.topics.create("orders", queues=1)
+
+    topics = await admin.topics.all()
+
+    assert ["orders"] == [topic.name for topic in topics if not topic.is_system]
+    assert {"TBW102", "broker-a", "DefaultCluster"} <= {topic.name for topic in topics if topic.is_system}
+
+
+async def test_status_counts_what_each_queue_holds(cluster: EmbeddedCluster, admin: Admin) -> None:
+    await admin.topics.create("orders", queues=1)
+    queue = MessageQueue("orders", "broker-b", 0)
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for body in (b"1", b"2"):
+            await producer.send(Message("orders", body), queue=queue)
+
+    first, second = await admin.topics.status("orders")
+
+    assert (MessageQueue("orders", "broker-a", 0), 0, 0) == (first.queue, first.messages, first.last_store_ms)
+    assert (queue, 0, 2, 2) == (second.queue, second.min_offset, second.max_offset, second.messages)
+    assert second.last_store_ms > 0
+
+
+async def test_a_deleted_topic_is_gone_everywhere(admin: Admin) -> None:
+    await admin.topics.create("orders")
+
+    deleted = await admin.topics.delete("orders")
+
+    assert ["broker-a", "broker-b"] == sorted(broker.name for broker in deleted)
+    assert "orders" not in [topic.name for topic in await admin.topics.all()]
+    with pytest.raises(RouteMissing, match="there is no topic 'orders'; see `tern topic list`"):
+        await admin.topics.route("orders")
+
+
+async def test_an_unknown_topic_cannot_be_deleted_or_inspected(admin: Admin) -> None:
+    for verb in (admin.topics.delete, admin.topics.status):
+        with pytest.raises(RouteMissing, match="there is no topic 'nothing'"):
+            await verb("nothing")
+
+
+@pytest.mark.parametrize("topic", ["with blank", "", "x" * 128, "TBW102"])
+async def test_a_name_that_cannot_be_is_refused_before_the_network(topic: str) -> None:
+    """E2."""
+    async with Admin("127.0.0.1:1") as admin:
+        with pytest.raises(InvalidName):
+            await admin.topics.create(topic)
+
+
+async def test_a_topic_of_the_system_cannot_be_deleted(admin: Admin) -> None:
+    with pytest.raises(InvalidName, match="belongs to the system"):
+        await admin.topics.delete("TBW102")
