@@ -117,7 +117,7 @@ class RocketMQ:
 def cluster(version: str, directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[RocketMQ]:
     """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf.
 
-    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, which nobody needs here.
+    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, for nobody's benefit.
     """
     with ExitStack() as stack:
         names = stack.enter_context(name_server(version, directory / "namesrv"))
@@ -156,12 +156,14 @@ def broker(
     name: str = "broker-a",
     port: int | None = None,
     settings: Mapping[str, object] | None = None,
+    small: bool = True,
     heap_mb: int = 512,
     flags: Sequence[str] = jvm.SMALL,
 ) -> Iterator[Server]:
     """A RocketMQ master that the name server at ``namesrv`` (RocketMQ's or ours) has a route to.
 
-    The store stays in ``directory`` afterwards: a second start finds it again.
+    The store stays in ``directory`` afterwards: a second start finds it again. ``small=False`` leaves file sizes and
+    limits as RocketMQ has them.
     """
     port = port or free_port(neighbours=(-2, 1))
     store = directory / "store"
@@ -177,8 +179,7 @@ def broker(
         "storePathRootDir": store,
         "storePathCommitLog": store / "commitlog",
         **_FEATURES,
-        **_PATIENT,
-        **SMALL_FILES,
+        **({**_PATIENT, **SMALL_FILES} if small else {}),
         **(settings or {}),
     }
     main = "org.apache.rocketmq.broker.BrokerStartup"

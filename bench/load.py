@@ -1,0 +1,90 @@
+"""Drives Java's ``TernLoad`` against a system, and reads the broker's CPU time at the events that bound what counts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.systems import ROCKETMQ_VERSION, System
+from tests.interop import jvm
+
+_numbers: Final = itertools.count()
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """One run of load. Latencies are those of a call; ``-1`` where there are none."""
+
+    messages: int
+    seconds: float
+    rate: float
+    cpu_us_per_message: float
+    p50_us: int = -1
+    p99_us: int = -1
+    max_us: int = -1
+    failed: int = 0
+
+
+def send(system: System, directory: Path, **options: object) -> Measured:
+    """Sends of ``threads`` threads; see ``TernLoad.java`` for the options."""
+    return _run(system, directory, "send", begin="warm", options=options)
+
+
+def consume(system: System, directory: Path, **options: object) -> Measured:
+    """Push consumption of ``count`` waiting messages."""
+    return _run(system, directory, "consume", begin="first", options=options)
+
+
+def _run(system: System, directory: Path, command: str, *, begin: str, options: dict[str, object]) -> Measured:
+    home = directory / f"load-{next(_numbers)}-{command}"
+    arguments = jvm.command(
+        ROCKETMQ_VERSION, "ternmq.TernLoad", command, home=home, heap_mb=1024, flags=("-Xms512m", "-XX:+UseParallelGC")
+    )
+    errors_path = home / "stderr.log"
+    with errors_path.open("w") as errors:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=jvm.environment(home),
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({"namesrv": system.namesrv, **options}) + "\n")
+        process.stdin.flush()
+        cpu_before_s = 0.0
+        for line in process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == begin:
+                cpu_before_s = system.cpu_s()
+            elif event["event"] == "measured":
+                return _measured(event, cpu_s=system.cpu_s() - cpu_before_s)
+            else:
+                raise SystemExit(f"{system.name}: {command} failed: {event}\n{jvm.tail(errors_path)}")
+        raise SystemExit(f"{system.name}: {command} ended without a result\n{jvm.tail(errors_path)}")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _measured(event: dict[str, Any], *, cpu_s: float) -> Measured:
+    messages = int(event["messages"])
+    return Measured(
+        messages=messages,
+        seconds=round(event["seconds"], 3),
+        rate=round(event["rate"], 1),
+        cpu_us_per_message=round(cpu_s * 1e6 / max(1, messages), 2),
+        p50_us=event.get("p50Us", -1),
+        p99_us=event.get("p99Us", -1),
+        max_us=event.get("maxUs", -1),
+        failed=event.get("failed", 0),
+    )

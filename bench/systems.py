@@ -1,0 +1,124 @@
+"""The servers that are measured, each started the same way: in an empty directory, on free ports, until ready.
+
+RocketMQ 4.9.4 runs with its own defaults (1 GiB files, asynchronous flush) and its recommended collector, on a heap of
+1 GiB that is not touched in advance, so that its memory is what it really uses. TernMQ is ``tern up``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.interop import rocketmq
+
+ROCKETMQ_VERSION: Final = "4.9.4"
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_STOP_S: Final = 60.0
+# What RocketMQ's own start script sets, but for a heap that fits this machine.
+_ROCKETMQ_FLAGS: Final = (
+    "-Xms1g",
+    "-XX:+UseG1GC",
+    "-XX:G1HeapRegionSize=16m",
+    "-XX:G1ReservePercent=25",
+    "-XX:InitiatingHeapOccupancyPercent=30",
+)
+
+
+@dataclass(slots=True, frozen=True)
+class System:
+    """A running system under test."""
+
+    name: str
+    namesrv: str
+    broker_pid: int
+    ready_s: float
+
+    def cpu_s(self) -> float:
+        """CPU time that the broker has used so far, in user and kernel mode."""
+        # The name in parentheses may hold spaces: count fields from behind it (proc(5): utime is 14, stime 15).
+        fields = Path(f"/proc/{self.broker_pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mb(self) -> float:
+        """Resident memory less mapped files."""
+        status = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{self.broker_pid}/status").read_text().splitlines()
+            if ":" in line
+        )
+        return sum(int(status[field].split()[0]) for field in ("RssAnon", "RssShmem")) / 1024
+
+
+@contextmanager
+def start_rocketmq(directory: Path) -> Iterator[System]:
+    """RocketMQ's name server and broker."""
+    started = time.monotonic()
+    with (
+        rocketmq.name_server(ROCKETMQ_VERSION, directory / "namesrv") as names,
+        rocketmq.broker(
+            ROCKETMQ_VERSION,
+            directory / "broker-a",
+            namesrv=names.address,
+            settings={"flushDiskType": "ASYNC_FLUSH", "diskMaxUsedSpaceRatio": 95},
+            small=False,
+            heap_mb=1024,
+            flags=_ROCKETMQ_FLAGS,
+        ) as broker,
+    ):
+        yield System(
+            f"RocketMQ {ROCKETMQ_VERSION}", names.address, broker.process.pid, ready_s=time.monotonic() - started
+        )
+        # Nobody looks at the store again.
+        broker.kill()
+        names.kill()
+
+
+@contextmanager
+def start_ternmq(directory: Path) -> Iterator[System]:
+    """``tern up``: a name server, and one broker as its child process."""
+    port, broker_port = rocketmq.free_port(), rocketmq.free_port(neighbours=(-2, 1))
+    tern = Path(sys.executable).with_name("tern")
+    command = [str(tern), "up", "--dir", str(directory), "--port", str(port), "--broker-port", str(broker_port)]
+    with _started(command, directory) as (process, ready_s):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        yield System("TernMQ", f"127.0.0.1:{port}", int(children[0]), ready_s)
+
+
+@contextmanager
+def start_echo(directory: Path) -> Iterator[System]:
+    """The bare echo of ``echo.py``: for sends only."""
+    port = rocketmq.free_port()
+    with _started([sys.executable, "-m", "bench.echo", str(port)], directory) as (process, ready_s):
+        yield System("uvloop echo", f"127.0.0.1:{port}", process.pid, ready_s)
+
+
+@contextmanager
+def _started(command: list[str], directory: Path) -> Iterator[tuple[subprocess.Popen[str], float]]:
+    """A process that says «ready …» in its first line; stopped at the end of the block."""
+    directory.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    log_path = directory.with_suffix(".log")
+    with log_path.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=_ROOT)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line.startswith("ready"):
+            raise SystemExit(f"{' '.join(command)} did not start: {line}\n{log_path.read_text()}")
+        yield process, time.monotonic() - started
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
