@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 
 import pytest
@@ -98,6 +99,14 @@ def test_a_compressed_body_says_how(kind: int) -> None:
     shrink(outgoing, kind=kind, level=5)
     assert (True, kind | Sysflag.COMPRESSED) == (len(outgoing.body) < 100, outgoing.sysflag)
     assert b"x" * 5_000 == decompress(outgoing.body, outgoing.sysflag)
+
+
+def test_a_body_that_does_not_compress_stays_as_it_is() -> None:
+    """E1: or one of just 4 MiB would be too large for the broker."""
+    body = random.Random(1).randbytes(5_000)
+    outgoing = prepare(Message("orders", body), message_id="ID")
+    shrink(outgoing, kind=Sysflag.ZLIB, level=5)
+    assert (body, 0) == (outgoing.body, outgoing.sysflag)
 
 
 def test_zlib_is_what_java_reads() -> None:

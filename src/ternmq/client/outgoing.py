@@ -153,9 +153,15 @@ def split_receipt(receipt: SendReceipt) -> list[SendReceipt]:
 
 
 def shrink(outgoing: Outgoing, *, kind: int, level: int) -> None:
-    """Compress the body. The result travels even if it is larger, as RocketMQ's does: its flag says what it is."""
-    outgoing.body, bits = compress(outgoing.body, kind, level=level)
-    outgoing.sysflag |= bits
+    """Compress the body, if that makes it smaller.
+
+    RocketMQ sends what comes out in any case. But a body of just the size allowed that does not compress would then be
+    too large for the broker, and consumers would inflate it for nothing.
+    """
+    body, bits = compress(outgoing.body, kind, level=level)
+    if len(body) < len(outgoing.body):
+        outgoing.body = body
+        outgoing.sysflag |= bits
 
 
 def _properties(message: Message, message_id: str, namespace: str, system: Mapping[str, str] | None = None) -> str:
