@@ -1,0 +1,121 @@
+"""A broker on a free port, and peers that call it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
+from ternmq.net import dial
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.store.config import StoreConfig
+from ternmq.tasks import Tasks
+from ternmq.types import Buffer
+from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData, SubscriptionData
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.codes import JSON, RequestCode, ResponseCode
+from ternmq.wire.header import Header, Reply, Request, Response
+from ternmq.wire.requests import ConsumerGroup, SendMessage
+from ternmq.wire.requests_admin import UpdateTopic
+
+
+class Client:
+    """A connection to the broker. ``told`` gets the groups whose members changed, as the broker tells them."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.peer: Peer
+
+    def notified(self, _peer: Peer, request: Request[ConsumerGroup]) -> Reply:
+        self.told.put_nowait(request.fields.consumer_group)
+        return Reply()
+
+    async def call(self, code: int, header: Header | None = None, body: Buffer = b"", *, form: int = JSON) -> Response:
+        return await self.peer.call(code, header, body, form=form)
+
+    async def ok(self, code: int, header: Header | None = None, body: Buffer = b"", *, form: int = JSON) -> Response:
+        response = await self.call(code, header, body, form=form)
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        return response
+
+    async def create_topic(self, topic: str, queues: int = 2, **more: Any) -> Response:
+        header = UpdateTopic(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=6, **more)
+        return await self.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def send(self, topic: str, *bodies: bytes, queue_id: int = 0) -> None:
+        for body in bodies:
+            await self.ok(RequestCode.SEND_MESSAGE, SendMessage(topic=topic, queue_id=queue_id), body)
+
+    async def consume(self, client_id: str, group: str, *topics: str, **more: Any) -> None:
+        """A heartbeat as a consumer."""
+        subscriptions = [SubscriptionData(topic=topic) for topic in topics]
+        data = ConsumerData(group_name=group, subscription_data_set=subscriptions, **more)
+        await self.ok(RequestCode.HEART_BEAT, None, encode(Heartbeat(client_id=client_id, consumer_data_set=[data])))
+
+    async def produce(self, client_id: str, group: str) -> None:
+        """A heartbeat as a producer."""
+        beat = Heartbeat(client_id=client_id, producer_data_set=[ProducerData(group_name=group)])
+        await self.ok(RequestCode.HEART_BEAT, None, encode(beat))
+
+
+Connect = Callable[[], Awaitable[Client]]
+
+
+def store_config(path: Path) -> StoreConfig:
+    """Small files: a test needs little, and gets it fast."""
+    return StoreConfig(
+        store_path_root_dir=path / "store",
+        mapped_file_size_commit_log=1 << 20,
+        mapped_file_size_consume_queue=2_000,
+        max_hash_slot_num=100,
+        max_index_num=400,
+        max_message_size=64 << 10,
+    )
+
+
+def broker_config(**more: Any) -> BrokerConfig:
+    return BrokerConfig(broker_name="broker-a", broker_ip1="127.0.0.1", bind_address="127.0.0.1", listen_port=0, **more)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with Broker(broker_config(), store_config(tmp_path)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def connecting(broker: Broker) -> AsyncIterator[Connect]:
+    """Opens connections to a broker; they close with the block."""
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(Tasks())
+
+        async def connected() -> Client:
+            client = Client()
+            client.peer = await dial.connect(
+                broker.address,
+                routes={RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(client.notified, "client")},
+                lanes=Lanes([LaneConfig("client")]),
+                tasks=tasks,
+            )
+            stack.callback(client.peer.close)
+            return client
+
+        yield connected
+
+
+@pytest.fixture
+async def connect(broker: Broker) -> AsyncIterator[Connect]:
+    async with connecting(broker) as connected:
+        yield connected
+
+
+@pytest.fixture
+async def client(connect: Connect) -> Client:
+    return await connect()

@@ -1,0 +1,96 @@
+"""Subscription groups and their progress, as tools ask (D2, D4, D6)."""
+
+from __future__ import annotations
+
+from ternmq.wire.bodies.codec import by_queue, decode, encode
+from ternmq.wire.bodies.groups import GroupConfigs, GroupTable, SubscriptionGroupConfig
+from ternmq.wire.bodies.stats import ConsumeStats
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests import QueryOffset, UpdateOffset
+from ternmq.wire.requests_admin import ConsumeStatsQuery, DeleteGroup, Group
+from tests.broker.handlers.conftest import Client
+
+
+async def groups(client: Client) -> dict[str, SubscriptionGroupConfig]:
+    response = await client.ok(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    return decode(response.body, GroupTable).subscription_group_table
+
+
+async def commit(client: Client, topic: str, queue_offset: int, *, group: str = "g") -> None:
+    header = UpdateOffset(consumer_group=group, topic=topic, queue_id=0, commit_offset=queue_offset)
+    await client.ok(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def progress(client: Client, **asked: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """Consumer offset and end of each queue."""
+    header = ConsumeStatsQuery(consumer_group="g", **asked)
+    stats = decode((await client.ok(RequestCode.GET_CONSUME_STATS, header)).body, ConsumeStats)
+    return {
+        (queue.topic, queue.queue_id): (one.consumer_offset, one.broker_offset)
+        for queue, one in by_queue(stats.offset_table).items()
+    }
+
+
+async def test_a_group_is_created_changed_shown_and_deleted(client: Client) -> None:
+    """D2."""
+    config = SubscriptionGroupConfig(group_name="g", retry_max_times=3, consume_broadcast_enable=False)
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, encode(config))
+    response = await client.ok(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, Group(group="g"))
+    assert decode(response.body, SubscriptionGroupConfig) == config
+    assert (await groups(client))["g"] == config
+
+    many = GroupConfigs(group_config_list=[SubscriptionGroupConfig(group_name=name) for name in ("h", "i")])
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, encode(many))
+    assert {"g", "h", "i"} <= (await groups(client)).keys()
+
+    await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="g"))
+    missing = await client.call(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, Group(group="g"))
+    assert missing.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+async def test_offsets_go_with_a_group_only_if_asked(client: Client) -> None:
+    """D2, D4: 4.9 and 5.x name the flag differently."""
+    await client.create_topic("orders")
+    where = QueryOffset(consumer_group="g", topic="orders", queue_id=0, set_zero_if_not_found=False)
+    for header, code in (
+        (DeleteGroup(group_name="g"), ResponseCode.SUCCESS),
+        (DeleteGroup(group_name="g", remove_offset=True), ResponseCode.QUERY_NOT_FOUND),
+        (DeleteGroup(group_name="g", clean_offset=True), ResponseCode.QUERY_NOT_FOUND),
+    ):
+        await commit(client, "orders", 1)
+        await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        assert (await client.call(RequestCode.QUERY_CONSUMER_OFFSET, where)).code == code
+
+
+async def test_a_group_that_cannot_be_is_refused(client: Client) -> None:
+    for body in (encode(SubscriptionGroupConfig(group_name="a b")), b"{}", b"nonsense"):
+        response = await client.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+        assert response.code in (ResponseCode.INVALID_PARAMETER, ResponseCode.SYSTEM_ERROR)
+    response = await client.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="TOOLS_CONSUMER"))
+    assert response.code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_progress_is_offset_against_end(client: Client) -> None:
+    """D4: the difference is the lag."""
+    await client.create_topic("orders", queues=2)
+    await client.send("orders", b"1", b"2", b"3")
+    assert await progress(client) == {}
+    await commit(client, "orders", 2)
+
+    everything = {("orders", 0): (2, 3), ("orders", 1): (0, 0)}
+    assert await progress(client) == everything
+    assert await progress(client, topic="orders") == everything
+    assert await progress(client, topic_list="orders;nowhere;") == everything
+    assert await progress(client, topic="nowhere") == {}
+
+
+async def test_a_topic_that_the_group_does_not_subscribe_to_any_more_is_left_out(client: Client) -> None:
+    """D4: known only while it is online."""
+    for topic in ("old", "orders"):
+        await client.create_topic(topic, queues=1)
+        await commit(client, topic, 0)
+    assert set(await progress(client)) == {("old", 0), ("orders", 0)}
+
+    await client.consume("a", "g", "orders")
+
+    assert set(await progress(client)) == {("orders", 0)}
