@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tests.client.samples import QUEUE, messages, received
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.message import ReceivedMessage
+from tests.client.samples import QUEUE, messages, received
 
 
 def test_progress_stays_at_the_smallest_undone_message() -> None:

@@ -50,7 +50,7 @@ from ternmq.errors import ConfigError, NotRunning, RouteMissing
 from ternmq.message import MessageQueue
 from ternmq.names import check_group, check_topic, retry_topic
 from ternmq.tasks import Tasks
-from ternmq.wire.bodies.clients import MessageModel
+from ternmq.wire.bodies.clients import ConsumeFromWhere, MessageModel
 
 ListenerT = TypeVar("ListenerT", bound=Listener)
 
@@ -219,7 +219,9 @@ class PushConsumer:
 
     def _progress(self, instance: ClientInstance, group: str, stack: AsyncExitStack) -> Progress:
         if self.config.model is MessageModel.CLUSTERING:
-            return BrokerOffsets(instance, group)
+            # Whoever names a time means it.
+            is_timed = self.config.start.where is ConsumeFromWhere.TIMESTAMP
+            return BrokerOffsets(instance, group, zero_if_young=not is_timed)
         # By the configured name, not by the client id: that one has a number which is new with each start.
         config = instance.config
         owner = "@".join(filter(None, (instance.client_ip, config.instance_name, config.unit_name)))

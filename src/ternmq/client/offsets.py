@@ -45,8 +45,8 @@ LOCAL_DIRECTORY: Final = Path("~/.ternmq/offsets")
 class StartPosition:
     """Where a group begins to read a queue that it has no progress of (F6).
 
-    - ``LAST``: at the end, with what comes from now on. Brokers make one exception: a queue whose very first message is
-      still there is read from that one, so that nothing is missed on queues which were just created.
+    - ``LAST``: at the end, with what comes from now on. Brokers make one exception: a young queue, whose very first
+      message is still in memory, is read from that one, so that nothing is missed on queues which were just created.
     - ``FIRST``: with the oldest message that is still there.
     - ``StartPosition.at(time)``: with the first message stored at that time or later.
     """
@@ -98,9 +98,12 @@ class Progress(Protocol):
 class BrokerOffsets:
     """Offsets as brokers know them: bounds and times of queues, and the progress of one group."""
 
-    def __init__(self, instance: ClientInstance, group: str) -> None:
+    def __init__(self, instance: ClientInstance, group: str, *, zero_if_young: bool = False) -> None:
+        """``zero_if_young``: take the first message of a young queue for the progress of a group that has none."""
         self._instance = instance
         self._group = group
+        # RocketMQ 4.9 always does so. RocketMQ 5 and TernMQ do it unless told not to.
+        self._set_zero = None if zero_if_young else False
         #: What brokers were told last; the same again is not worth a call.
         self._told: dict[MessageQueue, int] = {}
 
@@ -120,7 +123,12 @@ class BrokerOffsets:
         return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def load(self, queue: MessageQueue) -> int | None:
-        header = QueryOffset(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        header = QueryOffset(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            set_zero_if_not_found=self._set_zero,
+        )
         try:
             return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
         except NotFound:
