@@ -1,0 +1,99 @@
+"""TernMQ: a distributed message queue that speaks RocketMQ's protocol. This is what applications need of it.
+
+::
+
+    from ternmq import Message, Producer, PushConsumer
+
+    async with Producer("shop", name_servers="127.0.0.1:9876") as producer:
+        await producer.send(Message("orders", b"one book"))
+
+Names are imported when first used: a producer does not load the servers, nor ``import ternmq`` anything at all.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ternmq import errors
+    from ternmq.admin import Admin
+    from ternmq.client.batch import split_batch
+    from ternmq.client.blocking import SyncProducer
+    from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
+    from ternmq.client.config import ClientConfig, ProducerConfig
+    from ternmq.client.consumer import PushConsumer
+    from ternmq.client.consumer_config import PushConfig
+    from ternmq.client.hooks import SendContext, SendHook
+    from ternmq.client.listener import ConsumeContext, ConsumeResult
+    from ternmq.client.offsets import StartPosition
+    from ternmq.client.producer import Producer
+    from ternmq.client.pull import PullConsumer
+    from ternmq.client.queue_choice import by_hash
+    from ternmq.embedded import EmbeddedCluster
+    from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
+    from ternmq.wire.bodies.clients import MessageModel
+
+__all__ = [
+    "Admin",
+    "ClientConfig",
+    "ConsumeContext",
+    "ConsumeResult",
+    "EmbeddedCluster",
+    "Message",
+    "MessageModel",
+    "MessageQueue",
+    "Producer",
+    "ProducerConfig",
+    "PullConsumer",
+    "PushConfig",
+    "PushConsumer",
+    "ReceivedMessage",
+    "SendContext",
+    "SendHook",
+    "SendReceipt",
+    "SendStatus",
+    "StartPosition",
+    "SyncProducer",
+    "SyncPullConsumer",
+    "SyncPushConsumer",
+    "by_hash",
+    "errors",
+    "split_batch",
+]
+
+#: Where each name lives. ``tests/test_exports.py`` compares it with the imports above.
+_HOMES: Final = {
+    "ternmq.admin": ("Admin",),
+    "ternmq.client.batch": ("split_batch",),
+    "ternmq.client.blocking": ("SyncProducer",),
+    "ternmq.client.blocking_consumer": ("SyncPullConsumer", "SyncPushConsumer"),
+    "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
+    "ternmq.client.consumer": ("PushConsumer",),
+    "ternmq.client.consumer_config": ("PushConfig",),
+    "ternmq.client.hooks": ("SendContext", "SendHook"),
+    "ternmq.client.listener": ("ConsumeContext", "ConsumeResult"),
+    "ternmq.client.offsets": ("StartPosition",),
+    "ternmq.client.producer": ("Producer",),
+    "ternmq.client.pull": ("PullConsumer",),
+    "ternmq.client.queue_choice": ("by_hash",),
+    "ternmq.embedded": ("EmbeddedCluster",),
+    "ternmq.message": ("Message", "MessageQueue", "ReceivedMessage", "SendReceipt", "SendStatus"),
+    "ternmq.wire.bodies.clients": ("MessageModel",),
+}
+_HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
+
+# Hidden from type checkers, for whom a module with __getattr__ has every name.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name == "errors":
+            return import_module("ternmq.errors")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'ternmq' has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return __all__
