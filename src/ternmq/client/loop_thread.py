@@ -37,7 +37,7 @@ class LoopThread:
         """Run a coroutine on the loop and wait for its result; an interrupt of the waiting thread cancels it."""
         try:
             loop = self._usable_loop()
-        except NotRunning:
+        except RuntimeError:
             coroutine.close()
             raise
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)

@@ -28,6 +28,8 @@ class ConsumeType(enum.StrEnum):
 
 
 class MessageModel(enum.StrEnum):
+    """Whether the members of a group share the messages (CLUSTERING) or each gets all of them (F5)."""
+
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
 
