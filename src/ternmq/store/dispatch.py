@@ -18,10 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
-from ternmq.store.draft import Draft
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.wire.ids import java_hash
@@ -33,11 +31,7 @@ TAGS_MAX: Final = 4096
 
 #: A property as it stands in the text, with the end of the one before: whole names only.
 _TAGS: Final = f"\x02{Property.TAGS}\x01"
-_KEYS: Final = f"\x02{Property.KEYS}\x01"
-_UNIQUE_KEY: Final = f"\x02{Property.UNIQUE_KEY}\x01"
-_TAGS_BYTES: Final = len(_TAGS)
-_KEYS_BYTES: Final = len(_KEYS)
-_UNIQUE_KEY_BYTES: Final = len(_UNIQUE_KEY)
+_TAGS_FIRST: Final = f"{Property.TAGS}\x01"
 
 #: Set in a prepared half and in a rollback, which have no queue entry; a global is quicker than a class's attribute.
 _NOT_QUEUED: Final = Sysflag.PREPARED
@@ -57,8 +51,6 @@ class Fact:
     sysflag: int
     store_time_ms: int
     tags_code: int
-    unique_key: str
-    keys: str
     prepared_transaction_offset: int
     properties: str
 
@@ -96,7 +88,7 @@ class Derived(Protocol):
 class Dispatcher:
     """Feeds the derived parts of one store."""
 
-    __slots__ = ("_delays_ms", "_index", "_queues", "_tags", "deriveds", "on_arrival", "on_trouble")
+    __slots__ = ("_delays_ms", "_index", "_queues", "_tags", "deriveds", "on_arrival")
 
     def __init__(self, queues: ConsumeQueues, index: Index | None, *, delays_ms: tuple[int, ...]) -> None:
         self._queues = queues
@@ -106,64 +98,50 @@ class Dispatcher:
         self.deriveds: list[Derived] = []
         #: Told of a new entry: topic, queue id, its queue offset + 1, tags code.
         self.on_arrival: Callable[[str, int, int, int], None] | None = None
-        #: Told that the index could not take the record at this log offset, and why.
-        self.on_trouble: Callable[[int, StoreError], None] | None = None
 
     def fresh(
-        self, queue: ConsumeQueue, draft: Draft, log_offset: int, size: int, queue_offset: int, store_time_ms: int
+        self,
+        queue: ConsumeQueue,
+        properties: str,
+        sysflag: int,
+        log_offset: int,
+        size: int,
+        queue_offset: int,
+        store_time_ms: int,
+        prepared_transaction_offset: int,
     ) -> None:
         """Take in the record that was just appended. Hot: no decoding, no object but for further parts."""
-        properties = draft.properties
-        # One more \x02 at either end, and every pair has one before and one behind it.
-        text = f"\x02{properties}\x02"
         tags_code = 0
-        at = text.rfind(_TAGS)
-        if at >= 0:
-            at += _TAGS_BYTES
-            tags = text[at : text.find("\x02", at)]
+        at = properties.rfind(_TAGS)
+        if at >= 0 or properties.startswith(_TAGS_FIRST):
+            at += len(_TAGS)  # also right for -1, where the name begins the text and lacks the character before it
+            end = properties.find("\x02", at)
+            tags = properties[at:end] if end >= 0 else properties[at:]
             code = self._tags.get(tags)
             tags_code = code if code is not None else self._learn_tags(tags, properties)
-        sysflag = draft.sysflag
-        if draft.topic == SCHEDULE_TOPIC:
+        if queue.topic == SCHEDULE_TOPIC:
             tags_code = self._schedule_time(properties, store_time_ms) or tags_code
         if not sysflag & _NOT_QUEUED:
             queue.append(log_offset, size, tags_code)
-        unique_key = keys = ""
-        at = text.rfind(_UNIQUE_KEY)
-        if at >= 0:
-            at += _UNIQUE_KEY_BYTES
-            unique_key = text[at : text.find("\x02", at)] or find(properties, Property.UNIQUE_KEY) or ""
-        at = text.rfind(_KEYS)
-        if at >= 0:
-            at += _KEYS_BYTES
-            keys = text[at : text.find("\x02", at)] or find(properties, Property.KEYS) or ""
-        index = self._index
-        if index is not None and (unique_key or keys) and sysflag & _TRANSACTION != _ROLLBACK:
-            try:
-                index.put(draft.topic, unique_key, keys, log_offset, store_time_ms)
-            except StoreError as error:
-                # The log has the record, so it cannot be refused any more; the next one can.
-                if self.on_trouble is not None:
-                    self.on_trouble(log_offset, error)
+        if self._index is not None and sysflag & _TRANSACTION != _ROLLBACK:
+            self._index.put(queue.topic, properties, log_offset, store_time_ms)
         if self.deriveds:
             fact = Fact(
-                draft.topic,
-                draft.queue_id,
+                queue.topic,
+                queue.queue_id,
                 queue_offset,
                 log_offset,
                 size,
                 sysflag,
                 store_time_ms,
                 tags_code,
-                unique_key,
-                keys,
-                draft.prepared_transaction_offset,
+                prepared_transaction_offset,
                 properties,
             )
             for derived in self.deriveds:
                 derived.fold(fact)
         if self.on_arrival is not None and not sysflag & _NOT_QUEUED:
-            self.on_arrival(draft.topic, draft.queue_id, queue_offset + 1, tags_code)
+            self.on_arrival(queue.topic, queue.queue_id, queue_offset + 1, tags_code)
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""
@@ -181,8 +159,6 @@ class Dispatcher:
             record.sysflag,
             record.store_time_ms,
             tags_code,
-            find(properties, Property.UNIQUE_KEY) or "",
-            find(properties, Property.KEYS) or "",
             record.prepared_transaction_offset,
             properties,
         )

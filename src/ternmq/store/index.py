@@ -13,9 +13,12 @@ Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. On
 up compares topic and key in the record itself (``store.query``). A file is named by the local time of its making and
 ends when its entries are used up; the next begins with begin = end = the end of this one, as RocketMQ's does.
 
-The header is written after the entries and slots of each record. ``cut`` undoes entries from the newest to the
-oldest, giving each slot its previous entry back, so that after a crash the index equals a fresh fold of the log.
-(RocketMQ deletes the current file, and forgets what it held of older records.)
+Records wait in memory, up to 64, until entries are made of them together: a search makes them first, and a crash
+loses them like everything derived, to be folded again. The header is written after entries and slots.
+
+``cut`` undoes entries from the newest to the oldest, giving each slot its previous entry back, so that after a crash
+the index equals a fresh fold of the log. (RocketMQ deletes the current file, and forgets what it held of older
+records.)
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ternmq.errors import CorruptFile
+from ternmq.errors import CorruptFile, StoreError
 from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
-from ternmq.store.key_hash import KeyHashes
+from ternmq.store.key_hash import IndexEntry, Keyed, KeyHashes
 from ternmq.store.segment import Disk, Segment
 
 if TYPE_CHECKING:
@@ -41,8 +44,10 @@ _HEADER: Final = struct.Struct(">qqqqii")
 _SLOT: Final = struct.Struct(">i")
 _ENTRY: Final = struct.Struct(">iqii")
 _SECONDS_MAX: Final = 0x7FFFFFFF
-#: Claimed on disk at a time for entries to come: some 50,000, more than any one record has keys.
+#: Claimed on disk at a time for entries to come: some 50,000.
 _RESERVE_BYTES: Final = 1 << 20
+#: Records taken in before their entries are written together, which spares a third of the work.
+WAITING_MAX: Final = 64
 
 _unpack_slot: Final = _SLOT.unpack_from
 _pack_slot: Final = _SLOT.pack_into
@@ -98,28 +103,37 @@ class IndexFile:
         self.begin_offset = self.end_offset = log_offset
         self.write_header()
 
-    def put(self, key_hash: int, log_offset: int, store_time_ms: int) -> None:
-        """Add an entry; the file is not full, and ``write_header`` follows. Raises ``DiskFull``."""
-        number, page = self.count, self._page
+    def put(self, entries: list[IndexEntry]) -> None:
+        """Add entries; the file has room for them. Raises ``DiskFull`` before anything is changed."""
+        number, page, slots, begin_time_ms = self.count, self._page, self._slots, self.begin_time_ms
         entry_at = self._entries_at + number * INDEX_ENTRY_BYTES
-        if entry_at + INDEX_ENTRY_BYTES > self._reserved:
-            self._reserve(entry_at)
-        slot_at = INDEX_HEADER_BYTES + key_hash % self._slots * INDEX_SLOT_BYTES
-        (previous,) = _unpack_slot(page, slot_at)
-        if previous <= 0 or previous >= number:
-            previous = 0
-            self.used_slots += 1
-        seconds = (store_time_ms - self.begin_time_ms) // 1000 if self.begin_time_ms > 0 else 0
-        if not 0 <= seconds <= _SECONDS_MAX:
-            seconds = 0 if seconds < 0 else _SECONDS_MAX
-        _pack_entry(page, entry_at, key_hash, log_offset, seconds, previous)
-        _pack_slot(page, slot_at, number)
-        if number == 1:
-            self.begin_offset = log_offset
-            self.begin_time_ms = store_time_ms
-        self.count = number + 1
-        self.end_offset = log_offset
-        self.end_time_ms = store_time_ms
+        if entry_at + len(entries) * INDEX_ENTRY_BYTES > self._reserved:
+            self._reserve(entry_at + len(entries) * INDEX_ENTRY_BYTES)
+        used_slots = self.used_slots
+        seconds = last_time_ms = -1
+        for key_hash, log_offset, store_time_ms in entries:
+            if store_time_ms != last_time_ms:
+                last_time_ms = store_time_ms
+                seconds = (store_time_ms - begin_time_ms) // 1000 if begin_time_ms > 0 else 0
+                seconds = min(max(seconds, 0), _SECONDS_MAX)
+            slot_at = INDEX_HEADER_BYTES + key_hash % slots * INDEX_SLOT_BYTES
+            (previous,) = _unpack_slot(page, slot_at)
+            if not 0 < previous < number:
+                previous = 0
+                used_slots += 1
+            _pack_entry(page, entry_at, key_hash, log_offset, seconds, previous)
+            _pack_slot(page, slot_at, number)
+            if number == 1:
+                # Only the first entry of a file counts its seconds from the end of the file before.
+                self.begin_offset = log_offset
+                self.begin_time_ms = begin_time_ms = store_time_ms
+                last_time_ms = -1
+            number += 1
+            entry_at += INDEX_ENTRY_BYTES
+        self.count = number
+        self.used_slots = used_slots
+        _, self.end_offset, self.end_time_ms = entries[-1]
+        self.write_header()
 
     def _read_header(self) -> tuple[int, int, int, int, int, int]:
         begin_time_ms, end_time_ms, begin_offset, end_offset, used_slots, count = _HEADER.unpack_from(self._page)
@@ -138,11 +152,10 @@ class IndexFile:
             self.count,
         )
 
-    def _reserve(self, entry_at: int) -> None:
-        """Claim the slots and the next entries on disk, or else a store to them could end the process."""
-        begin = self._reserved or 0
-        end = min(self.segment.size, entry_at + INDEX_ENTRY_BYTES + _RESERVE_BYTES)
-        self.segment.reserve(begin, end)
+    def _reserve(self, end: int) -> None:
+        """Claim slots and entries up to ``end`` and some more; a store to what is not claimed could end the process."""
+        end = min(self.segment.size, end + _RESERVE_BYTES)
+        self.segment.reserve(self._reserved, end)
         self._reserved = end
 
     # --- Reading ------------------------------------------------------------------------------------------------
@@ -211,16 +224,19 @@ class Index:
     """All index files of a store, derived from the log (``store.dispatch.Derived``)."""
 
     __slots__ = (
-        "_current",
         "_directory",
         "_disk",
         "_entries",
+        "_entries_left",
         "_file_bytes",
         "_files",
         "_hashes",
         "_now_ms",
         "_slots",
+        "_taken",
         "_unsynced",
+        "_waiting",
+        "on_trouble",
     )
 
     def __init__(
@@ -233,8 +249,14 @@ class Index:
         self._file_bytes = file_bytes
         self._now_ms = now_ms
         self._files: list[IndexFile] = []
-        self._current: IndexFile | None = None
         self._hashes = KeyHashes()
+        #: Log offset of the last record taken in; entries of older ones exist.
+        self._taken = -1
+        self._waiting: list[Keyed] = []
+        #: Entries that were to be written when the disk was full.
+        self._entries_left: list[IndexEntry] = []
+        #: Told when entries could not be written; the log should take no more for now.
+        self.on_trouble: Callable[[StoreError], None] | None = None
         #: Full files that are not on the disk yet.
         self._unsynced: list[Segment] = []
 
@@ -250,32 +272,35 @@ class Index:
         """Log offset of the last record that has entries; -1 if none has."""
         return self._files[-1].end_offset if self._files and self._files[-1].end_time_ms else -1
 
-    def put(self, topic: str, unique_key: str, keys: str, log_offset: int, store_time_ms: int) -> None:
-        """Add a record's entries: the unique key first, then each of ``keys``; either may be empty.
+    def put(self, topic: str, properties: str, log_offset: int, store_time_ms: int) -> None:
+        """Take in a record. Its entries are made with those of the next ones, together."""
+        self._taken = log_offset
+        waiting = self._waiting
+        waiting.append((topic, properties, log_offset, store_time_ms))
+        if len(waiting) >= WAITING_MAX:
+            try:
+                self.write_out()
+            except StoreError as error:
+                # The log has the record already, so this cannot refuse it; what waits is not lost.
+                if self.on_trouble is not None:
+                    self.on_trouble(error)
 
-        Raises ``DiskFull``; then ``cut`` must undo what was added.
-        """
-        file = self._current
-        if file is None or file.count >= self._entries:
-            file = self._next_file()
-        topic_hash = self._hashes.of_topic(topic)
-        hash_key = self._hashes.of_key
-        if unique_key:
-            file.put(hash_key(topic_hash, unique_key), log_offset, store_time_ms)
-        if keys:
-            for key in keys.split(" "):
-                if key:
-                    if file.count >= self._entries:
-                        file.write_header()
-                        file = self._next_file()
-                    file.put(hash_key(topic_hash, key), log_offset, store_time_ms)
-        file.write_header()
+    def write_out(self) -> None:
+        """Make the entries of all records taken in. Raises ``DiskFull``; then the rest keeps waiting."""
+        entries = self._entries_left
+        if self._waiting:
+            entries += self._hashes.entries(self._waiting)
+            self._waiting.clear()
+        while entries:
+            file = self._files[-1] if self._files else self._next_file()
+            if file.is_full:
+                file = self._next_file()
+            room = self._entries - file.count
+            file.put(entries[:room])
+            del entries[:room]
 
     def _next_file(self) -> IndexFile:
         last = self._files[-1] if self._files else None
-        if last is not None and not last.is_full:
-            self._current = last
-            return last
         name = self._name(last.segment.path.name if last is not None else "")
         segment = self._disk.open_segment(self._directory / name, size=self._file_bytes, create=True)
         file = IndexFile(segment, slots=self._slots, entries=self._entries)
@@ -283,7 +308,6 @@ class Index:
             file.begin_after(last.end_time_ms, last.end_offset)
             self._unsynced.append(last.segment)
         self._files.append(file)
-        self._current = file
         return file
 
     def _name(self, last: str) -> str:
@@ -296,13 +320,12 @@ class Index:
 
     def fold(self, fact: Fact) -> None:
         """Add the entries of a record read from the log, unless they are there already."""
-        if fact.log_offset <= self.end_offset or not fact.is_indexed:
-            return
-        if fact.unique_key or fact.keys:
-            self.put(fact.topic, fact.unique_key, fact.keys, fact.log_offset, fact.store_time_ms)
+        if fact.log_offset > self._taken and fact.is_indexed:
+            self.put(fact.topic, fact.properties, fact.log_offset, fact.store_time_ms)
 
     def cut(self, log_offset: int, store_time: Callable[[int], int]) -> None:
         """Forget what came from ``log_offset`` on."""
+        self.write_out()
         while self._files:
             last = self._files[-1]
             last.cut(log_offset, store_time)
@@ -310,13 +333,14 @@ class Index:
                 break
             self._disk.remove(last.segment.path)
             self._files.pop()
-        self._current = None
+        self._taken = self.end_offset
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
     def find(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets of records that may have this key, newest first."""
-        key_hash = self._hashes.of_key(self._hashes.of_topic(topic), key)
+        self.write_out()
+        key_hash = self._hashes.of(topic, key)
         found: list[int] = []
         for file in reversed(self._files):
             if file.overlaps(begin_ms, end_ms):
@@ -341,6 +365,7 @@ class Index:
                 )
             segment = self._disk.open_segment(path, size=length_bytes)
             self._files.append(IndexFile(segment, slots=self._slots, entries=self._entries))
+        self._taken = self.end_offset
 
     def ensure_file(self) -> None:
         """Have at least one file, even an empty one: none at all means that the index was thrown away."""
@@ -349,6 +374,7 @@ class Index:
 
     def take_unsynced(self) -> list[Segment]:
         """Segments written to since they were last asked for, the current one included; the caller syncs them."""
+        self.write_out()
         segments, self._unsynced = self._unsynced, []
         if self._files:
             segments.append(self._files[-1].segment)
@@ -359,4 +385,3 @@ class Index:
         for segment in self.take_unsynced():
             segment.sync()
         self._files.clear()
-        self._current = None

@@ -217,7 +217,7 @@ class Query:
     def by_key(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic with this key or unique key, stored in this time; the newest if there are too many."""
         index = self._index
-        if index is None:
+        if index is None or not key:
             return QueryResult([], 0, 0)
         count_max = min(count_max, self._config.max_msgs_num_batch)
         found: list[memoryview] = []

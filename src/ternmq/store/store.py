@@ -32,7 +32,7 @@ from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueues
 from ternmq.store.recovery import recover
 from ternmq.store.segment import Disk, FileDisk, Held
 from ternmq.store.watermark import Watermark
@@ -104,10 +104,10 @@ class MessageStore:
         self._wake: Callable[[], None] = _nothing
         self._log.before_place = self._catch_up
         self._queues.on_trouble = self._hindered
-        self._dispatcher.on_trouble = self._fell_behind
-        #: Why derived parts could not take what the log has, and from which log offset on the index lacks records.
+        if self._index is not None:
+            self._index.on_trouble = self._hindered
+        #: Why derived parts could not write what they took in.
         self._trouble: StoreError | None = None
-        self._unindexed_from = -1
 
     # --- Life ---------------------------------------------------------------------------------------------------
 
@@ -212,97 +212,82 @@ class MessageStore:
 
         Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
         """
-        queue = self._table.get((draft.topic, draft.queue_id))
-        if queue is None:
-            queue = self._queues.make(draft.topic, draft.queue_id)
+        topic, queue_id, body, text, sysflag = draft.topic, draft.queue_id, draft.body, draft.properties, draft.sysflag
+        queue = self._table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
         try:
-            properties = draft.properties.encode()
+            properties = text.encode()
         except UnicodeEncodeError:
-            properties = _encode_as_java(draft)
-        size = self._size(draft, queue, properties)
-        commit_log = self._log
-        if commit_log.written + size + BLANK_BYTES > commit_log.room:
-            commit_log.place(size)
-        placed = self._append(draft, queue, properties, size, self._now_ms())
-        if self._is_sync:
-            self._wake()
-        return placed
-
-    def put_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
-        """Append records that stay together in one segment, one after the other. All are stored, or none.
-
-        Raises what ``put`` raises, and ``RecordRefused`` for more than a segment holds.
-        """
-        ready: list[tuple[Draft, ConsumeQueue, bytes, int]] = []
-        total = 0
-        for draft in drafts:
-            queue = self._queues.make(draft.topic, draft.queue_id)
-            properties = _encode_as_java(draft)
-            size = self._size(draft, queue, properties)
-            ready.append((draft, queue, properties, size))
-            total += size
-        if total > self._record_bytes_max:
-            raise RecordRefused(
-                f"the batch takes {total} bytes, at most {self._record_bytes_max} fit together; send fewer at once"
-            )
-        if not ready:
-            return []
-        commit_log = self._log
-        if commit_log.written + total + BLANK_BYTES > commit_log.room:
-            commit_log.place(total)
-        now_ms = self._now_ms()
-        placed = [self._append(draft, queue, properties, size, now_ms) for draft, queue, properties, size in ready]
-        if self._is_sync:
-            self._wake()
-        return placed
-
-    def _size(self, draft: Draft, queue: ConsumeQueue, properties: bytes) -> int:
-        """Bytes of the record. Raises ``RecordRefused``."""
-        body_bytes, properties_bytes = len(draft.body), len(properties)
-        size = self._fixed_bytes + len(draft.born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
+            properties, text = _encode_as_java(text)
+        born_host, body_bytes, properties_bytes = draft.born_host, len(body), len(properties)
+        size = self._fixed_bytes + len(born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
         if (
             body_bytes > self._body_bytes_max
             or properties_bytes > PROPERTIES_BYTES_MAX
             or size > self._record_bytes_max
         ):
             raise self._too_large(body_bytes, properties_bytes, size)
-        return size
 
-    def _append(self, draft: Draft, queue: ConsumeQueue, properties: bytes, size: int, store_time_ms: int) -> Placed:
-        """Pack a record where ``place`` made room, and dispatch it."""
         commit_log = self._log
         log_offset = commit_log.written
-        queue_offset = 0 if draft.sysflag & _NOT_QUEUED else queue.next_offset
+        if log_offset + size + BLANK_BYTES > commit_log.room:
+            log_offset = commit_log.place(size)
+        queue_offset = 0 if sysflag & _NOT_QUEUED else queue.next_offset
+        store_time_ms = self._now_ms()
+        prepared_offset = draft.prepared_transaction_offset
         try:
             pack_record(
                 commit_log.page,
                 log_offset - commit_log.start,
-                size=size,
-                queue_id=draft.queue_id,
-                flag=draft.flag,
-                queue_offset=queue_offset,
-                log_offset=log_offset,
-                sysflag=draft.sysflag,
-                born_time_ms=draft.born_time_ms,
-                born_host=draft.born_host,
-                store_time_ms=store_time_ms,
-                store_host=self._store_host,
-                reconsume_times=draft.reconsume_times,
-                prepared_transaction_offset=draft.prepared_transaction_offset,
-                body=draft.body,
-                topic=queue.topic_bytes,
-                properties=properties,
+                size,
+                queue_id,
+                draft.flag,
+                queue_offset,
+                log_offset,
+                sysflag,
+                draft.born_time_ms,
+                born_host,
+                store_time_ms,
+                self._store_host,
+                draft.reconsume_times,
+                prepared_offset,
+                body,
+                queue.topic_bytes,
+                properties,
             )
         except struct.error as error:
             raise RecordRefused(
                 f"a field of the message does not fit into a record ({error}); send a smaller number"
             ) from None
-        end = log_offset + size
+        end_offset = log_offset + size
         # In this order: the flush thread reads the time first, and must not vouch for more than it flushes.
-        commit_log.written = end
+        commit_log.written = end_offset
         commit_log.store_time_ms = store_time_ms
-        self._dispatch(queue, draft, log_offset, size, queue_offset, store_time_ms)
-        return Placed(log_offset, end, queue_offset, store_time_ms)
+        self._dispatch(queue, text, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
+        if self._is_sync:
+            self._wake()
+        return Placed(log_offset, end_offset, queue_offset, store_time_ms)
+
+    def put_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
+        """Append records that stay together in one segment, one after the other. All are stored, or none.
+
+        Raises what ``put`` raises, and ``RecordRefused`` for more than a segment holds.
+        """
+        total = 0
+        for draft in drafts:
+            queue = self._queues.make(draft.topic, draft.queue_id)
+            body_bytes, properties_bytes = len(draft.body), len(_encode_as_java(draft.properties)[0])
+            size = self._fixed_bytes + len(draft.born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
+            total += size
+            if max(body_bytes - self._body_bytes_max, properties_bytes - PROPERTIES_BYTES_MAX) > 0:
+                raise self._too_large(body_bytes, properties_bytes, size)
+        if total > self._record_bytes_max:
+            raise RecordRefused(
+                f"the batch takes {total} bytes, at most {self._record_bytes_max} fit together; send fewer at once"
+            )
+        # With room for all of them in one place, no ``put`` asks for more.
+        if drafts and self._log.written + total + BLANK_BYTES > self._log.room:
+            self._log.place(total)
+        return [self.put(draft) for draft in drafts]
 
     def _too_large(self, body_bytes: int, properties_bytes: int, size: int) -> RecordRefused:
         if body_bytes > self._body_bytes_max:
@@ -440,30 +425,21 @@ class MessageStore:
         self._trouble = error
         self._log.room = -1
 
-    def _fell_behind(self, log_offset: int, error: StoreError) -> None:
-        if self._unindexed_from < 0:
-            self._unindexed_from = log_offset
-        self._hindered(error)
-
     def _catch_up(self) -> None:
         """Before the log takes more: hear the flush thread, and mend what a full disk left undone."""
         self._pick_up()
         if self._trouble is None:
             return
         self._queues.write_out(len(self._queues.dirty))
-        if self._unindexed_from >= 0 and self._index is not None:
-            self._index.cut(self._unindexed_from, self._log.store_time)
-            for record in self._log.walk(self._unindexed_from, check_crc=False):
-                self._index.fold(self._dispatcher.fact(record))
-        self._unindexed_from = -1
+        if self._index is not None:
+            self._index.write_out()
         self._trouble = None
 
 
-def _encode_as_java(draft: Draft) -> bytes:
-    """The properties in UTF-8. Half a surrogate pair, which only JSON can carry, becomes ``?`` as in Java."""
-    properties = draft.properties.encode("utf-8", "replace")
-    draft.properties = properties.decode()
-    return properties
+def _encode_as_java(text: str) -> tuple[bytes, str]:
+    """A text in UTF-8, and what it reads as. Half a surrogate pair, which JSON can carry, becomes ``?`` as in Java."""
+    data = text.encode("utf-8", "replace")
+    return data, data.decode()
 
 
 def _memory_bytes() -> int:

@@ -99,6 +99,10 @@ RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
 
 _HEAD: Final = struct.Struct(">ii")
 _SHORT: Final = struct.Struct(">h")
+_pack_short: Final = _SHORT.pack
+_LENGTH_BYTE: Final = tuple(bytes((length,)) for length in range(TOPIC_V1_BYTES_MAX + 1))
+#: Bodies up to this size are cheap to copy twice.
+_SMALL_BYTES: Final = 2048
 _PORT: Final = struct.Struct(">i")
 
 
@@ -137,7 +141,6 @@ def record_bytes(*, body: int, topic: int, properties: int, born_host: int, stor
 def pack_record(
     page: Page,
     at: int,
-    *,
     size: int,
     queue_id: int,
     flag: int,
@@ -156,7 +159,8 @@ def pack_record(
 ) -> None:
     """Write a record of ``size`` bytes (see ``record_bytes``) to ``page`` at ``at``; the caller has made room.
 
-    The body may be any contiguous buffer of bytes; it is copied once, to its place.
+    The body may be any contiguous buffer of bytes. Name the arguments wherever time does not matter; the store gives
+    them by position, because seventeen names cost 0.7 µs, a third of the whole.
     """
     sysflag &= ~_HOST_FLAGS
     fixed = _FIXED_V4
@@ -188,6 +192,12 @@ def pack_record(
         body_bytes,
     )
     at += fixed.size
+    if body_bytes <= _SMALL_BYTES and topic_bytes <= TOPIC_V1_BYTES_MAX:
+        # Small parts are joined first: one more copy of them is cheaper than five stores to the page.
+        page[at : at - fixed.size + size] = b"".join(
+            (body, _LENGTH_BYTE[topic_bytes], topic, _pack_short(len(properties)), properties)
+        )
+        return
     page[at : at + body_bytes] = body
     at += body_bytes
     if topic_bytes <= TOPIC_V1_BYTES_MAX:
