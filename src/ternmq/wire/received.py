@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ternmq.message import Property, ReceivedMessage
 from ternmq.wire import properties
 from ternmq.wire.compress import BODY_BYTES_MAX, decompress
@@ -39,6 +41,8 @@ def to_message(record: Record, broker_name: str, *, bytes_max: int = BODY_BYTES_
     )
 
 
+# A pull brings many messages of few hosts, and telling an address costs as much as reading its record.
+@lru_cache(maxsize=1024)
 def _address(host: bytes) -> str:
     ip, port = unpack_host(host)
     return f"{ip}:{port}" if ":" not in ip else f"[{ip}]:{port}"
