@@ -93,6 +93,8 @@ class BrokerConfig:
             # the configuration of ordered topics, a blank separates fields of message handles.
             if not _BROKER_NAME.match(name):
                 raise ConfigError(f"{key} = {name!r} is no name; use 1 to 127 letters, digits, '.', '-', '_'")
+        if not self.region_id.isprintable():
+            raise ConfigError(f"regionId = {self.region_id!r} cannot stand in a message's properties; use plain text")
         _check("listenPort", self.listen_port, 0, 65_535)
         _check("brokerId", self.broker_id, 0, 2**31 - 1)
         _check("brokerPermission", self.broker_permission, 0, READ | WRITE | INHERIT)

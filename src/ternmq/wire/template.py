@@ -13,12 +13,15 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from ternmq.wire.codes import FLAG_RESPONSE
 from ternmq.wire.header import encode_json
 
 _PREFIX: Final = struct.Struct(">II")
 #: Stands for the opaque while the template is made.
 _OPAQUE: Final = 2_000_000_011
+_FIELDS: Final = b'"extFields":{'
 
 
 class ReplyTemplate:
@@ -30,11 +33,11 @@ class ReplyTemplate:
     __slots__ = ("_format",)
 
     def __init__(self, constant: Mapping[str, str], holes: Mapping[str, str]) -> None:
-        marks = {name: f"@{name}@" for name in holes}
-        text = encode_json(0, {**constant, **marks}, opaque=_OPAQUE, flag=FLAG_RESPONSE).replace(b"%", b"%%")
-        for name, mark in marks.items():
-            text = text.replace(mark.encode(), holes[name].encode())
-        self._format = text.replace(str(_OPAQUE).encode(), b"%d")
+        text = encode_json(0, dict(holes), opaque=_OPAQUE, flag=FLAG_RESPONSE)
+        text = text.replace(b"%d" % _OPAQUE, b"%d", 1)
+        # The constant fields come last, as they may hold anything: a percent sign, or the digits of the opaque.
+        fields = msgspec.json.encode(constant).replace(b"%", b"%%")[1:-1]
+        self._format = text.replace(_FIELDS, _FIELDS + fields + b"," * bool(fields), 1)
 
     def fill(self, values: tuple[Any, ...]) -> bytes:
         """The whole frame; ``values`` are those of the holes in their order, then the opaque."""

@@ -2,7 +2,8 @@
 
 ``send`` is the hottest function of a broker: everything between a decoded request and its reply, as plain calls. A
 message that needs nothing special (the topic exists and may be written, the queue is named, the properties have a
-unique key and none of the few names that the broker must look at) takes the short way; all others ``_send_with_care``.
+unique key and none of the few names that the broker must look at) takes the short way, one long condition; for all
+others the methods below find out what is to be done.
 
 What the broker does to a message before it is stored, as RocketMQ 5 does:
 
@@ -34,11 +35,11 @@ from ternmq.broker.topics import Topics
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
 from ternmq.message import Property
 from ternmq.net.peer import Peer, Route
-from ternmq.store.draft import Draft, Placed
+from ternmq.store.draft import Draft
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.bodies.topics import TopicConfig
-from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode
+from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendBack, SendFields, SendReply
@@ -83,10 +84,10 @@ class SendHandlers:
             }
         )
         self._id_prefix = store_host.hex().upper()
-        self._template = ReplyTemplate(
+        self._fill = ReplyTemplate(
             {"MSG_REGION": config.region_id, "TRACE_ON": trace_on},
             {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"},
-        )
+        ).fill
         self._intake = intake
         self._store = intake.store
         self._waits = intake.waits
@@ -116,45 +117,30 @@ class SendHandlers:
         topic = header.topic
         queue_id = header.queue_id
         properties = header.properties
-        if not 0 <= queue_id < self._plain_queues.get(topic, 0) or header.batch or not properties:
-            return self._send_with_care(peer, request, header)
-        at = properties.find(_UNIQUE_KEY)
+        sysflag = header.sysflag
         if (
-            at < 0
-            or (at and properties[at - 1] != "\x02")
-            or _CLUSTER in properties
-            or _TRANSACTION in properties
-            or _POP_CHECKPOINT in properties
-            or _TRANSIENT in properties
+            0 <= queue_id < self._plain_queues.get(topic, 0)
+            and properties
+            and not header.batch
+            and (at := properties.find(_UNIQUE_KEY)) >= 0
+            and (at == 0 or properties[at - 1] == "\x02")
+            and _CLUSTER not in properties
+            and _TRANSACTION not in properties
+            and _POP_CHECKPOINT not in properties
+            and _TRANSIENT not in properties
         ):
-            return self._send_with_care(peer, request, header)
-        if properties[-1] != "\x02":
-            properties += "\x02"
-        unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
-        return self._store_one(peer, request, topic, queue_id, header.sysflag, properties, unique_key)
-
-    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply:
-        """Store a copy of a record for a later attempt (H1)."""
-        if not self._writable:
-            raise NoPermission("this broker's permission does not allow writing; set brokerPermission to 6")
-        self._retries.send_back(request.fields, version=request.version)
-        return Reply()
-
-    # --- To the store, and the reply ----------------------------------------------------------------------------
-
-    def _store_one(
-        self,
-        peer: Peer,
-        request: Request[Any],
-        topic: str,
-        queue_id: int,
-        sysflag: int,
-        properties: str,
-        unique_key: str,
-    ) -> Reply | bytes | None:
-        header: SendFields = request.header  # type: ignore[assignment]  # as in send
+            if properties[-1] != "\x02":
+                properties += "\x02"
+            unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
+        else:
+            config = self._topic_for(header, peer)
+            queue_id = self._choose_queue(header, config, peer)
+            if header.batch:
+                return self._send_batch(peer, request, header, queue_id)
+            properties, unique_key = self._prepare(properties or "")
+            topic, queue_id, sysflag, properties = self._place(request, header, config, queue_id, properties)
         body = request.body
-        placed = self._store(
+        log_offset, end_offset, queue_offset, _ = self._store(
             Draft(
                 topic,
                 queue_id,
@@ -170,22 +156,28 @@ class SendHandlers:
         self._count(topic, 1, len(body))
         if request.flag & FLAG_ONEWAY:
             return None
-        if self._waits and _NO_WAIT not in properties:
-            self._intake.when_safe(
-                placed.end_offset,
-                lambda code: peer.reply(request, self._reply(code, request, placed, queue_id, unique_key)),
-            )
-            return None
-        return self._reply(0, request, placed, queue_id, unique_key)
-
-    def _reply(self, code: int, request: Request[Any], placed: Placed, queue_id: int, unique_key: str) -> Reply | bytes:
         # A key of letters and digits needs no escaping in JSON.
-        if code == 0 and request.serial == JSON and unique_key.isalnum():
-            return self._template.fill(
-                (placed.log_offset, queue_id, placed.queue_offset, unique_key.encode(), request.opaque)
-            )
-        message_id = f"{self._id_prefix}{placed.log_offset:016X}"
-        return Reply(code, header=self._reply_header(message_id, queue_id, placed.queue_offset, unique_key))
+        if request.serial == JSON and unique_key.isalnum():
+            reply: Reply | bytes = self._fill((log_offset, queue_id, queue_offset, unique_key.encode(), request.opaque))
+        else:
+            reply = Reply(header=self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key))
+        if self._waits and _NO_WAIT not in properties:
+            late = self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key)
+            self._reply_when_safe(peer, request, end_offset, reply, late)
+            return None
+        return reply
+
+    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply:
+        """Store a copy of a record for a later attempt (H1)."""
+        if not self._writable:
+            raise NoPermission("this broker's permission does not allow writing; set brokerPermission to 6")
+        self._retries.send_back(request.fields, version=request.version)
+        return Reply()
+
+    # --- Replies ------------------------------------------------------------------------------------------------
+
+    def _message_id(self, log_offset: int) -> str:
+        return f"{self._id_prefix}{log_offset:016X}"
 
     def _reply_header(self, message_id: str, queue_id: int, queue_offset: int, transaction_id: str | None) -> SendReply:
         return SendReply(
@@ -197,30 +189,25 @@ class SendHandlers:
             trace_on=self._trace_on,
         )
 
-    # --- What is not plain ----------------------------------------------------------------------------------------
+    def _reply_when_safe(
+        self, peer: Peer, request: Request[Any], end_offset: int, reply: Reply | bytes, late: SendReply
+    ) -> None:
+        """Answer ``reply`` when the disk has the record; ``late`` with another code if that takes too long."""
 
-    def _send_with_care(self, peer: Peer, request: Request[Any], header: SendFields) -> Reply | bytes | None:
-        """Any send; ``send`` itself takes only those that need none of this."""
-        topic = header.topic
-        config = self._topics.for_send(
-            topic,
+        def answer(code: int) -> None:
+            peer.reply(request, reply if code == ResponseCode.SUCCESS else Reply(code, header=late))
+
+        self._intake.when_safe(end_offset, answer)
+
+    # --- What is not plain --------------------------------------------------------------------------------------
+
+    def _topic_for(self, header: SendFields, peer: Peer) -> TopicConfig:
+        return self._topics.for_send(
+            header.topic,
             default_topic=header.default_topic,
             default_queue_nums=header.default_topic_queue_nums,
             from_address=peer.address,
         )
-        queue_id = self._choose_queue(header, config, peer)
-        if header.batch:
-            return self._send_batch(peer, request, header, queue_id)
-        properties, unique_key = self._prepare(header.properties or "")
-        sysflag = header.sysflag if config.topic_filter_type == _SINGLE_TAG else header.sysflag | Sysflag.MULTI_TAGS
-        if topic.startswith(names.RETRY_PREFIX):
-            dead_letter = self._retries.target(header, version=request.version)
-            if dead_letter is not None:
-                topic, queue_id = dead_letter
-                properties = props.remove(properties, Property.DELAY)
-        elif self._writable and sysflag == header.sysflag:
-            self._plain_queues[topic] = config.write_queue_nums
-        return self._store_one(peer, request, topic, queue_id, sysflag, properties, unique_key)
 
     def _choose_queue(self, header: SendFields, config: TopicConfig, peer: Peer) -> int:
         """The queue for a message; raises what speaks against storing it."""
@@ -262,6 +249,21 @@ class SendHandlers:
             properties = f"{properties}{_UNIQUE_KEY}{unique_key}\x02"
         return properties, unique_key
 
+    def _place(
+        self, request: Request[Any], header: SendFields, config: TopicConfig, queue_id: int, properties: str
+    ) -> tuple[str, int, int, str]:
+        """Topic, queue id, sysflag and properties of the record."""
+        topic, sysflag = header.topic, header.sysflag
+        if topic.startswith(names.RETRY_PREFIX):
+            dead_letter = self._retries.target(header, version=request.version)
+            if dead_letter is not None:
+                return *dead_letter, sysflag, props.remove(properties, Property.DELAY)
+        elif config.topic_filter_type != _SINGLE_TAG:
+            sysflag |= Sysflag.MULTI_TAGS
+        elif self._writable:
+            self._plain_queues[topic] = config.write_queue_nums
+        return topic, queue_id, sysflag, properties
+
     # --- Batches ----------------------------------------------------------------------------------------------------
 
     def _send_batch(self, peer: Peer, request: Request[Any], header: SendFields, queue_id: int) -> Reply | None:
@@ -285,11 +287,11 @@ class SendHandlers:
             )
         placed = self._intake.store_batch(drafts)
         self._count(topic, len(drafts), len(request.body))
-        ids = ",".join([f"{self._id_prefix}{each.log_offset:016X}" for each in placed])
+        ids = ",".join([self._message_id(each.log_offset) for each in placed])
         batch_properties = header.properties or ""
         unique_key = props.find(batch_properties, Property.UNIQUE_KEY)
         reply = self._reply_header(ids, queue_id, placed[0].queue_offset, unique_key)
         if self._waits and _NO_WAIT not in batch_properties:
-            self._intake.when_safe(placed[-1].end_offset, lambda code: peer.reply(request, Reply(code, header=reply)))
+            self._reply_when_safe(peer, request, placed[-1].end_offset, Reply(header=reply), reply)
             return None
         return Reply(header=reply)

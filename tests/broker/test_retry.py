@@ -1,0 +1,162 @@
+"""Messages that could not be processed: back to the group, and to its dead letters in the end (H1)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
+from ternmq.wire.ids import offset_id
+from ternmq.wire.properties import parse
+from ternmq.wire.record import Record
+from tests.broker.calls import Caller, serving
+
+RETRY, DEAD = "%RETRY%readers", "%DLQ%readers"
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
+    async with serving(tmp_path) as caller:
+        yield caller
+
+
+async def stored(broker: Caller) -> Record:
+    """A message of topic ``orders`` that a consumer has got."""
+    await broker.sent("orders", b"body", flag=3, properties={"UNIQ_KEY": "U", "TAGS": "A", "DELAY": "1"})
+    [record] = await broker.records("orders")
+    return record
+
+
+async def set_group(broker: Caller, **settings: Any) -> None:
+    body = encode(SubscriptionGroupConfig(group_name="readers", **settings))
+    assert (await broker.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code == 0
+
+
+def sentence(response: Response) -> str:
+    assert response.remark is not None
+    return response.remark
+
+
+async def test_a_message_sent_back_comes_again_from_the_retry_topic(broker: Caller) -> None:
+    """H1: with its origin, its count, and the delay that it will have once delays are built."""
+    record = await stored(broker)
+
+    assert (await broker.send_back("readers", record.log_offset)).code == 0
+
+    [again] = await broker.records(RETRY)
+    assert (bytes(again.body), again.flag, again.reconsume_times) == (b"body", 3, 1)
+    assert (again.born_time_ms, again.born_host) == (record.born_time_ms, record.born_host)
+    assert parse(again.properties) == parse(record.properties) | {
+        "RETRY_TOPIC": "orders",
+        "ORIGIN_MESSAGE_ID": offset_id(record.store_host, record.log_offset),
+        "DELAY": "3",
+        "WAIT": "false",
+    }
+
+
+async def test_the_origin_stays_the_first_through_all_retries(broker: Caller) -> None:
+    """H1"""
+    record = await stored(broker)
+    await broker.send_back("readers", record.log_offset)
+    [first] = await broker.records(RETRY)
+
+    await broker.send_back("readers", first.log_offset, delay_level=7)
+
+    second = (await broker.records(RETRY))[1]
+    properties = parse(second.properties)
+    assert second.reconsume_times == 2
+    assert properties["RETRY_TOPIC"] == "orders"
+    assert properties["ORIGIN_MESSAGE_ID"] == offset_id(record.store_host, record.log_offset)
+    assert properties["DELAY"] == "7"
+
+
+async def test_after_the_last_attempt_a_message_is_a_dead_letter(broker: Caller) -> None:
+    """H1: 16 retries by default; here the group says 2."""
+    await set_group(broker, retry_max_times=2)
+    record = await stored(broker)
+    await broker.send_back("readers", record.log_offset)
+    for retry in range(2):
+        await broker.send_back("readers", (await broker.records(RETRY))[retry].log_offset)
+
+    assert [1, 2] == [again.reconsume_times for again in await broker.records(RETRY)]
+    [dead] = await broker.records(DEAD)
+    properties = parse(dead.properties)
+    assert (bytes(dead.body), dead.reconsume_times) == (b"body", 3)
+    assert (properties["RETRY_TOPIC"], properties["DLQ_ORIGIN_TOPIC"]) == ("orders", "orders")
+    assert properties["DLQ_ORIGIN_MESSAGE_ID"] == properties["ORIGIN_MESSAGE_ID"]
+    assert "DELAY" not in properties
+
+
+async def test_the_request_may_bring_its_own_maximum(broker: Caller) -> None:
+    """H1: 0 makes a dead letter of the first failure; below 0 is no number of times."""
+    record = await stored(broker)
+
+    await broker.send_back("readers", record.log_offset, max_reconsume_times=-1)
+    await broker.send_back("readers", record.log_offset, max_reconsume_times=0)
+
+    assert len(await broker.records(RETRY)) == 1
+    assert len(await broker.records(DEAD)) == 1
+
+
+async def test_a_delay_level_below_0_gives_a_message_up_at_once(broker: Caller) -> None:
+    """H1"""
+    record = await stored(broker)
+
+    await broker.send_back("readers", record.log_offset, delay_level=-1)
+
+    assert await broker.bodies(DEAD) == [b"body"]
+
+
+async def test_a_group_without_retry_queues_loses_what_it_sends_back(broker: Caller) -> None:
+    """H1: success, as RocketMQ answers."""
+    await set_group(broker, retry_queue_nums=0)
+    record = await stored(broker)
+
+    assert (await broker.send_back("readers", record.log_offset)).code == 0
+    assert (await broker.pull(RETRY)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("log_offset", [5, 1 << 40, -1])
+async def test_sending_back_what_is_not_there_is_an_error(broker: Caller, log_offset: int) -> None:
+    """H1: the consumer then sends the message itself."""
+    await stored(broker)
+
+    response = await broker.send_back("readers", log_offset)
+
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert f"look message by offset failed, {log_offset}" in sentence(response)
+
+
+async def test_an_unknown_group_cannot_send_back_without_auto_creation(tmp_path: Path) -> None:
+    """D2, H1"""
+    async with serving(tmp_path, auto_create_subscription_group=False) as broker:
+        await broker.sent("orders", b"x")
+
+        assert (await broker.send_back("readers", 0)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+async def test_a_message_sent_to_the_retry_topic_is_counted_like_one_sent_back(broker: Caller) -> None:
+    """H1: what Java's consumer does when sending back failed."""
+    await broker.sent(RETRY, b"again", reconsume_times=1, properties={"DELAY": "4"})
+    await broker.sent(RETRY, b"too often", reconsume_times=16, properties={"DELAY": "19"})
+    await broker.sent(RETRY, b"its own maximum", reconsume_times=3, max_reconsume_times=3)
+
+    [again] = await broker.records(RETRY)
+    dead = await broker.records(DEAD)
+    assert (bytes(again.body), again.reconsume_times) == (b"again", 1)
+    assert [b"too often", b"its own maximum"] == [bytes(record.body) for record in dead]
+    assert "DELAY" not in parse(dead[0].properties)
+
+
+async def test_a_read_only_broker_takes_nothing_back(tmp_path: Path) -> None:
+    """D1, H1"""
+    async with serving(tmp_path, broker_permission=4) as broker:
+        record = await stored(broker)
+
+        assert (await broker.send_back("readers", record.log_offset)).code == ResponseCode.NO_PERMISSION
