@@ -1,0 +1,195 @@
+package ternmq;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.stream.LongStream;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+
+/**
+ * Load for the benchmark: {@code java ternmq.TernLoad send|consume}, options as one JSON line on standard input.
+ *
+ * <p>{@code send}: {@code threads} threads share one producer, so one connection, and send synchronously (with
+ * {@code batch} &gt; 1, that many messages at a time) for {@code warmUpS} and then {@code seconds}, or until
+ * {@code count} messages are sent. An event {@code warm} marks the begin of what counts, {@code measured} its end, so
+ * that whoever drives this can read the broker's CPU time at both.
+ *
+ * <p>{@code consume}: a push consumer with the client's default settings takes {@code count} waiting messages; its rate
+ * runs from the first message to the last. Events {@code first} and {@code measured}.
+ */
+public final class TernLoad {
+    private TernLoad() {}
+
+    public static void main(String[] arguments) {
+        System.setOut(System.err);
+        int exitCode = 0;
+        try {
+            var input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+            Options options = Options.parse(input.readLine());
+            String command = arguments.length == 1 ? arguments[0] : "";
+            switch (command) {
+                case "send" -> send(options);
+                case "consume" -> consume(options);
+                default -> throw new IllegalArgumentException("unknown command «" + command + "»: use send or consume");
+            }
+        } catch (Exception | Error failure) {
+            failure.printStackTrace();
+            Events.failure("failed", failure, Map.of());
+            exitCode = 1;
+        }
+        System.exit(exitCode);
+    }
+
+    private static void send(Options options) throws Exception {
+        var producer = new DefaultMQProducer("ternmq-load");
+        producer.setNamesrvAddr(options.text("namesrv"));
+        producer.setDefaultTopicQueueNums(8);
+        producer.setVipChannelEnabled(false);
+        producer.start();
+        // The first send creates the topic; without it, all threads would try to at once.
+        producer.send(new Message(options.text("topic"), new byte[] {'0'}));
+
+        var messagesLeft = new AtomicLong(options.bigNumber("count", Long.MAX_VALUE));
+        long warmUpNanos = TimeUnit.SECONDS.toNanos(options.bigNumber("warmUpS", 0));
+        long nanos = TimeUnit.SECONDS.toNanos(options.bigNumber("seconds", 3600));
+        long begin = System.nanoTime() + warmUpNanos;
+        List<Sender> senders = new ArrayList<>();
+        for (int index = 0; index < options.number("threads", 1); index++) {
+            senders.add(new Sender(producer, options, messagesLeft, begin, begin + nanos));
+        }
+        senders.forEach(Thread::start);
+        TimeUnit.NANOSECONDS.sleep(begin - System.nanoTime());
+        Events.emit("warm", Map.of());
+        for (Sender sender : senders) {
+            sender.join();
+        }
+        long end = Math.min(System.nanoTime(), begin + nanos);
+        long[] latencies = senders.stream().flatMapToLong(Sender::latencies).sorted().toArray();
+        int batch = options.number("batch", 1);
+        long failed = senders.stream().mapToLong(sender -> sender.failed).sum();
+        Map<String, Object> line = rate((long) latencies.length * batch, end - begin);
+        line.put("failed", failed);
+        senders.stream().map(sender -> sender.failure).filter(failure -> failure != null).findFirst()
+                .ifPresent(failure -> line.put("failure", failure));
+        line.put("p50Us", percentile(latencies, 0.50));
+        line.put("p99Us", percentile(latencies, 0.99));
+        line.put("maxUs", percentile(latencies, 1.0));
+        Events.emit("measured", line);
+        producer.shutdown();
+    }
+
+    /** One thread of load; keeps the latency of each call that began and ended within the time that counts. */
+    private static final class Sender extends Thread {
+        private final DefaultMQProducer producer;
+        private final Options options;
+        private final AtomicLong messagesLeft;
+        private final long begin;
+        private final long end;
+        private long[] nanos = new long[1024];
+        private int calls;
+        private long failed;
+        private String failure;
+
+        private Sender(DefaultMQProducer producer, Options options, AtomicLong messagesLeft, long begin, long end) {
+            this.producer = producer;
+            this.options = options;
+            this.messagesLeft = messagesLeft;
+            this.begin = begin;
+            this.end = end;
+        }
+
+        private LongStream latencies() {
+            return Arrays.stream(nanos, 0, calls);
+        }
+
+        @Override
+        public void run() {
+            String topic = options.text("topic");
+            int batch = options.number("batch", 1);
+            byte[] body = new byte[options.number("bodyBytes", 128)];
+            Arrays.fill(body, (byte) 'x');
+            long before = System.nanoTime();
+            while (before < end && messagesLeft.addAndGet(-batch) >= 0) {
+                try {
+                    if (batch == 1) {
+                        producer.send(new Message(topic, body));
+                    } else {
+                        List<Message> messages = new ArrayList<>(batch);
+                        for (int index = 0; index < batch; index++) {
+                            messages.add(new Message(topic, body));
+                        }
+                        producer.send(messages);
+                    }
+                } catch (Exception refused) {
+                    failed++;
+                    failure = String.valueOf(refused);
+                    messagesLeft.addAndGet(batch);
+                    before = System.nanoTime();
+                    continue;
+                }
+                long after = System.nanoTime();
+                if (before >= begin && after <= end) {
+                    if (calls == nanos.length) {
+                        nanos = Arrays.copyOf(nanos, 2 * calls);
+                    }
+                    nanos[calls++] = after - before;
+                }
+                before = after;
+            }
+        }
+    }
+
+    private static void consume(Options options) throws Exception {
+        long count = options.bigNumber("count", 1_000_000);
+        var taken = new AtomicLong();
+        var firstNanos = new AtomicLong();
+        var lastNanos = new AtomicLong();
+        var all = new CountDownLatch(1);
+        var consumer = new DefaultMQPushConsumer(options.text("group"));
+        consumer.setNamesrvAddr(options.text("namesrv"));
+        consumer.setVipChannelEnabled(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(options.text("topic"), "*");
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, unused) -> {
+            if (firstNanos.compareAndSet(0, System.nanoTime())) {
+                Events.emit("first", Map.of());
+            }
+            if (taken.addAndGet(messages.size()) >= count && lastNanos.compareAndSet(0, System.nanoTime())) {
+                all.countDown();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        if (!all.await(options.bigNumber("timeoutS", 300), TimeUnit.SECONDS)) {
+            throw new IllegalStateException("only " + taken.get() + " of " + count + " messages came in time");
+        }
+        Events.emit("measured", rate(count, lastNanos.get() - firstNanos.get()));
+        consumer.shutdown();
+    }
+
+    private static Map<String, Object> rate(long messages, long nanos) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("messages", messages);
+        line.put("seconds", nanos / 1e9);
+        line.put("rate", messages * 1e9 / nanos);
+        return line;
+    }
+
+    /** In microseconds; {@code sorted} is in nanoseconds. */
+    private static long percentile(long[] sorted, double share) {
+        return sorted.length == 0 ? -1 : sorted[(int) Math.min(sorted.length - 1L, (long) (share * sorted.length))] / 1000;
+    }
+}
