@@ -109,6 +109,13 @@ def test_a_body_that_does_not_compress_stays_as_it_is() -> None:
     assert (body, 0) == (outgoing.body, outgoing.sysflag)
 
 
+def test_lz4_blocks_do_not_refer_to_each_other() -> None:
+    """V2: Java's reader takes no others, and its consumer would drop the message without a word."""
+    outgoing = prepare(Message("orders", b"x" * 300_000), message_id="ID")
+    shrink(outgoing, kind=Sysflag.LZ4, level=5)
+    assert outgoing.body[4] & 0x20  # FLG, bit 5: block independence
+
+
 def test_zlib_is_what_java_reads() -> None:
     outgoing = prepare(Message("orders", b"x" * 5_000), message_id="ID")
     shrink(outgoing, kind=Sysflag.ZLIB, level=5)

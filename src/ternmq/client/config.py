@@ -120,7 +120,8 @@ class ProducerConfig:
     body_bytes_max: int = 4 * 1024 * 1024
     #: E1: bodies of this size and more are compressed, batches never.
     compress_from_bytes: int = 4_096
-    #: ``ZLIB``, ``LZ4`` or ``ZSTD`` (the last two: ``pip install ternmq[compress]``; RocketMQ reads them from 5.0 on).
+    #: ``ZLIB``, ``LZ4`` or ``ZSTD`` (the last two: ``pip install ternmq[compress]``). Consumers of RocketMQ 4.9.4 and
+    #: 5.2.0 read all three.
     compression: str = "ZLIB"
     compress_level: int = 5
     #: D1: queues per broker of a topic that the first send creates.

@@ -83,7 +83,8 @@ def _lz4_compress(body: Buffer, level: int) -> bytes:
         import lz4.frame  # type: ignore[import-untyped]  # it has no types
     except ImportError:
         raise CompressionMissing("lz4") from None
-    data: bytes = lz4.frame.compress(body, compression_level=level)
+    # Java's reader (lz4-java) refuses frames whose blocks refer to each other, and its consumer drops the message.
+    data: bytes = lz4.frame.compress(body, compression_level=level, block_linked=False)
     return data
 
 
