@@ -89,6 +89,8 @@ class Rebalancer:
         self._allocation = allocation
         self._wanted = asyncio.Event()
         self._subscription_changed = True
+        #: Until the next round that nobody asked for.
+        self._pause_s = INTERVAL_S
         #: Counts changes asked for, and those that a complete round has dealt with.
         self._asked = 0
         self._settled = 0
@@ -112,19 +114,15 @@ class Rebalancer:
 
     async def run(self) -> None:
         """Rebalance for ever."""
-        pause_s = INTERVAL_S
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(self._pause_s):
                     await self._wanted.wait()
-            if await self.round():
-                pause_s = INTERVAL_S
-            else:
-                pause_s = RETRY_S if pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * pause_s)
+            await self.round()
             await asyncio.sleep(GAP_S)
 
-    async def round(self) -> bool:
-        """One round over all topics; whether all was done."""
+    async def round(self) -> None:
+        """One round over all topics."""
         self._wanted.clear()
         asked = self._asked
         topics = sorted(self._holder.topics())
@@ -150,7 +148,10 @@ class Rebalancer:
             async with self._round_over:
                 self._settled = asked
                 self._round_over.notify_all()
-        return all(taken) and not unknown
+        if all(taken) and not unknown:
+            self._pause_s = INTERVAL_S
+        else:
+            self._pause_s = RETRY_S if self._pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * self._pause_s)
 
     async def _announce(self, topics: Collection[str]) -> None:
         """Tell brokers of a new subscription; they refuse pulls of topics that no heartbeat named."""

@@ -1,0 +1,280 @@
+"""The pull loop, against a broker that says what it is told to (F6, F8, M2, O3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ternmq.client import fetch
+from ternmq.client.consumer import PushConsumer
+from ternmq.client.consumer_config import FlowLimits, PushConfig
+from ternmq.client.listener import Listener
+from ternmq.client.offsets import StartPosition
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.errors import ConfigError, refused
+from ternmq.message import ReceivedMessage
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Reply
+from ternmq.wire.requests import OffsetReply, PullSysflag
+from tests.client.consumer_script import ConsumerScript, pulled, record
+from tests.client.samples import QUEUE, messages
+
+PULL = RequestCode.PULL_MESSAGE
+FOUND, NOT_FOUND, NO_MATCH, MOVED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+
+@pytest.fixture
+async def script() -> AsyncIterator[ConsumerScript]:
+    async with ConsumerScript().running() as script:
+        yield script
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.0)
+    monkeypatch.setattr(fetch, "BUSY_PAUSE_S", 0.0)
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.topics: list[str] = []
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.offsets.append(message.queue_offset)
+        self.topics.append(message.topic)
+
+
+def consumer_of(
+    script: ConsumerScript, listener: Listener | None = None, start: StartPosition = StartPosition.FIRST
+) -> PushConsumer:
+    consumer = PushConsumer("billing", listener or Seen(), name_servers=script.address, start=start)
+    consumer.subscribe("orders", "A || B")
+    return consumer
+
+
+async def test_a_pull_is_held_by_the_broker_and_names_the_subscription(script: ConsumerScript) -> None:
+    """F8: as RocketMQ's push consumer asks."""
+    async with consumer_of(script):
+        (pull,) = await script.wait_for(PULL)
+    assert ("billing", "orders", 0, 0, 32) == (
+        pull.consumer_group,
+        pull.topic,
+        pull.queue_id,
+        pull.queue_offset,
+        pull.count_max,
+    )
+    assert (PullSysflag.SUSPEND, 15_000, None, "TAG") == (
+        pull.sysflag,
+        pull.suspend_timeout_ms,
+        pull.subscription,
+        pull.expression_type,
+    )
+    (subscription, retries) = script.heartbeats[-1].consumer_data_set[0].subscription_data_set
+    assert ("A || B", ["A", "B"], [65, 66]) == (
+        subscription.sub_string,
+        subscription.tags_set,
+        subscription.code_set,
+    )
+    assert pull.sub_version == subscription.sub_version > 0
+    assert ("%RETRY%billing", "*") == (retries.topic, retries.sub_string)
+
+
+async def test_progress_rides_along_with_the_next_pull(script: ConsumerScript) -> None:
+    """D4: and what the broker skipped counts as done once nothing before it is undone."""
+    script.say(PULL, pulled(FOUND, 7, record(5, properties="TAGS\x01A\x02")))
+    script.say(PULL, pulled(NOT_FOUND, 7), pulled(NO_MATCH, 20))
+    seen = Seen()
+    async with consumer_of(script, seen):
+        pulls = await script.wait_for(PULL, 4)
+    assert [5] == seen.offsets
+    assert [0, 7, 7, 20] == [pull.queue_offset for pull in pulls]
+    assert (20, True) == (pulls[-1].commit_offset, bool(pulls[-1].sysflag & PullSysflag.COMMIT_OFFSET))
+    assert 20 == script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)[-1].commit_offset
+
+
+async def test_an_undone_message_holds_progress_back(script: ConsumerScript) -> None:
+    """F7."""
+    script.say(PULL, pulled(FOUND, 6, record(5, properties="TAGS\x01A\x02")), pulled(NO_MATCH, 30))
+    hang = asyncio.Event()
+
+    async def listener(_: ReceivedMessage) -> None:
+        await hang.wait()
+
+    async with consumer_of(script, listener):
+        pulls = await script.wait_for(PULL, 3)
+        hang.set()
+    assert [0, 5, 5] == [pull.commit_offset for pull in pulls]
+
+
+async def test_a_queue_starts_afresh_where_the_broker_says(script: ConsumerScript) -> None:
+    """F6, C9: the offset was deleted or reset; what is in flight from before counts no more."""
+    script.say(PULL, pulled(FOUND, 6, record(5, properties="TAGS\x01A\x02")), pulled(MOVED, 500))
+    hang = asyncio.Event()
+
+    async def listener(_: ReceivedMessage) -> None:
+        await hang.wait()
+
+    async with consumer_of(script, listener):
+        pulls = await script.wait_for(PULL, 3)
+        (commit,) = await script.wait_for(RequestCode.UPDATE_CONSUMER_OFFSET)
+        hang.set()
+    assert (500, 500, 500) == (pulls[-1].queue_offset, pulls[-1].commit_offset, commit.commit_offset)
+    assert 500 == script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)[-1].commit_offset
+
+
+async def test_a_broker_that_sends_us_where_we_are_is_asked_again_only_after_a_pause(script: ConsumerScript) -> None:
+    """F6."""
+    script.say(PULL, pulled(MOVED, 0))
+    async with consumer_of(script):
+        pulls = await script.wait_for(PULL, 2)
+    assert [0, 0] == [pull.queue_offset for pull in pulls]
+
+
+async def test_a_slave_is_read_when_the_broker_suggests_it_and_gets_no_progress(script: ConsumerScript) -> None:
+    """O3."""
+    script.say(PULL, pulled(NO_MATCH, 5, broker_id=1))
+    async with ConsumerScript().running() as slave:
+        script.slave_address = slave.address
+        slave.say(PULL, pulled(NO_MATCH, 9, broker_id=0))
+        async with consumer_of(script):
+            (from_slave,) = await slave.wait_for(PULL)
+            back = (await script.wait_for(PULL, 2))[-1]
+    assert (5, PullSysflag.SUSPEND, 0) == (from_slave.queue_offset, from_slave.sysflag, from_slave.commit_offset)
+    assert (9, 9) == (back.queue_offset, back.commit_offset)
+
+
+async def test_errors_are_followed_by_another_pull(script: ConsumerScript) -> None:
+    """F1: busy, unknown, nonsense: none of them ends the loop."""
+    script.say(
+        PULL,
+        refused(ResponseCode.SYSTEM_ERROR, "no"),
+        refused(ResponseCode.FLOW_CONTROL, "slowly"),
+        pulled(FOUND, 9, b"no record at all, but bytes"),
+        Reply(FOUND),
+        pulled(FOUND, 6, record(5, properties="TAGS\x01B\x02")),
+    )
+    seen = Seen()
+    async with consumer_of(script, seen):
+        await script.wait_for(PULL, 6)
+    assert [5] == seen.offsets
+
+
+async def test_a_broker_that_forgot_the_subscription_gets_a_heartbeat(script: ConsumerScript) -> None:
+    """D3."""
+    script.say(PULL, refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "who are you?"))
+    async with consumer_of(script):
+        await script.wait_for(PULL)
+        before = len(script.headers(RequestCode.HEART_BEAT))
+        await script.wait_for(RequestCode.HEART_BEAT, before + 1)
+
+
+async def test_a_broken_connection_is_made_again(script: ConsumerScript) -> None:
+    """B2: with a heartbeat first, as the broker forgot us with the connection."""
+    async with consumer_of(script):
+        await script.wait_for(PULL)
+        assert script.server is not None
+        asked = len(script.asked)
+        for peer in list(script.server.peers):
+            peer.abort()
+        await script.wait_for(PULL, 2)
+    codes = [code for code, _ in script.asked[asked:]]
+    assert codes.index(RequestCode.HEART_BEAT) < codes.index(PULL)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(StartPosition.LAST, 100), (StartPosition.FIRST, 0), (StartPosition.at(1_700_000_000_000), 50)],
+)
+async def test_a_group_without_progress_starts_where_it_is_told(
+    script: ConsumerScript, start: StartPosition, expected: int
+) -> None:
+    """F6."""
+    async with consumer_of(script, start=start):
+        (pull,) = await script.wait_for(PULL)
+    assert expected == pull.queue_offset
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(StartPosition.LAST, 0), (StartPosition.FIRST, 0), (StartPosition.at(1_700_000_000_000), 100)],
+)
+async def test_retries_start_where_rocketmq_starts_them(
+    script: ConsumerScript, start: StartPosition, expected: int
+) -> None:
+    """F6: a group's own messages are never skipped for being old."""
+    script.topics = {"%RETRY%billing"}
+    async with consumer_of(script, start=start):
+        (pull,) = await script.wait_for(PULL)
+    assert ("%RETRY%billing", expected) == (pull.topic, pull.queue_offset)
+
+
+async def test_stored_progress_comes_before_the_start_position(script: ConsumerScript) -> None:
+    """D4, F6."""
+    script.say(RequestCode.QUERY_CONSUMER_OFFSET, Reply(header=OffsetReply(queue_offset=77)))
+    async with consumer_of(script, start=StartPosition.LAST):
+        (pull,) = await script.wait_for(PULL)
+    assert 77 == pull.queue_offset
+
+
+async def test_progress_that_cannot_be_had_is_not_taken_for_none(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F6: the queue waits; starting at the end would lose messages."""
+    monkeypatch.setattr("ternmq.client.rebalance.RETRY_S", 0.001)
+    script.say(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        refused(ResponseCode.SYSTEM_ERROR, "not now"),
+        Reply(header=OffsetReply(queue_offset=77)),
+    )
+    async with consumer_of(script, start=StartPosition.LAST):
+        (pull,) = await script.wait_for(PULL)
+    assert 77 == pull.queue_offset
+    assert [] == script.headers(RequestCode.GET_MAX_OFFSET)
+
+
+async def test_what_a_listener_gets_has_its_original_topic_back(script: ConsumerScript) -> None:
+    """H1."""
+    script.topics = {"%RETRY%billing"}
+    script.say(PULL, pulled(FOUND, 1, record(0, topic="%RETRY%billing", properties="RETRY_TOPIC\x01orders\x02")))
+    seen = Seen()
+    async with consumer_of(script, seen):
+        await script.wait_for(PULL, 2)
+    assert ["orders"] == seen.topics
+
+
+def test_each_limit_stops_the_fetching() -> None:
+    """M2."""
+
+    def held(*offsets: int) -> ProcessQueue:
+        queue = ProcessQueue(QUEUE, 0)
+        queue.put(messages(*offsets), max(offsets) + 1)
+        return queue
+
+    def reached(limits: FlowLimits, queue: ProcessQueue, topic_queues: int = 1) -> str | None:
+        return limits.reached(queue, topic_queues=topic_queues)
+
+    assert None is reached(FlowLimits(), held(0, 1))
+    assert "count" == reached(FlowLimits(count=2), held(0, 1))
+    assert "body_bytes" == reached(FlowLimits(body_bytes=2), held(0, 1))
+    assert "span" == reached(FlowLimits(span=10), held(0, 11))
+    assert None is reached(FlowLimits(span=10), held(0, 10))
+    # A topic's limit is divided among its queues, and each may have at least one message.
+    assert None is reached(FlowLimits(topic_count=9), held(0, 1), 4 - 1)
+    assert "count" == reached(FlowLimits(topic_count=9), held(0, 1), 4)
+    assert "count" == reached(FlowLimits(topic_count=1), held(0), 100)
+    assert "body_bytes" == reached(FlowLimits(topic_body_bytes=4), held(0, 1), 2)
+
+
+def test_settings_that_would_stop_everything_are_refused() -> None:
+    with pytest.raises(ConfigError, match="count=0 would stop all fetching"):
+        FlowLimits(count=0)
+    with pytest.raises(ConfigError, match="suspend_ms=-1"):
+        PushConfig(suspend_ms=-1)
