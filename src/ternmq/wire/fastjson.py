@@ -29,7 +29,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 DEPTH_MAX: Final = 64
 #: Values after pointers are followed; one pointing to many that point to many … would grow without end.
-VALUES_MAX: Final = 2_000_000
+VALUES_MAX: Final = 1_000_000
 
 _encoder: Final = msgspec.json.Encoder()
 
