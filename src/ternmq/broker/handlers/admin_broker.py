@@ -102,6 +102,8 @@ class BrokerHandlers:
     def _store_table(self) -> dict[str, str]:
         store = self._store
         disk = shutil.disk_usage(self._store_path)
+        # As RocketMQ counts: blocks that only root may use are nobody's.
+        full = str(disk.used / max(disk.used + disk.free, 1))
         first = store.record_at(store.min_log_offset)
         return {
             "commitLogMinOffset": str(store.min_log_offset),
@@ -110,7 +112,7 @@ class BrokerHandlers:
             # Queues are written with the log, in the same turn of the loop.
             "dispatchBehindBytes": "0",
             "earliestMessageTimeStamp": str(unpack_record(first, check_crc=False).store_time_ms if first else -1),
-            "commitLogDiskRatio": str(disk.used / disk.total),
-            "consumeQueueDiskRatio": str(disk.used / disk.total),
+            "commitLogDiskRatio": full,
+            "consumeQueueDiskRatio": full,
             "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
         }

@@ -1,0 +1,105 @@
+"""Offsets of whole groups, as tools move them: reset by time 222, clone 314 (D4, D6).
+
+A group that is connected holds its offsets itself and would soon overwrite what is changed here. So a reset is
+*pushed*: each member gets RESET_CONSUMER_CLIENT_OFFSET with the new offsets, drops the queues it has, commits and
+begins there. A group without members is refused with CONSUMER_NOT_ONLINE; tools then commit the offsets directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Final
+
+from ternmq.broker.clients import Clients
+from ternmq.broker.flow import ADMIN
+from ternmq.broker.groups import Groups
+from ternmq.broker.offsets import Offsets
+from ternmq.broker.topics import Topics
+from ternmq.errors import ConsumerOffline, NetworkError
+from ternmq.message import MessageQueue
+from ternmq.net.peer import Peer, Route
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.clients import QueueOffsets, encode_reset
+from ternmq.wire.bodies.codec import by_key, encode
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import ResetOffset
+from ternmq.wire.requests_admin import CloneGroupOffset
+
+log = logging.getLogger(__name__)
+
+#: What tools of RocketMQ 5 write where they mean no queue in particular.
+ALL_QUEUES: Final = -1
+
+
+class GroupOffsetHandlers:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        offsets: Offsets,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        broker_name: str,
+    ) -> None:
+        self._offsets = offsets
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._broker_name = broker_name
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Route(self.reset, ADMIN),
+            RequestCode.CLONE_GROUP_OFFSET: Route(self.clone, ADMIN),
+        }
+
+    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply:
+        """Send a group back (or on, if forced) to a time, to the end or to a given offset; answers where to."""
+        header = request.fields
+        config = self._topics.find(header.topic)
+        targets = {
+            MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id)
+            for queue_id in range(max(config.read_queue_nums, config.write_queue_nums))
+            if header.queue_id in (None, ALL_QUEUES, queue_id)
+        }
+        members = self._clients.peers_of(header.group)
+        if not members:
+            raise ConsumerOffline(
+                f"Consumer not online, so can not reset offset. Group: {header.group}; commit the offsets instead"
+            )
+        body = encode_reset(targets)
+        for peer in members:
+            # One that is just closing has left; who takes over its queues is told as well.
+            with contextlib.suppress(NetworkError):
+                peer.call_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
+        log.info("offsets reset", extra={"group": header.group, "topic": header.topic, "time_ms": header.time_ms})
+        return Reply(body=encode(QueueOffsets(offset_table=by_key(targets))))
+
+    def clone(self, _peer: Peer, request: Request[CloneGroupOffset]) -> Reply:
+        """Let one group stand where another stands, on a topic or on all that it has offsets for."""
+        header = request.fields
+        self._groups.find(header.target_group)
+        online = None if header.offline else self._clients.group_info(header.source_group)
+        for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
+            # What the source does not subscribe to any more is of no use to its copy.
+            if self._topics.get(topic) is not None and (online is None or topic in online.subscriptions):
+                self._offsets.clone(header.source_group, header.target_group, topic)
+        return Reply()
+
+    def _target(self, header: ResetOffset, queue_id: int) -> int:
+        current = self._offsets.get(header.group, header.topic, queue_id)
+        first = self._store.min_offset(header.topic, queue_id)
+        end = self._store.max_offset(header.topic, queue_id)
+        if header.queue_offset is not None and header.queue_offset >= 0:
+            target = min(max(header.queue_offset, first), end)
+        elif header.time_ms < 0:
+            target = end
+        else:
+            target = max(self._store.offset_by_time(header.topic, queue_id, header.time_ms), 0)
+        return target if header.force or current < 0 else min(target, current)
