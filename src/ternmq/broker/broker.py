@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,6 +27,7 @@ from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
+from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.client import ClientHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
@@ -44,7 +46,8 @@ from ternmq.env import Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import Chores, TableFile
 from ternmq.net.dial import split_address
-from ternmq.net.peer import Peer, format_address
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server, bind
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.store import MessageStore
@@ -71,6 +74,48 @@ NOT_ON_VIP: Final = frozenset(
 )
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Tables:
+    """What a broker knows: three tables with a file each under ``config/``, three in memory only."""
+
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients
+    locks: Locks
+    stats: Stats
+
+    @classmethod
+    def load(cls, config: BrokerConfig, store_config: StoreConfig, env: Env, chores: Chores) -> Tables:
+        """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
+        clock = env.clock
+        directory = store_config.store_path_root_dir / "config"
+        tables = cls(
+            Topics(
+                TableFile(directory / "topics.json", chores),
+                clock,
+                broker_name=config.broker_name,
+                cluster_name=config.broker_cluster_name,
+                auto_create=config.auto_create_topic_enable,
+                default_queues=config.default_topic_queue_nums,
+                trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
+            ),
+            Groups(
+                TableFile(directory / "subscriptionGroup.json", chores),
+                clock,
+                broker_name=config.broker_name,
+                auto_create=config.auto_create_subscription_group,
+            ),
+            Offsets(TableFile(directory / "consumerOffset.json", chores), clock),
+            Clients(clock, silence_max_ms=config.channel_expired_timeout),
+            Locks(clock),
+            Stats(clock),
+        )
+        for saved in (tables.topics, tables.groups, tables.offsets):
+            saved.load()
+        return tables
 
 
 class Broker:
@@ -102,7 +147,6 @@ class Broker:
 
     async def _mount(self, stack: AsyncExitStack) -> None:
         config, env = self.config, self._env
-        clock, loop = env.clock, asyncio.get_running_loop()
 
         # The port comes first: message ids carry it, and nothing is touched when another broker runs here already.
         bound = bind(config.bind_address, config.listen_port)
@@ -112,95 +156,125 @@ class Broker:
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
 
-        # Files. Opening recovers, which may take long; nobody else knows the store yet.
-        store = MessageStore(self._store_config, store_host=store_host, clock=clock)
-        await asyncio.to_thread(store.open, loop.call_soon_threadsafe)
+        # Files. Opening recovers, which may take long, so it has a thread; nobody else knows the store yet.
+        store = MessageStore(self._store_config, store_host=store_host, clock=env.clock)
+        await asyncio.to_thread(store.open, asyncio.get_running_loop().call_soon_threadsafe)
         stack.callback(store.close)
-        chores = stack.enter_context(Chores())
-        root = self._store_config.store_path_root_dir
+        tables = Tables.load(config, self._store_config, env, stack.enter_context(Chores()))
+        stack.callback(tables.offsets.save)
 
-        def table(name: str) -> TableFile:
-            return TableFile(root / "config" / name, chores)
-
-        topics = Topics(
-            table("topics.json"),
-            clock,
-            broker_name=config.broker_name,
-            cluster_name=config.broker_cluster_name,
-            auto_create=config.auto_create_topic_enable,
-            default_queues=config.default_topic_queue_nums,
-            trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
-        )
-        groups = Groups(
-            table("subscriptionGroup.json"),
-            clock,
-            broker_name=config.broker_name,
-            auto_create=config.auto_create_subscription_group,
-        )
-        offsets = Offsets(table("consumerOffset.json"), clock)
-        for loaded in (topics, groups, offsets):
-            loaded.load()
-        stack.callback(offsets.save)
-
-        # What lives in memory only.
-        clients = Clients(clock, silence_max_ms=config.channel_expired_timeout)
-        locks, stats = Locks(clock), Stats(clock)
-        registration = Registration(
-            config.name_servers,
-            Identity(
-                config.broker_cluster_name,
-                config.broker_name,
-                config.broker_id,
-                self.address,
-                format_address(config.broker_ip1 or ip, self.port + 1),
-                config.broker_permission,
-            ),
-            topics.body,
-            period_ms=config.register_name_server_period,
-            timeout_ms=config.register_broker_timeout_mills,
-        )
+        # Services.
+        registration = self._registration(tables.topics)
         intake = Intake(
             store,
             waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
         )
-        retries = Retries(intake=intake, topics=topics, groups=groups, record_at=store.record_at, choice=env.random)
-
-        # Handlers.
+        stack.callback(intake.close)
         sends = SendHandlers(
             config=config,
             intake=intake,
-            topics=topics,
-            retries=retries,
-            stats=stats,
+            topics=tables.topics,
+            retries=Retries(
+                intake=intake,
+                topics=tables.topics,
+                groups=tables.groups,
+                record_at=store.record_at,
+                choice=env.random,
+            ),
+            stats=tables.stats,
             store_host=store_host,
-            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=clock).next,
+            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
         )
         pulls = PullHandlers(
             config=config,
             store=store,
-            topics=topics,
-            groups=groups,
-            clients=clients,
-            offsets=offsets,
-            stats=stats,
+            topics=tables.topics,
+            groups=tables.groups,
+            clients=tables.clients,
+            offsets=tables.offsets,
+            stats=tables.stats,
         )
+        stack.callback(pulls.holds.close)
         members = ClientHandlers(
-            clients=clients,
-            groups=groups,
-            topics=topics,
-            locks=locks,
+            clients=tables.clients,
+            groups=tables.groups,
+            topics=tables.topics,
+            locks=tables.locks,
             broker_name=config.broker_name,
             find_route=registration.find_route,
             notify_members=config.notify_consumer_ids_changed_enable,
         )
-        routes = {
-            **sends.routes(),
-            **pulls.routes(),
-            **members.routes(),
-            **QueryHandlers(store).routes(),
+
+        # Who tells whom.
+        def topic_changed(topic: TopicConfig | None) -> None:
+            sends.topic_changed(topic)
+            registration.topic_changed(topic)
+
+        def connection_closed(peer: Peer) -> None:
+            pulls.holds.drop(peer)
+            tables.clients.on_close(peer)
+
+        def forget_silent_clients() -> None:
+            for silent in tables.clients.scan():
+                silent.close()
+
+        tables.topics.on_change = topic_changed
+        tables.clients.on_members = members.tell_members
+        store.on_arrival = pulls.holds.arrived
+
+        # The world. Registration is entered last, as it is to be left first.
+        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
+        routes |= self._routes_of_tools(tables, store, registration, lambda: server.lanes)
+        server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
+        tasks = await stack.enter_async_context(Tasks())
+        for seconds, work in (
+            (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
+            (CLIENT_SCAN_S, forget_silent_clients),
+            (CLIENT_SCAN_S, tables.locks.forget_expired),
+            (HOLDS_SCAN_S, pulls.holds.scan),
+            (SAMPLE_S, tables.stats.sample),
+        ):
+            tasks.create_task(every(seconds, work))
+        await server.serve(bound)
+        await self._listen_vip(server)
+        await stack.enter_async_context(registration)
+        known_to = await registration.settled()
+        log.info(
+            "broker ready",
+            extra={"broker": config.broker_name, "address": self.address, "name_servers": known_to},
+        )
+
+    def _registration(self, topics: Topics) -> Registration:
+        config = self.config
+        host, _, _ = self.address.rpartition(":")
+        identity = Identity(
+            config.broker_cluster_name,
+            config.broker_name,
+            config.broker_id,
+            self.address,
+            # Where slaves fetch the log (O1).
+            f"{host}:{self.port + 1}",
+            config.broker_permission,
+        )
+        return Registration(
+            config.name_servers,
+            identity,
+            topics.body,
+            period_ms=config.register_name_server_period,
+            timeout_ms=config.register_broker_timeout_mills,
+        )
+
+    def _routes_of_tools(
+        self, tables: Tables, store: MessageStore, registration: Registration, lanes: Callable[[], Lanes]
+    ) -> dict[int, Route]:
+        """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
+        name, clock = self.config.broker_name, self._env.clock
+        topics, groups, offsets = tables.topics, tables.groups, tables.offsets
+        clients, stats = tables.clients, tables.stats
+        return {
             **OffsetHandlers(store=store, offsets=offsets, topics=topics, groups=groups).routes(),
             **TopicHandlers(
                 topics=topics,
@@ -208,7 +282,7 @@ class Broker:
                 offsets=offsets,
                 clients=clients,
                 stats=stats,
-                broker_name=config.broker_name,
+                broker_name=name,
                 published=registration.published,
             ).routes(),
             **GroupHandlers(
@@ -218,58 +292,27 @@ class Broker:
                 offsets=offsets,
                 clients=clients,
                 stats=stats,
-                broker_name=config.broker_name,
+                broker_name=name,
+            ).routes(),
+            **GroupOffsetHandlers(
+                offsets=offsets,
+                store=store,
+                topics=topics,
+                groups=groups,
+                clients=clients,
+                broker_name=name,
             ).routes(),
             **ConnectionHandlers(clients=clients, clock=clock).routes(),
             **BrokerHandlers(
                 stats=stats,
                 store=store,
                 topics=topics,
-                lanes=lambda: server.lanes,
-                settings=(config, self._store_config),
-                store_path=root,
+                lanes=lanes,
+                settings=(self.config, self._store_config),
+                store_path=self._store_config.store_path_root_dir,
                 clock=clock,
             ).routes(),
         }
-
-        # Who tells whom.
-        def topic_changed(topic: TopicConfig | None) -> None:
-            sends.topic_changed(topic)
-            registration.topic_changed(topic)
-
-        def forget_silent_clients() -> None:
-            for silent in clients.scan():
-                silent.close()
-
-        def connection_closed(peer: Peer) -> None:
-            pulls.holds.drop(peer)
-            clients.on_close(peer)
-
-        topics.on_change = topic_changed
-        clients.on_members = members.tell_members
-        store.on_arrival = pulls.holds.arrived
-        stack.callback(pulls.holds.close)
-        stack.callback(intake.close)
-
-        # The world.
-        server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
-        tasks = await stack.enter_async_context(Tasks())
-        for seconds, work in (
-            (config.flush_consumer_offset_interval / 1000, offsets.save),
-            (CLIENT_SCAN_S, forget_silent_clients),
-            (CLIENT_SCAN_S, locks.forget_expired),
-            (HOLDS_SCAN_S, pulls.holds.scan),
-            (SAMPLE_S, stats.sample),
-        ):
-            tasks.create_task(every(seconds, work))
-        await server.serve(bound)
-        await self._listen_vip(server)
-        await stack.enter_async_context(registration)
-        registered = await registration.settled()
-        log.info(
-            "broker ready",
-            extra={"broker": config.broker_name, "address": self.address, "name_servers": registered},
-        )
 
     async def _listen_vip(self, server: Server) -> None:
         port = self.config.listen_port - VIP_PORT_STEP
