@@ -22,19 +22,33 @@ from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData, Su
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Header, Reply, Request, Response
-from ternmq.wire.requests import ConsumerGroup, SendMessage
+from ternmq.wire.requests import ConsumerGroup, ResetOffset, SendMessage
 from ternmq.wire.requests_admin import UpdateTopic
 
 
 class Client:
-    """A connection to the broker. ``told`` gets the groups whose members changed, as the broker tells them."""
+    """A connection to the broker.
+
+    What the broker sends by itself is kept: in ``told`` the groups whose members changed, in ``resets`` new offsets.
+    """
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.resets: asyncio.Queue[tuple[ResetOffset, bytes]] = asyncio.Queue()
         self.peer: Peer
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self.notified, "client"),
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self.reset, "client"),
+        }
 
     def notified(self, _peer: Peer, request: Request[ConsumerGroup]) -> Reply:
         self.told.put_nowait(request.fields.consumer_group)
+        return Reply()
+
+    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply:
+        self.resets.put_nowait((request.fields, bytes(request.body)))
         return Reply()
 
     async def call(self, code: int, header: Header | None = None, body: Buffer = b"", *, form: int = JSON) -> Response:
@@ -100,7 +114,7 @@ async def connecting(broker: Broker) -> AsyncIterator[Connect]:
             client = Client()
             client.peer = await dial.connect(
                 broker.address,
-                routes={RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(client.notified, "client")},
+                routes=client.routes(),
                 lanes=Lanes([LaneConfig("client")]),
                 tasks=tasks,
             )
