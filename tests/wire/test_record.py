@@ -403,6 +403,7 @@ def test_the_zone_of_an_address_is_left_out() -> None:
     assert pack_host("fe80::1", 9) == pack_host("fe80::1%eth0", 9)
 
 
-def test_a_name_is_no_address() -> None:
+@pytest.mark.parametrize("text", ["localhost", "10.1", "10.0.0.1 x", ""])
+def test_what_is_no_numeric_address_is_refused(text: str) -> None:
     with pytest.raises(OSError, match="illegal IP address"):
-        pack_host("localhost", 9)
+        pack_host(text, 9)

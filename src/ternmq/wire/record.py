@@ -116,7 +116,7 @@ def pack_host(ip: str, port: int) -> bytes:
     not read the record.
     """
     if ":" not in ip:
-        return socket.inet_aton(ip) + _PORT.pack(port)
+        return socket.inet_pton(socket.AF_INET, ip) + _PORT.pack(port)
     address = socket.inet_pton(socket.AF_INET6, ip.partition("%")[0])
     if address[:12] == b"\0" * 10 + b"\xff\xff":
         address = address[12:]
