@@ -59,7 +59,7 @@ def test_a_changed_byte_gives_a_body_or_a_corrupt_record(kind: int) -> None:
 
 @every_kind
 def test_bytes_after_the_end_are_ignored(kind: int) -> None:
-    """V2: as in Java."""
+    """B5: the stream itself says where it ends."""
     data, bits = compress(TEXT, kind)
     assert TEXT == decompress(data + b"more", bits)
 

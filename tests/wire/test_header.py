@@ -165,7 +165,7 @@ def test_a_binary_field_that_runs_over_the_end_of_its_map_is_refused() -> None:
 
 
 def test_a_binary_header_may_end_before_its_map() -> None:
-    """Old C++ clients leave it out."""
+    """B1: lenient; no recorded frame does."""
     head = encode_binary(1, None, opaque=5, flag=1)[:-4]
     assert (5, {}) == (decode_binary(head).opaque, decode_binary(head).header)
 
