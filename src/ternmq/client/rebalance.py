@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from ternmq.allocation import Allocation
 from ternmq.client.instance import ClientInstance
-from ternmq.errors import RouteMissing, TernError
+from ternmq.errors import TernError
 from ternmq.message import MessageQueue
 from ternmq.names import RETRY_PREFIX
 from ternmq.wire.bodies.clients import MemberList, MessageModel
@@ -93,7 +93,9 @@ class Rebalancer:
         self._pause_s = INTERVAL_S
         #: Counts changes asked for, and those that a complete round has dealt with.
         self._asked = 0
-        self._settled = 0
+        self._settled = -1
+        #: Topics without a route, which is logged once.
+        self._missing: set[str] = set()
         self._round_over = asyncio.Condition()
 
     def soon(self) -> None:
@@ -126,13 +128,17 @@ class Rebalancer:
         self._wanted.clear()
         asked = self._asked
         topics = sorted(self._holder.topics())
-        await self._announce(topics)
+        queues = {topic: await self._queues(topic) for topic in topics if not _is_retry(topic)}
+        if self._subscription_changed:
+            # Brokers refuse pulls of topics that no heartbeat named to them; heartbeats go to those of known routes.
+            self._subscription_changed = None in queues.values()
+            await self._instance.heartbeat()
         owned = self._holder.owned()
         lost = [queue for queue in owned if queue.topic not in topics]
         gained: list[MessageQueue] = []
         unknown: list[str] = []
         for topic in topics:
-            allocated = await self._allocated(topic)
+            allocated = await self._allocated(topic, queues[topic] if topic in queues else await self._queues(topic))
             if allocated is None:
                 unknown.append(topic)
                 continue
@@ -153,27 +159,19 @@ class Rebalancer:
         else:
             self._pause_s = RETRY_S if self._pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * self._pause_s)
 
-    async def _announce(self, topics: Collection[str]) -> None:
-        """Tell brokers of a new subscription; they refuse pulls of topics that no heartbeat named."""
-        if not self._subscription_changed:
-            return
-        # Heartbeats go to the brokers of known routes.
-        queues = [await self._queues(topic) for topic in topics if not _is_retry(topic)]
-        self._subscription_changed = None in queues
-        await self._instance.heartbeat()
-
     async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
         try:
-            return (await self._instance.routes.of(topic)).to_read
-        except RouteMissing as error:
-            if not _is_retry(topic):
-                log.warning("a topic has no route yet", extra={"topic": topic, "why": str(error)})
+            route = await self._instance.routes.of(topic)
         except TernError as error:
-            log.warning("no route", extra={"topic": topic, "why": str(error)})
-        return None
+            # Once, not with each attempt; and a retry topic is not missed, it comes with the group's first heartbeat.
+            if topic not in self._missing and not _is_retry(topic):
+                log.warning("a topic has no route", extra={"topic": topic, "why": str(error)})
+            self._missing.add(topic)
+            return None
+        self._missing.discard(topic)
+        return route.to_read
 
-    async def _allocated(self, topic: str) -> Collection[MessageQueue] | None:
-        queues = await self._queues(topic)
+    async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
         if queues is None or self._model is MessageModel.BROADCASTING:
             return queues
         try:
