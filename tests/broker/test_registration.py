@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ternmq.broker.registration import Identity, Registration
+from ternmq.errors import ConfigError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.net.lanes import LaneConfig
@@ -178,6 +179,11 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None
     ):
         assert await registration.settled() == 1
         assert running.registry.route("TBW102") is not None
+
+
+def test_a_name_server_that_is_no_address_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"'localhost' is not an address; write host:port"):
+        Registration(["localhost"], IDENTITY, Topics())
 
 
 async def test_a_refused_registration_is_tried_again() -> None:

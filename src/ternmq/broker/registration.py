@@ -28,7 +28,7 @@ import msgspec
 
 from ternmq.broker.config import READ, WRITE
 from ternmq.errors import NetworkError, TernError, refused
-from ternmq.net.dial import connect
+from ternmq.net.dial import connect, split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
@@ -76,7 +76,8 @@ class Identity:
 class Registration:
     """``async with Registration(…) as registration``; ``await registration.settled()`` for the first attempts.
 
-    ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it.
+    ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it. Raises
+    ``ConfigError`` for a name server that is no ``host:port``.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class Registration:
         timeout_ms: int = 24_000,
         on_master: Callable[[RegisterBrokerReply], None] | None = None,
     ) -> None:
+        for address in name_servers:
+            split_address(address)
         self._identity = identity
         self._topics = topics
         self._period_s = period_ms / 1000
