@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,6 +26,22 @@ from ternmq.wire.requests_admin import RouteQuery
 Answer = Reply | Exception | None
 
 
+class Bell:
+    """Rings when something has happened, so that a test can wait for it without looking again and again."""
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        self._rung.set()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition that only changes when the bell rings; the test's own time limit ends a wait in vain."""
+        while not condition():
+            self._rung.clear()
+            await self._rung.wait()
+
+
 class ScriptedBroker:
     """Answers sends with SEND_OK and the next offset, unless ``answers`` has something else to say first."""
 
@@ -45,6 +62,7 @@ class ScriptedBroker:
         self.codes: list[int] = []
         self.on_send: Callable[[Peer, Request[Any]], None] = lambda _peer, _request: None
         self.offsets = 0
+        self.bell = Bell()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedBroker]:
@@ -54,7 +72,7 @@ class ScriptedBroker:
             RequestCode.HEART_BEAT: Route(self._heartbeat, "work"),
             RequestCode.UNREGISTER_CLIENT: Route(self._unregister, "work"),
         }
-        async with Server.running(routes, [LaneConfig("work")]) as server:
+        async with Server.running(routes, [LaneConfig("work")], on_open=lambda _: self.bell.ring()) as server:
             self.peers = server.peers
             port = await server.listen("127.0.0.1", 0)
             self.address = f"127.0.0.1:{port}"
@@ -64,6 +82,7 @@ class ScriptedBroker:
         header = request.header
         assert header is not None
         self.codes.append(request.code)
+        self.bell.ring()
         self.sends.append(header)
         self.requests.append(request)
         self.bodies.append(bytes(request.body))
@@ -84,12 +103,14 @@ class ScriptedBroker:
 
     def _heartbeat(self, _: Peer, request: Request[Any]) -> Reply:
         self.codes.append(request.code)
+        self.bell.ring()
         self.heartbeats.append(decode(request.body, Heartbeat))
         return Reply()
 
     def _unregister(self, _: Peer, request: Request[UnregisterClient]) -> Reply:
         self.codes.append(request.code)
         assert request.header is not None
+        self.bell.ring()
         self.left.append(request.header)
         return Reply()
 
@@ -105,6 +126,10 @@ class ScriptedCluster:
         self.questions: list[str] = []
         self.name_servers = ""
         self.broken: Exception | None = None
+        #: One for the name server and all brokers.
+        self.bell = Bell()
+        for broker in self.brokers:
+            broker.bell = self.bell
 
     @property
     def broker(self) -> ScriptedBroker:
@@ -137,6 +162,7 @@ class ScriptedCluster:
     def handle_route(self, _: Peer, request: Request[RouteQuery]) -> Reply:
         header = request.header
         assert header is not None
+        self.bell.ring()
         self.questions.append(header.topic)
         if self.broken is not None:
             raise self.broken

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -40,12 +39,6 @@ class Member:
 
     def rebalance_soon(self) -> None:
         self.rebalanced.set()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until something has happened; the test's own time-out ends a wait in vain."""
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 # --- Sharing ---------------------------------------------------------------------------------------------------
@@ -181,7 +174,7 @@ async def test_a_broker_hears_of_a_group_at_once_and_of_its_end() -> None:
             instance.register_producer("shop")
             instance.register_producer("shop")
             await instance.routes.of("orders")
-            await until(lambda: broker.heartbeats)
+            await cluster.bell.until(lambda: broker.heartbeats)
             await instance.unregister_producer("shop")
             assert [] == broker.left
             await instance.unregister_producer("shop")
@@ -243,7 +236,7 @@ async def test_heartbeats_and_routes_go_on_by_themselves() -> None:
         async with ClientInstance(config) as instance:
             instance.register_producer("shop")
             await instance.routes.of("orders")
-            await until(lambda: len(cluster.broker.heartbeats) > 4 and len(cluster.questions) > 4)
+            await cluster.bell.until(lambda: len(cluster.broker.heartbeats) > 4 and len(cluster.questions) > 4)
 
 
 # --- Calls of brokers ------------------------------------------------------------------------------------------
@@ -269,7 +262,7 @@ async def test_what_is_not_built_yet_is_refused_cleanly() -> None:
     """F10: running info and its like come later."""
     async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
         await instance.connections.to(cluster.broker.address)
-        await until(lambda: cluster.broker.peers)
+        await cluster.bell.until(lambda: cluster.broker.peers)
         (peer,) = cluster.broker.peers
         assert 3 == (await peer.call(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)).code
 

@@ -112,11 +112,14 @@ class AsyncSend:
             self._call.add_done_callback(self._answered)
 
     def _answered(self, call: asyncio.Future[Response]) -> None:
-        if call.cancelled() or self.receipt.done():
+        if call.cancelled():
+            return
+        # Read in any case, or asyncio complains about an error that nobody saw.
+        error = call.exception()
+        if self.receipt.done():
             return
         queue = self._queue
         assert queue is not None
-        error = call.exception()
         receipt: SendReceipt | None = None
         if error is None:
             try:

@@ -6,7 +6,8 @@ it runs.
 
 Heartbeats tell brokers which groups we belong to: producers to masters, consumers to slaves too. They go out every
 30 s, at once when a group joins or leaves or a broker appears, and as the first call on every new connection to a
-broker, as a broker forgets a client with its connection. So no call of ours meets a broker that does not know us.
+broker, as a broker forgets a client with its connection. Being first on the wire is enough for TernMQ; RocketMQ handles
+calls of one connection in several threads, so who must be known before its next call awaits ``heartbeat()``.
 
 Brokers call back on the same connections. ``_requests`` is the table of what we answer; a code that is not in it gets
 REQUEST_CODE_NOT_SUPPORTED from ``net.peer``.
