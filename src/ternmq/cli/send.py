@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
-from ternmq.errors import ConfigError
+from ternmq.errors import ConfigError, TernError
+from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
+    from ternmq.client.producer import Producer
     from ternmq.message import Message, SendReceipt
+
+    #: Sends under way, in order; None is the end.
+    Flying: TypeAlias = asyncio.Queue[asyncio.Future[SendReceipt] | None]
 
 GROUP: Final = "tern_send"
 #: Sends under way at once: enough to hide the network, few enough to stop soon after an error.
@@ -67,25 +71,40 @@ def send(
 
 
 async def _send(messages: AsyncIterator[Message], name_servers: str, output: Output) -> None:
+    """Send all and print receipts in the same order, each as soon as it is there; the first error ends it."""
     from ternmq.client.producer import Producer
 
-    flying: deque[asyncio.Future[SendReceipt]] = deque()
+    flying: Flying = asyncio.Queue(WINDOW)
     sent = 0
     try:
-        async with Producer(GROUP, name_servers=name_servers) as producer:
-            async for message in messages:
-                flying.append(producer.send_nowait(message))
-                if len(flying) == WINDOW:
-                    _show(output, await flying.popleft())
-                    sent += 1
-            while flying:
-                _show(output, await flying.popleft())
+        async with Producer(GROUP, name_servers=name_servers) as producer, Tasks() as tasks:
+            tasks.create_task(_start_all(messages, producer, flying))
+            while (receipt := await flying.get()) is not None:
+                _show(output, await receipt)
                 sent += 1
     except BaseException:
-        await asyncio.gather(*flying, return_exceptions=True)
+        await asyncio.gather(*_rest(flying), return_exceptions=True)
         if sent:
             note(f"{sent} messages were sent before this:")
         raise
+
+
+async def _start_all(messages: AsyncIterator[Message], producer: Producer, flying: Flying) -> None:
+    """Start a send for each message, as many at once as ``flying`` has room for; None marks the end."""
+    try:
+        async for message in messages:
+            await flying.put(producer.send_nowait(message))
+        await flying.put(None)
+    except (TernError, OSError) as error:
+        failed: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        await flying.put(failed)
+
+
+def _rest(flying: Flying) -> Iterator[asyncio.Future[SendReceipt]]:
+    while not flying.empty():
+        if (receipt := flying.get_nowait()) is not None:
+            yield receipt
 
 
 def _show(output: Output, receipt: SendReceipt) -> None:
@@ -143,13 +162,22 @@ async def _read(descriptor: int) -> bytes:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
 
-    def settle(data: bytes) -> None:
-        if not done.done():
+    def settle(data: bytes | OSError) -> None:
+        if done.done():
+            return
+        if isinstance(data, OSError):
+            done.set_exception(data)
+        else:
             done.set_result(data)
 
     def work() -> None:
+        data: bytes | OSError
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except OSError as error:
+            data = error
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, os.read(descriptor, READ_BYTES))
+            loop.call_soon_threadsafe(settle, data)
 
     threading.Thread(target=work, daemon=True).start()
     return await done

@@ -120,7 +120,13 @@ async def _up(
         async with Brokers.running(plans, log_level=log_level) as running:
             address = f"{host}:{name_server.port}"
             output.item(
-                {"event": "ready", "name_server": address, "brokers": running.addresses, "dir": str(directory)},
+                {
+                    "event": "ready",
+                    "name_server": address,
+                    "brokers": running.addresses,
+                    "pids": running.pids,
+                    "dir": str(directory),
+                },
                 f"ready: name server {address}, "
                 + ", ".join(f"{name} {broker}" for name, broker in running.addresses.items())
                 + f"; data in {directory}",

@@ -80,6 +80,7 @@ class BrokerProcess:
 
     def __init__(self, name: str, process: Process) -> None:
         self.name = name
+        self.pid = process.pid
         self._process = process
 
     @classmethod
@@ -131,6 +132,10 @@ class Brokers:
         self._processes = processes
         #: Broker name → ``host:port``.
         self.addresses = addresses
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {process.name: process.pid for process in self._processes}
 
     @classmethod
     @asynccontextmanager

@@ -1,0 +1,288 @@
+"""``tern consume`` (F1, F3, F6).
+
+Three ways to read, by what the reader leaves behind:
+
+- Without a group: nothing. Everybody sees everything, as often as they like; brokers keep no progress.
+- ``--group`` that follows: a member of the group like any other. Queues are shared with the other members, progress is
+  kept, and a second ``tern consume`` with the same group takes over half of the queues.
+- ``--group --no-follow``: works off what waits for the group, stores its progress and ends. That is no membership, so
+  it is refused while the group has members: they would read the same messages.
+
+What is there already comes in the order in which it was stored, over all queues; what follows comes as it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import heapq
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output, note
+from ternmq.cli.running import serve
+from ternmq.cli.times import format_ms, parse_time
+from ternmq.env import SystemClock
+from ternmq.errors import ConfigError, TernError
+from ternmq.tasks import Tasks
+
+if TYPE_CHECKING:
+    from ternmq.client.offsets import StartPosition
+    from ternmq.client.pull import PullConsumer
+    from ternmq.message import MessageQueue, ReceivedMessage
+
+#: Every RocketMQ broker has this group, for tools that only look.
+LOOKING_GROUP: Final = "TOOLS_CONSUMER"
+#: Messages read ahead while those before are printed.
+AHEAD_MAX: Final = 1_000
+#: Between two tries to reach a broker that is away.
+RETRY_S: Final = 1.0
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(help="What to read.", metavar="TOPIC")],
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Consume as this group and keep its progress.")
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="first|last|TIME", help="Where to begin: 2026-01-31T12:00, 15m (ago), ms since 1970."
+        ),
+    ] = "first",
+    tags: Annotated[str, typer.Option("--tag", "-t", metavar="EXPR", help="Only these: 'new || paid'.")] = "*",
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, or end at the end.")] = True,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="End after this many messages.")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Read messages: a line each in a terminal, just the bodies in a pipe.
+
+    Without --group nothing is left behind: read as often as you like. With it, --from is for a group that has no
+    progress yet.
+
+    Examples:
+
+        tern consume orders
+
+        tern consume orders --no-follow --from 15m --tag 'new || paid' --json
+
+        tern consume orders --group billing --count 10
+    """
+    show = _Printer(Output(as_json=as_json), count)
+    position = _position(start)
+    if group is None:
+        serve(_look(topic, position, tags, show, follow=follow, name_servers=name_servers))
+    elif follow:
+        serve(_join(topic, group, position, tags, show, name_servers=name_servers))
+    else:
+        serve(_work_off(topic, group, position, tags, show, name_servers=name_servers))
+
+
+# --- Three ways to read -------------------------------------------------------------------------------------------
+
+
+async def _look(
+    topic: str, start: StartPosition, tags: str, show: _Printer, *, follow: bool, name_servers: str
+) -> None:
+    from ternmq.client.pull import PullConsumer
+
+    async with PullConsumer(LOOKING_GROUP, name_servers=name_servers) as consumer:
+        spans = {queue: await _span(consumer, queue, start) for queue in await consumer.queues(topic)}
+        async for message in _stored(consumer, spans, tags):
+            if not show(message):
+                return
+        if follow:
+            await _follow(consumer, {queue: span.stop for queue, span in spans.items()}, tags, show)
+
+
+async def _join(topic: str, group: str, start: StartPosition, tags: str, show: _Printer, *, name_servers: str) -> None:
+    from ternmq.client.consumer import PushConsumer
+    from ternmq.client.pull import PullConsumer
+
+    async with PullConsumer(group, name_servers=name_servers) as looker:
+        await looker.queues(topic)  # a member would wait for a topic that does not exist
+    async with PushConsumer(group, name_servers=name_servers, start=start) as consumer:
+        consumer.subscribe(topic, tags)
+        async for message in consumer.messages():
+            more = show(message)
+            message.ack()
+            if not more:
+                return
+
+
+async def _work_off(
+    topic: str, group: str, start: StartPosition, tags: str, show: _Printer, *, name_servers: str
+) -> None:
+    from ternmq.admin import Admin
+    from ternmq.client.pull import PullConsumer
+
+    async with Admin(name_servers) as admin:
+        members = await admin.clients.consumers(group)
+        if members is not None:
+            raise ConfigError(
+                f"group {group!r} has {len(members.members)} live members, which consume what waits; "
+                "leave out --no-follow to join them, or stop them first"
+            )
+    async with PullConsumer(group, name_servers=name_servers) as consumer:
+        spans = {}
+        for queue in await consumer.queues(topic):
+            progress = await consumer.committed(queue)
+            span = await _span(consumer, queue, start)
+            spans[queue] = span if progress is None else range(progress, span.stop)
+        reached: dict[MessageQueue, int] = {}
+        try:
+            async for message in _stored(consumer, spans, tags):
+                reached[message.queue] = message.queue_offset + 1
+                if not show(message):
+                    break
+            else:
+                reached = {queue: span.stop for queue, span in spans.items()}  # tags may have passed over the last
+        finally:
+            for queue, queue_offset in reached.items():
+                await consumer.commit(queue, queue_offset)
+
+
+# --- Reading --------------------------------------------------------------------------------------------------------
+
+
+def _position(text: str) -> StartPosition:
+    from ternmq.client.offsets import StartPosition
+
+    named = {"first": StartPosition.FIRST, "last": StartPosition.LAST}
+    return named.get(text) or StartPosition.at(parse_time(text, now_ms=SystemClock().now_ms()))
+
+
+async def _span(consumer: PullConsumer, queue: MessageQueue, start: StartPosition) -> range:
+    """The queue offsets from ``start`` to what is the end now."""
+    from ternmq.client.offsets import StartPosition
+
+    end = await consumer.max_offset(queue)
+    if start is StartPosition.LAST:
+        return range(end, end)
+    if start is StartPosition.FIRST:
+        return range(await consumer.min_offset(queue), end)
+    return range(await consumer.offset_at(queue, start.time_ms), end)
+
+
+async def _stored(
+    consumer: PullConsumer, spans: Mapping[MessageQueue, range], tags: str
+) -> AsyncIterator[ReceivedMessage]:
+    """The messages of several queues in the order in which they were stored."""
+    streams = [_stored_in(consumer, queue, span, tags) for queue, span in spans.items()]
+    heads: list[tuple[int, int, ReceivedMessage]] = []
+    for number, stream in enumerate(streams):
+        if (message := await anext(stream, None)) is not None:
+            heapq.heappush(heads, (message.store_time_ms, number, message))
+    while heads:
+        _, number, message = heapq.heappop(heads)
+        yield message
+        if (following := await anext(streams[number], None)) is not None:
+            heapq.heappush(heads, (following.store_time_ms, number, following))
+
+
+async def _stored_in(
+    consumer: PullConsumer, queue: MessageQueue, span: range, tags: str
+) -> AsyncIterator[ReceivedMessage]:
+    queue_offset = span.start
+    while queue_offset < span.stop:
+        result = await consumer.pull(queue, queue_offset, tags=tags, wait=False)
+        for message in result.messages:
+            if message.queue_offset < span.stop:
+                yield message
+        if result.next_offset <= queue_offset:
+            return  # the log was cut behind us; there is nothing there any more
+        queue_offset = result.next_offset
+
+
+async def _follow(consumer: PullConsumer, starts: Mapping[MessageQueue, int], tags: str, show: _Printer) -> None:
+    """Messages as they arrive, until ``show`` has enough."""
+    arrived: asyncio.Queue[ReceivedMessage | TernError] = asyncio.Queue(AHEAD_MAX)
+    away: set[str] = set()
+    async with Tasks() as tasks:
+        for queue, queue_offset in starts.items():
+            tasks.create_task(_follow_one(consumer, queue, queue_offset, tags, arrived, away))
+        while True:
+            message = await arrived.get()
+            if isinstance(message, TernError):
+                raise message
+            if not show(message):
+                return
+
+
+async def _follow_one(
+    consumer: PullConsumer,
+    queue: MessageQueue,
+    queue_offset: int,
+    tags: str,
+    arrived: asyncio.Queue[ReceivedMessage | TernError],
+    away: set[str],
+) -> None:
+    """Read one queue for ever. ``away`` has the brokers that do not answer, so that one remark is made for each."""
+    while True:
+        try:
+            result = await consumer.pull(queue, queue_offset, tags=tags)
+        except TernError as error:
+            if not error.retriable:
+                await arrived.put(error)
+                return
+            if queue.broker_name not in away:
+                away.add(queue.broker_name)
+                note(f"{queue.broker_name}: {error}; trying again until it answers")
+            await asyncio.sleep(RETRY_S)
+        else:
+            away.discard(queue.broker_name)
+            for message in result.messages:
+                await arrived.put(message)
+            queue_offset = result.next_offset
+
+
+# --- Printing -------------------------------------------------------------------------------------------------------
+
+
+class _Printer:
+    """Prints messages; says False when it has printed as many as were asked for."""
+
+    def __init__(self, output: Output, count: int | None) -> None:
+        self._output = output
+        self._left = count
+        self._dim = output.is_terminal and not os.environ.get("NO_COLOR")
+
+    def __call__(self, message: ReceivedMessage) -> bool:
+        self._output.item(_fields(message), self._line(message))
+        if self._left is None:
+            return True
+        self._left -= 1
+        return self._left > 0
+
+    def _line(self, message: ReceivedMessage) -> str:
+        body = message.body.decode("utf-8", "backslashreplace")
+        if not self._output.is_terminal:
+            return body
+        queue = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
+        about = "  ".join(filter(None, (format_ms(message.store_time_ms), queue, message.tags, *message.keys)))
+        return f"{typer.style(about, dim=True) if self._dim else about}  {body}"
+
+
+def _fields(message: ReceivedMessage) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "born_time_ms": message.born_time_ms,
+        "store_time_ms": message.store_time_ms,
+        "reconsume_times": message.reconsume_times,
+    }
+    try:
+        return fields | {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        return fields | {"body_base64": base64.b64encode(message.body).decode()}

@@ -1,0 +1,136 @@
+"""Bad input: one sentence that names the thing and the cure, exit code 1 (2 for usage), no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import tern
+
+Tern = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
+    """The one line on stderr of a command that failed as it should."""
+    assert (code, "") == (done.returncode, done.stdout)
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("topic", "route", "nothing"), "tern: there is no topic 'nothing'; see `tern topic list`, or create it with"),
+        (("topic", "delete", "nothing"), "tern: there is no topic 'nothing'"),
+        (("topic", "create", "bad name"), "tern: the topic name 'bad name' has characters that are not allowed; use"),
+        (("topic", "create", "x" * 200), "tern: the topic name 'xxxxx"),
+        (("topic", "create", "fine", "--cluster", "Other"), "tern: there is no cluster 'Other'; there is DefaultC"),
+        (("group", "progress", "nobody"), "tern: no broker knows the group 'nobody'; see `tern group list`"),
+        (("send", "bad name", "x"), "tern: the topic name 'bad name' has characters that are not allowed"),
+        (("send", "fine", ""), "tern: the message to 'fine' has no body; send at least one byte"),
+        (("send", "fine", "--file", "/no/such"), "tern: cannot read /no/such: No such file or directory; check"),
+        (("consume", "nothing"), "tern: no name server knows the topic 'nothing'"),
+        (("consume", "nothing", "-g", "g"), "tern: no name server knows the topic 'nothing'"),
+        (
+            ("consume", "fine", "-g", "bad group"),
+            "tern: the group name 'bad group' has characters that are not allowed",
+        ),
+        (("consume", "fine", "--from", "soon"), "tern: 'soon' is no time; write 2026-01-31T12:00, 15m"),
+    ],
+    ids=lambda value: "-".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_name_is_answered_with_the_cure(on_cluster: Tern, arguments: tuple[str, ...], expected: str) -> None:
+    assert sentence(on_cluster(*arguments)).startswith(expected)
+
+
+def test_a_body_too_large_is_refused_before_the_network(on_cluster: Tern) -> None:
+    """E1, E2."""
+    done = on_cluster("send", "fine", "--file", "-", stdin=b"x" * (4 * 1024 * 1024 + 1))
+
+    assert "4194305 bytes" in sentence(done)
+    assert "larger than the 4194304 allowed" in done.stderr
+
+
+def test_no_name_server_says_how_to_start_one() -> None:
+    """A6."""
+    said = sentence(tern("topic", "list", "-n", "127.0.0.1:1"))
+
+    assert said.startswith("tern: no name server answers at 127.0.0.1:1 (")
+    assert "start one with `tern up`" in said
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    assert "tern: 'nonsense' is not an address; write host:port, as in 127.0.0.1:9876" == sentence(
+        tern("send", "fine", "x", "-n", "nonsense")
+    )
+
+
+def test_a_broken_config_line_is_named(tmp_path: Path) -> None:
+    """T2."""
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=a\nthis is no setting\n")
+
+    assert f"tern: {config}, line 2: 'this is no setting' is not a setting; write key=value, or # for a comment" == (
+        sentence(tern("broker", "-c", str(config)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("broker", "--set", "listenPort=high"), "tern: --set: listenPort=high cannot be; it must be a whole number"),
+        (
+            ("broker", "--set", "listenPort=70000"),
+            "tern: listenPort = 70000 is out of range; set it to 0 … 65535 (listen",
+        ),
+        (
+            ("broker", "-c", "/no/such.conf"),
+            "tern: cannot read the config file /no/such.conf: No such file or directory",
+        ),
+        (("namesrv", "--log-level", "loud"), "tern: there is no log level 'loud'; use one of debug, info, warning"),
+        (("up", "--set", "listenPort=1"), "tern: listenPort is not for `tern up --set`: use --broker-port"),
+        (
+            ("up", "--set", "flushDiskType=NEVER"),
+            "tern: --set: flushDiskType=NEVER cannot be; it must be one of ASYNC_F",
+        ),
+        (("up", "--dir", "/dev/null/x"), "tern: cannot use the directory /dev/null/x: Not a directory; choose another"),
+        (("up", "--brokers", "0", "--port", "0"), "tern: --brokers 0 cannot be; start 1 to 26 brokers"),
+    ],
+    ids=lambda value: "-".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_a_wrong_setting_stops_a_server_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where ``tern up`` makes its directory
+
+    assert sentence(tern(*arguments)).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("topic", "create"), ("send", "t"), ("send", "t", "x", "-p", "novalue"), ("up", "--x")]
+)
+def test_wrong_usage_is_exit_code_two(arguments: tuple[str, ...]) -> None:
+    done = tern(*arguments)
+
+    assert (2, "") == (done.returncode, done.stdout)
+    assert done.stderr.startswith("Usage: tern")
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_anywhere_on_the_line_shows_the_traceback() -> None:
+    done = tern("topic", "list", "-n", "nonsense", "--debug")
+
+    assert 1 == done.returncode
+    assert "Traceback" in done.stderr
+    assert "ConfigError" in done.stderr
+
+
+def test_help_teaches_by_example() -> None:
+    done = tern("--help")
+
+    assert 0 == done.returncode
+    for command in ("tern up", "tern send orders 'hello'", "tern consume orders", "topic", "group"):
+        assert command in done.stdout

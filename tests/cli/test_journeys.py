@@ -1,0 +1,146 @@
+"""What a user does in a day with the real program: send, consume, look, administrate (T1)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+
+from tests.cli.conftest import ENVIRONMENT, TERN, Serving
+
+Tern = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_topic_lives_from_create_to_delete(on_cluster: Tern) -> None:
+    """D1, A4: create, list, route, status, delete."""
+    created = on_cluster("topic", "create", "life", "--queues", "3")
+    assert (0, "topic life has 3 queues on broker-a, broker-b\n", "") == (
+        created.returncode,
+        created.stdout,
+        created.stderr,
+    )
+    listed = on_cluster("topic", "list").stdout.splitlines()
+    assert "topic\tperm\tread_queues\twrite_queues\tbrokers" == listed[0]
+    assert "life\trw\t6\t6\tbroker-a, broker-b" in listed
+    routes = json.loads(on_cluster("topic", "route", "life", "--json").stdout)
+    assert [("broker-a", 0, "rw", 3), ("broker-b", 0, "rw", 3)] == [
+        (route["broker"], route["id"], route["perm"], route["write_queues"]) for route in routes
+    ]
+    assert 7 == len(on_cluster("topic", "status", "life").stdout.splitlines())
+
+    assert "topic life is deleted on broker-a, broker-b\n" == on_cluster("topic", "delete", "life").stdout
+    assert "life" not in on_cluster("topic", "list").stdout
+
+
+def test_what_is_sent_is_consumed_and_the_progress_shows(on_cluster: Tern) -> None:
+    """E1, F1, D4: the whole journey with a group."""
+    sent = on_cluster(
+        "send", "journey", "one", "two", "三", "--tag", "new", "--key", "k1", "-p", "shop=north", "--json"
+    )
+    receipts = [json.loads(line) for line in sent.stdout.splitlines()]
+    assert ["SEND_OK"] * 3 == [receipt["status"] for receipt in receipts]
+
+    consumed = on_cluster("consume", "journey", "--group", "billing", "--count", "3", "--json")
+    messages = {message["body"]: message for message in map(json.loads, consumed.stdout.splitlines())}
+    assert {"one", "two", "三"} == messages.keys()
+    assert ("new", ["k1"], "north") == (
+        messages["三"]["tags"],
+        messages["三"]["keys"],
+        messages["三"]["properties"]["shop"],
+    )
+    assert {receipt["message_id"] for receipt in receipts} == {m["message_id"] for m in messages.values()}
+
+    progress = json.loads(on_cluster("group", "progress", "billing", "--topic", "journey", "--json").stdout)
+    assert (3, 3, 0) == tuple(
+        sum(queue[column] for queue in progress) for column in ("broker_offset", "consumer_offset", "lag")
+    )
+    groups = json.loads(on_cluster("group", "list", "--json").stdout)
+    assert {"group": "billing", "members": 0, "model": None, "lag": 0} in groups
+
+
+def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
+    """F3: read twice, by tag, from a time, and no group appears."""
+    on_cluster("topic", "create", "look", "--queues", "1")
+    for body, tag in (("a", "x"), ("b", "y"), ("c", "x")):
+        on_cluster("send", "look", body, "--tag", tag)
+
+    for _ in range(2):
+        assert "a\nb\nc\n" == on_cluster("consume", "look", "--no-follow").stdout
+    assert "a\nc\n" == on_cluster("consume", "look", "--no-follow", "--tag", "x").stdout
+    assert "a\nb\n" == on_cluster("consume", "look", "--from", "1h", "--count", "2").stdout
+    assert "" == on_cluster("consume", "look", "--no-follow", "--from", "last").stdout
+    assert "TOOLS_CONSUMER" not in on_cluster("group", "list").stdout
+
+
+def test_a_group_can_be_worked_off_without_joining_it(on_cluster: Tern) -> None:
+    """D4: ``--group --no-follow`` ends at the end, and the next one goes on from there."""
+    on_cluster("topic", "create", "work", "--queues", "1")
+    on_cluster("send", "work", "1", "2", "3")
+
+    two = on_cluster("consume", "work", "-g", "off", "--no-follow", "--count", "2").stdout.split()
+    rest = on_cluster("consume", "work", "-g", "off", "--no-follow").stdout.split()
+    assert (2, ["1", "2", "3"]) == (len(two), sorted(two + rest))
+    assert "" == on_cluster("consume", "work", "-g", "off", "--no-follow").stdout
+
+
+def test_lines_of_stdin_are_sent_as_they_arrive(cluster: Serving) -> None:
+    """E1: the receipt of the first line comes before the second line is written."""
+    command = [TERN, "send", "lines", "--file", "-", "-n", cluster.name_server]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as sending:
+        assert sending.stdin is not None
+        assert sending.stdout is not None
+        for line in (b"first\n", b"\nsecond\n"):
+            sending.stdin.write(line)
+            sending.stdin.flush()
+            assert sending.stdout.readline().startswith(b"SEND_OK\t")
+        sending.stdin.close()
+        assert b"" == sending.stdout.read()
+
+    assert 0 == sending.returncode
+
+
+def test_a_follower_sees_what_is_sent_later(cluster: Serving, on_cluster: Tern) -> None:
+    """F8: the follower is there first, as its first message proves."""
+    on_cluster("send", "later", "early")
+    command = [TERN, "consume", "later", "--count", "2", "-n", cluster.name_server]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as following:
+        assert following.stdout is not None
+        assert b"early\n" == following.stdout.readline()
+        on_cluster("send", "later", "late")
+        assert b"late\n" == following.stdout.readline()
+
+    assert 0 == following.returncode
+
+
+def test_a_terminal_gets_tables(cluster: Serving, on_cluster: Tern) -> None:
+    on_cluster("topic", "create", "pretty")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [TERN, "topic", "list", "-n", cluster.name_server], stdout=theirs, env=ENVIRONMENT
+    ) as listing:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                data = os.read(ours, 4096)
+            except OSError:  # how Linux says that the other end of a terminal is closed
+                break
+            if not data:
+                break
+            shown += data
+    os.close(ours)
+
+    assert 0 == listing.returncode
+    assert "─" in shown.decode()
+    assert "pretty" in shown.decode()
+
+
+def test_empty_answers_are_empty_for_programs_and_a_remark_for_people(on_cluster: Tern) -> None:
+    on_cluster("topic", "create", "quiet")
+    on_cluster("consume", "quiet", "-g", "idle", "--no-follow")
+
+    people = on_cluster("group", "progress", "idle", "-t", "nothing")
+    assert (0, "", "group idle has consumed nothing yet\n") == (people.returncode, people.stdout, people.stderr)
+    assert "[]\n" == on_cluster("group", "progress", "idle", "-t", "nothing", "--json").stdout
