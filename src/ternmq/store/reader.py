@@ -1,0 +1,50 @@
+"""Read-only scan of a store directory: all records in log order, no lock, nothing changed (U3, C11).
+
+For tests and tools, beside a running broker or without one. The size of the segments is taken from the files, so a
+directory can be read whose settings nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ternmq.errors import StoreError
+from ternmq.store.commitlog import LogWalk
+from ternmq.store.segment import Disk, FileDisk, segment_name, segment_starts
+from ternmq.wire.record import Record
+
+
+class LogReader:
+    """Iterates over the records of the log under ``root``. Bodies are views: copy what outlives the reader.
+
+    Raises ``StoreError`` if there is no log, ``CorruptFile`` for a file that cannot belong to it.
+    """
+
+    def __init__(
+        self, root: Path, *, log_offset: int | None = None, check_crc: bool = True, disk: Disk | None = None
+    ) -> None:
+        disk = disk if disk is not None else FileDisk()
+        directory = root / "commitlog"
+        sizes = [entry.length_bytes for entry in disk.list(directory) if not entry.is_directory and entry.length_bytes]
+        if not sizes:
+            raise StoreError(f"there is no log in {directory}; give the directory that storePathRootDir names")
+        starts = segment_starts(disk, directory, size=sizes[0], key="mappedFileSizeCommitLog")
+        segments = [
+            disk.open_segment(directory / segment_name(start), size=sizes[0], writable=False) for start in starts
+        ]
+        first = starts[0] if log_offset is None else log_offset
+        self._walk = LogWalk(segments, first, segment_bytes=sizes[0], check_crc=check_crc)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._walk)
+
+    @property
+    def position(self) -> int:
+        """Log offset behind the last record that was read."""
+        return self._walk.position
+
+    @property
+    def trouble(self) -> str:
+        """Why the scan ended before the log's end, if it did."""
+        return self._walk.trouble
