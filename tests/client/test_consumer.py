@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, InvalidName, NameServersUnreachable, NotRunning
 from ternmq.message import Message, ReceivedMessage
 from ternmq.wire.bodies.clients import MessageModel
+from tests.client.listening import Collector, eventually, numbered
 
 FIRST = StartPosition.FIRST
 
@@ -40,43 +41,6 @@ async def producer(cluster: EmbeddedCluster) -> AsyncIterator[Producer]:
 async def send(producer: Producer, *bodies: str, topic: str = "orders", tags: str = "") -> None:
     for body in bodies:
         await producer.send(Message(topic, body.encode(), tags=tags))
-
-
-class Collector:
-    """A listener that keeps what it gets; ``bodies`` waits for a number of messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[ReceivedMessage] = []
-        self._more = asyncio.Condition()
-
-    async def __call__(self, message: ReceivedMessage) -> None:
-        async with self._more:
-            self.messages.append(message)
-            self._more.notify_all()
-
-    async def wait(self, count: int) -> list[ReceivedMessage]:
-        async with asyncio.timeout(20), self._more:
-            await self._more.wait_for(lambda: len(self.messages) >= count)
-        return self.messages
-
-    @property
-    def seen(self) -> list[str]:
-        return [message.body.decode() for message in self.messages]
-
-    async def bodies(self, count: int) -> list[str]:
-        await self.wait(count)
-        return self.seen
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what other members and brokers bring about."""
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-def numbered(count: int, start: int = 0) -> list[str]:
-    return [f"order-{number}" for number in range(start, start + count)]
 
 
 async def test_a_listener_gets_every_message_once(cluster: EmbeddedCluster, producer: Producer) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from ternmq.errors import refused
 from ternmq.message import MessageQueue
 from ternmq.wire.codes import RequestCode, ResponseCode
 from tests.client.consumer_script import ConsumerScript
+from tests.client.listening import eventually
 
 some_queues = st.sets(st.builds(MessageQueue, st.just("t"), st.sampled_from("ab"), st.integers(0, 9)))
 
@@ -69,12 +69,6 @@ def consumer_of(script: ConsumerScript) -> PushConsumer:
     consumer = PushConsumer("billing", listener, name_servers=script.address)
     consumer.subscribe("orders")
     return consumer
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def ids(consumer: PushConsumer) -> list[int]:
