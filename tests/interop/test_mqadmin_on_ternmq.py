@@ -1,0 +1,74 @@
+"""RocketMQ's own admin tool, of both versions, on TernMQ's servers (V1, D6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ternmq.client.consumer import PushConsumer
+from ternmq.client.consumer_config import StartPosition
+from ternmq.client.producer import Producer
+from ternmq.embedded import EmbeddedCluster
+from ternmq.message import Message, ReceivedMessage
+from tests.interop.java import Java
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[EmbeddedCluster]:
+    async with EmbeddedCluster() as cluster:
+        yield cluster
+
+
+async def test_mqadmin_makes_shows_and_deletes_topics(cluster: EmbeddedCluster, java: Java) -> None:
+    """D1, D6"""
+    names = cluster.name_servers
+
+    made = await java.admin(names, "updateTopic", "-c", "DefaultCluster", "-t", "fresh", "-r", "3", "-w", "3")
+    listed, route, status = await asyncio.gather(
+        java.admin(names, "topicList"),
+        java.admin(names, "topicRoute", "-t", "fresh"),
+        java.admin(names, "topicStatus", "-t", "fresh"),
+    )
+    await java.admin(names, "deleteTopic", "-c", "DefaultCluster", "-t", "fresh")
+    left = await java.admin(names, "topicList")
+
+    assert "success" in made
+    assert "fresh" in listed.split()
+    assert '"writeQueueNums":3' in route.replace(" ", "").replace("\n", "")
+    assert 3 == sum(line.startswith("broker-a") for line in status.splitlines())
+    assert "fresh" not in left.split()
+
+
+async def test_mqadmin_finds_messages_and_sees_progress(cluster: EmbeddedCluster, java: Java) -> None:
+    """D3-D6, L1: with a live producer and consumer of ours."""
+    names = cluster.name_servers
+    seen: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
+
+    async def listen(message: ReceivedMessage) -> None:
+        await seen.put(message)
+
+    async with Producer("shop", name_servers=names) as producer:
+        receipt = await producer.send(Message("orders", b"hello mqadmin", keys="order-7"))
+        async with PushConsumer("billing", listen, name_servers=names, start=StartPosition.FIRST) as consumer:
+            consumer.subscribe("orders")
+            await asyncio.wait_for(seen.get(), 30)
+            clusters, by_key, by_id, members, brokers = await asyncio.gather(
+                java.admin(names, "clusterList"),
+                java.admin(names, "queryMsgByKey", "-t", "orders", "-k", "order-7"),
+                java.admin(names, "queryMsgById", "-i", receipt.offset_id),
+                java.admin(names, "consumerConnection", "-g", "billing"),
+                java.admin(names, "brokerStatus", "-b", cluster.brokers[0].address),
+            )
+        progress = await java.admin(names, "consumerProgress", "-g", "billing")
+
+    assert "broker-a" in clusters
+    assert receipt.message_id in by_key
+    assert "order-7" in by_id
+    assert "orders" in members
+    assert "PYTHON" in members
+    assert "putTps" in brokers
+    assert any(line.startswith("orders") for line in progress.splitlines())
