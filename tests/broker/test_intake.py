@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ternmq.broker.broker import Broker
 from ternmq.broker.intake import Intake
 from ternmq.env import SystemClock
 from ternmq.errors import MessageIllegal, ServiceNotAvailable, SystemBusy
 from ternmq.store.config import FlushDiskType
 from ternmq.store.draft import Draft
 from ternmq.store.store import MessageStore
-from ternmq.wire.codes import ResponseCode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.properties import parse
 from ternmq.wire.record import pack_host, unpack_record
 from ternmq.wire.requests import SendReply
-from tests.broker.calls import serving, small_store
+from tests.broker.calls import dialled, serving, settings, small_store, v2
 
 HOST = pack_host("127.0.0.1", 10911)
 FAR_MS = 60_000
@@ -147,3 +149,22 @@ async def test_under_sync_flush_a_reply_means_that_the_message_is_on_disk(tmp_pa
         assert [0, 1, 3] == [single.queue_offset, batch.queue_offset, unsafe.queue_offset]
         assert single.transaction_id == "U0"
         assert await broker.bodies("orders") == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_stop_answers_who_waits_for_the_disk(tmp_path: Path) -> None:
+    """C6: whatever was read before the stop, is on disk and acknowledged after it."""
+    broker = Broker(settings(), small_store(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(broker)
+        async with dialled(broker.address) as caller:
+            await caller.sent("orders", b"0")
+            calls = [
+                caller.peer.start_call(RequestCode.SEND_MESSAGE_V2, v2("orders", queue_id=0), b"%d" % number)
+                for number in range(1, 50)
+            ]
+            # Behind them on the same connection, and not waiting for the disk: when it is answered, they are stored.
+            await caller.pull("orders", 0)
+
+            await stack.aclose()
+
+            assert {0} == {(await call).code for call in calls}

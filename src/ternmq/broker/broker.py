@@ -229,6 +229,8 @@ class Broker:
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
         routes |= self._routes_of_tools(tables, store, registration, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
+        # Before connections close: who waits for the disk still gets an answer.
+        stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),

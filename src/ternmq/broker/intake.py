@@ -97,7 +97,7 @@ class Intake:
             self._timer = self._loop.call_at(waiting.deadline, self._look)
 
     def close(self) -> None:
-        """Answer all who still wait; to be called when the log has been flushed for the last time."""
+        """Answer all who still wait: the disk does not have theirs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -90,12 +90,13 @@ async def test_a_message_without_a_unique_key_gets_one(broker: Caller) -> None:
     replies = [
         await broker.sent("orders", b"x"),
         await broker.sent("orders", b"x", properties={"MY_UNIQ_KEY": "mine", "n": "1"}),
+        await broker.sent("orders", b"x", properties="UNIQ_KEY\x01\x02"),
     ]
 
     records = await broker.records("orders", 1)
     keys = [parse(record.properties)["UNIQ_KEY"] for record in records]
     assert keys == [reply.transaction_id for reply in replies]
-    assert len({UNIQUE, *keys}) == 3
+    assert len({UNIQUE, *keys}) == 4
     assert parse(records[1].properties)["MY_UNIQ_KEY"] == "mine"
 
 

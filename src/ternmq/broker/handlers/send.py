@@ -132,6 +132,8 @@ class SendHandlers:
             if properties[-1] != "\x02":
                 properties += "\x02"
             unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
+            if not unique_key:
+                properties, unique_key = self._prepare(properties)
         else:
             config = self._topic_for(header, peer)
             queue_id = self._choose_queue(header, config, peer)
