@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import shutil
@@ -21,7 +20,7 @@ HOST: Final = pack_host("127.0.0.1", 10911)
 BORN: Final = pack_host("10.0.0.7", 40000)
 
 #: As the recorded directories were made (tests/data/README.md).
-RECORDED_SIZES: Final[dict[str, int]] = {
+RECORDED_SIZES: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 20,
     "mapped_file_size_consume_queue": 2000,
     "max_hash_slot_num": 500,
@@ -39,6 +38,16 @@ def small_config(root: Path, **changes: Any) -> StoreConfig:
         "max_index_num": 10,
     }
     return StoreConfig(store_path_root_dir=root, **(sizes | changes))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """Every file below a directory, and its bytes."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def log_queues_index(root: Path) -> tuple[dict[str, bytes], dict[str, bytes], list[bytes]]:
+    """The three kinds of files. Those of the index are named by the time of day when they were made."""
+    return files(root / "commitlog"), files(root / "consumequeue"), [*files(root / "index").values()]
 
 
 def quiet_store(config: StoreConfig, *, clock: Clock | None = None) -> MessageStore:
@@ -78,26 +87,38 @@ def crash(store: MessageStore, into: Path) -> StoreConfig:
 # --- Recorded directories -------------------------------------------------------------------------------------
 
 
-def unpack_store(name: str, into: Path) -> Path:
-    """The recorded store of this name; its timer files, which are large and not ours, stay packed."""
-    with tarfile.open(DATA / "stores" / f"{name}.tar.gz") as archive:
-        members = [member for member in archive if f"./{name}/" in member.name and "/timer" not in member.name]
-        archive.extractall(into, members=members, filter="data")
-    return into / name
+def unpack_stores(into: Path) -> None:
+    """The recorded stores; the timer's files, which are large and not ours, stay packed."""
+    for name in RECORDED:
+        with tarfile.open(DATA / "stores" / f"{name}.tar.gz") as archive:
+            for member in archive:
+                if "/timer" not in member.name:
+                    archive.extract(member, into, filter="data")
 
 
-@functools.cache
-def recorded_text(name: str, suffix: str) -> list[str]:
-    with tarfile.open(DATA / "stores" / f"{name}.tar.gz") as archive:
-        file = archive.extractfile(f"./{name}.{suffix}")
-        assert file is not None
-        return file.read().decode().splitlines()
+class RecordedStore:
+    """A directory that RocketMQ wrote, copied for one test, and what is known of it."""
 
+    def __init__(self, unpacked: Path, name: str, into: Path) -> None:
+        self.root = into / name
+        shutil.copytree(unpacked / name, self.root)
+        self.config = StoreConfig(store_path_root_dir=self.root, **RECORDED_SIZES)
+        #: Each record of the log in order, decoded by someone else.
+        self.lines: list[dict[str, Any]] = [
+            json.loads(line) for line in (unpacked / f"{name}.records.jsonl").read_text().splitlines()
+        ]
+        acked = unpacked / f"{name}.acked.txt"
+        #: Number, status, unique id, offset id, queue id, queue offset of each acknowledged send.
+        self.acknowledged = [line.split() for line in acked.read_text().splitlines()] if acked.exists() else []
 
-@functools.cache
-def recorded_records(name: str) -> list[dict[str, Any]]:
-    """Each record of a recorded log in order, decoded by someone else."""
-    return [json.loads(line) for line in recorded_text(name, "records.jsonl")]
+    @property
+    def queues(self) -> dict[tuple[str, int], list[dict[str, Any]]]:
+        """The lines by queue. A prepared half or a rollback has no queue."""
+        queues: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for line in self.lines:
+            if not line["sysflag"] & 4:
+                queues.setdefault((line["topic"], line["queue_id"]), []).append(line)
+        return queues
 
 
 def sha1(data: bytes | memoryview) -> str:

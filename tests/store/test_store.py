@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_a_batch_stays_in_one_segment_with_consecutive_offsets(tmp_path: Path) -
 
         assert 4096 == placed[0].log_offset
         assert [1, 2, 3, 4, 5] == [place.queue_offset for place in placed]
-        assert all(before.end_offset == after.log_offset for before, after in zip(placed, placed[1:], strict=False))
+        assert all(before.end_offset == after.log_offset for before, after in pairwise(placed))
         assert [] == store.put_batch([])
 
 
@@ -195,7 +196,12 @@ def test_an_entry_of_the_schedule_topic_holds_its_delivery_time(tmp_path: Path) 
     with quiet_store(small_config(tmp_path, message_delay_level="1s 5s"), clock=clock) as store:
         for level in ("1", "2", "9", "x"):
             store.put(draft("SCHEDULE_TOPIC_XXXX", 0, TAGS="t", DELAY=level))
-        store.get("SCHEDULE_TOPIC_XXXX", 0, 0, count_max=9, matches=lambda code: bool(seen.append(code)))
+
+        def see(code: int) -> bool:
+            seen.append(code)
+            return False
+
+        store.get("SCHEDULE_TOPIC_XXXX", 0, 0, count_max=9, matches=see)
 
     assert [1_001_000, 1_005_000, 1_005_000, java_hash("t")] == seen
 
@@ -286,7 +292,7 @@ def test_a_closed_store_opens_with_all_it_had(tmp_path: Path) -> None:
 def test_an_open_store_shows_that_it_is(tmp_path: Path) -> None:
     """C7."""
     with quiet_store(small_config(tmp_path)):
-        assert f"{os.getpid()}\n" == (tmp_path / "abort").read_text()
+        assert str(os.getpid()) == (tmp_path / "abort").read_text().split()[0]
     assert not (tmp_path / "abort").exists()
 
 

@@ -120,14 +120,15 @@ class CommitLog:
             self._preparer.ahead(self._segments[-1], self.written - self.start)
 
     def _remove_last(self) -> None:
+        """Take away a segment behind the log's end: made in advance and never used, or not to be reached any more."""
         segment = self._segments.pop()
-        log.warning("segment removed", extra={"path": str(segment.path), "reason": "it lies behind the log's end"})
-        self._disk.remove(segment.path)
-
-    @property
-    def failure(self) -> StoreError | None:
-        """Why nothing is accepted any more, if a flush has failed."""
-        return self._refusal if isinstance(self._refusal, StoreError) else None
+        if peek_head(segment.page) == (0, 0):
+            self._disk.remove(segment.path)
+            return
+        # A record before it is damaged, but those in here may be whole: an operator may want to look at them.
+        aside = self._directory.parent / "cut" / segment.path.name
+        log.error("segment behind a damaged record set aside", extra={"path": str(segment.path), "now": str(aside)})
+        self._disk.move(segment.path, aside)
 
     def refuse(self, reason: StoreError | NotRunning) -> None:
         """Accept nothing any more: closed, or a flush that failed. Costs the quick path nothing."""
@@ -179,6 +180,13 @@ class CommitLog:
         self.start = self.written = start
         if len(self._segments) == 1:
             self.min_offset = start
+
+    def remove_first(self) -> None:
+        """Delete the oldest segment, which is not the last. Views of it stay valid until nobody holds them."""
+        assert len(self._segments) > 1, "the segment under the pen stays"
+        segment = self._segments.pop(0)
+        self.min_offset = self._segments[0].start
+        self._disk.remove(segment.path)
 
     # --- Reading ----------------------------------------------------------------------------------------------
 

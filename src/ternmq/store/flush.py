@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 #: Queues written out in one go on the store's thread: some 2 ms.
 QUEUES_AT_ONCE: Final = 256
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 def is_due(
@@ -89,9 +89,12 @@ class Flusher:
         self._orders: SimpleQueue[Job | None] = SimpleQueue()
         self._synced = commit_log.written
         self._synced_at = clock.monotonic()
-        # Both, without a lock; a wake-up too many does no harm.
+        # Both, without a lock: one side sets, the other clears, and a call too many does no harm.
         self._woken = False
         self._tick_waits = False
+        self._news: tuple[int, int] | None = None
+        #: Why the thread has ended.
+        self.failure: StoreError | None = None
 
     # --- The store's thread -------------------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Flusher:
         store_time_ms, end = self._log.store_time_ms, self._log.written
         for segment in self._log.dirty(self.flushed.value, end):
             segment.sync()
-        self._arrived(end, store_time_ms)
+        self._advance(end, store_time_ms)
 
     def tick(self) -> None:
         """Every second: sync queue files that have grown, and all that is derived when a minute is over."""
@@ -134,6 +137,8 @@ class Flusher:
             self._orders.put(None)
             self._thread.join()
             self._thread = None
+        if self.failure is not None:
+            raise self.failure
         self.flush_now()
         self._queues.close()
         if self._index is not None:
@@ -142,13 +147,18 @@ class Flusher:
         self._checkpoint.queue_time_ms = self._log.store_time_ms
         self._disk.write(self._checkpoint_path, self._checkpoint.pack())
 
-    def _arrived(self, end: int, store_time_ms: int) -> None:
+    def _take_news(self) -> None:
+        news, self._news = self._news, None
+        if news is not None:
+            self._advance(*news)
+
+    def _advance(self, end: int, store_time_ms: int) -> None:
         self._checkpoint.log_time_ms = store_time_ms
         self.flushed.advance(end)
 
-    def _failed(self, error: StoreError) -> None:
-        log.error("flush failed; the store takes no more messages", extra={"error": str(error)})
-        self._log.refuse(StoreError(f"{error}; the store takes no more messages until it is opened again"))
+    def _failed(self) -> None:
+        log.error("flush failed; the store takes no more messages", extra={"error": str(self.failure)})
+        self._log.refuse(StoreError(f"{self.failure}; the store takes no more messages until it is opened again"))
 
     def _begin_pass(self) -> None:
         self._pass_time_ms = self._log.store_time_ms
@@ -161,18 +171,22 @@ class Flusher:
             return
         try:
             done = self._queues.write_out(QUEUES_AT_ONCE)
+            if done and self._index is not None:
+                self._index.write_out()
         except StoreError as error:
             log.warning("queues could not be written out", extra={"error": str(error)})
             self._pass_time_ms = -1
             return
         if not done:
-            self._submit(lambda: self._hand_over(self._continue_pass))
+            self._submit(lambda: self._post(self._continue_pass))
             return
         paths = self._queues.take_unsynced(0)
         segments = self._index.take_unsynced() if self._index is not None else []
         index_time_ms = self._index.end_time_ms if self._index is not None else 0
 
         def end_pass() -> None:
+            if self._closed:
+                return
             self._checkpoint.queue_time_ms = self._pass_time_ms
             self._checkpoint.index_time_ms = index_time_ms
             self._pass_time_ms = -1
@@ -213,13 +227,14 @@ class Flusher:
                 order()
                 self._flush_log(is_sync)
             except StoreError as error:
-                self._hand_over(lambda error=error: self._failed(error))  # type: ignore[misc]
+                self.failure = error
+                self._post(self._failed)
                 return
             if self._clock.monotonic() >= tick_at:
                 tick_at = self._clock.monotonic() + tick_s
                 if not self._tick_waits:
                     self._tick_waits = True
-                    self._hand_over(self.tick)
+                    self._post(self.tick)
 
     def _flush_log(self, is_sync: bool) -> None:
         commit_log, config = self._log, self._config
@@ -242,7 +257,11 @@ class Flusher:
         for segment in commit_log.dirty(self._synced, end):
             segment.sync()
         self._synced, self._synced_at = end, now
-        self._hand_over(lambda: self._arrived(end, store_time_ms))
+        # Newer news replace older ones that nobody has taken yet.
+        is_first = self._news is None
+        self._news = (end, store_time_ms)
+        if is_first:
+            self._post(self._take_news)
 
     def _sync(self, paths: list[Path], segments: list[Segment], then: Job | None = None) -> None:
         for path in paths:
@@ -250,10 +269,7 @@ class Flusher:
         for segment in segments:
             segment.sync()
         if then is not None:
-            self._hand_over(then)
-
-    def _hand_over(self, job: Job) -> None:
-        self._post(job)
+            self._post(then)
 
 
 def _nothing() -> None:

@@ -49,6 +49,8 @@ _RESERVE_BYTES: Final = 1 << 20
 #: Records taken in before their entries are written together, which spares a third of the work.
 WAITING_MAX: Final = 64
 
+_EMPTY_SLOTS: Final = bytes(64 * 1024)
+
 _unpack_slot: Final = _SLOT.unpack_from
 _pack_slot: Final = _SLOT.pack_into
 _pack_entry: Final = _ENTRY.pack_into
@@ -192,31 +194,56 @@ class IndexFile:
 
     # --- Cutting ------------------------------------------------------------------------------------------------
 
-    def cut(self, log_offset: int, store_time: Callable[[int], int]) -> None:
-        """Undo the entries of records at ``log_offset`` and behind."""
-        number = self.count
+    def cut(self, log_offset: int, store_time: Callable[[int], int], *, distrust: bool) -> None:
+        """Undo the entries of records at ``log_offset`` and behind; with ``distrust`` make all slots anew."""
+        kept = self._kept(log_offset)
+        last = self.count
         # A process that died between a slot and the header left entries which nobody counted.
-        while number < self._entries_max and self._is_newest(number):
-            number += 1
-        while number > 1:
-            entry_hash, entry_offset, _, previous = self._entry(number - 1)
-            if number <= self.count and entry_offset < log_offset:
-                break
-            number -= 1
+        while last < self._entries_max and self._is_newest(last):
+            last += 1
+        for number in range(last - 1, kept - 1, -1):
+            key_hash, _, _, previous = self._entry(number)
             if not 0 < previous < number:
                 previous = 0
                 self.used_slots -= 1
-            _pack_slot(self._page, self._slot_at(entry_hash), previous)
-        self.count = number
-        if number > 1:
-            _, self.end_offset, seconds, _ = self._entry(number - 1)
+            _pack_slot(self._page, self._slot_at(key_hash), previous)
+        self.count = kept
+        if distrust:
+            self._remake_slots()
+        if kept > 1:
+            _, self.end_offset, seconds, _ = self._entry(kept - 1)
             exact_ms = store_time(self.end_offset)
             self.end_time_ms = exact_ms if exact_ms >= 0 else self.begin_time_ms + seconds * 1000
         self.write_header()
 
+    def _kept(self, log_offset: int) -> int:
+        """The first entry of a record at ``log_offset`` or behind, or the first that a lost page left empty."""
+        low, high = 1, self.count
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._entry(middle)
+            if entry[1] >= log_offset or entry == (0, 0, 0, 0):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _remake_slots(self) -> None:
+        """Let each slot name its newest entry. Entries know the one before, so nothing else is needed."""
+        slots_end = self._entries_at
+        for at in range(INDEX_HEADER_BYTES, slots_end, len(_EMPTY_SLOTS)):
+            end = min(at + len(_EMPTY_SLOTS), slots_end)
+            self._page[at:end] = _EMPTY_SLOTS[: end - at]
+        used: set[int] = set()
+        for number in range(1, self.count):
+            slot_at = self._slot_at(self._entry(number)[0])
+            used.add(slot_at)
+            _pack_slot(self._page, slot_at, number)
+        self.used_slots = len(used)
+
     def _is_newest(self, number: int) -> bool:
         entry_hash, _, _, _ = self._entry(number)
-        newest: int = _unpack_slot(self._page, self._slot_at(entry_hash))[0] if entry_hash >= 0 else 0
+        newest: int = _unpack_slot(self._page, self._slot_at(entry_hash))[0]
         return newest == number
 
 
@@ -323,12 +350,13 @@ class Index:
         if fact.log_offset > self._taken and fact.is_indexed:
             self.put(fact.topic, fact.properties, fact.log_offset, fact.store_time_ms)
 
-    def cut(self, log_offset: int, store_time: Callable[[int], int]) -> None:
-        """Forget what came from ``log_offset`` on."""
+    def cut(self, log_offset: int, store_time: Callable[[int], int], *, distrust: bool = False) -> None:
+        """Forget what came from ``log_offset`` on. ``store_time`` tells when a record was stored, as its entry only
+        knows the second; ``distrust`` means that pages may be missing in what is left, too."""
         self.write_out()
         while self._files:
             last = self._files[-1]
-            last.cut(log_offset, store_time)
+            last.cut(log_offset, store_time, distrust=distrust)
             if not last.is_empty:
                 break
             self._disk.remove(last.segment.path)

@@ -356,16 +356,14 @@ class ConsumeQueues:
         log.error("record left out: its queue offset does not follow", extra=extra)
         return False
 
-    def cut(self, log_offset: int) -> None:
-        """Forget what came from ``log_offset`` on."""
-        for queue in self:
-            if queue.log_end > log_offset:
-                queue.cut(log_offset)
+    def cut(self, log_offset: int, *, distrust: bool = False) -> None:
+        """Forget what came from ``log_offset`` on; with ``distrust`` also what may lie behind a queue's visible end.
 
-    @property
-    def folded(self) -> int:
-        """Log offset up to which every record has its entry."""
-        return max((queue.log_end for queue in self), default=0)
+        After a power cut, a page that was never written may hide entries behind it from ``load``.
+        """
+        for queue in self:
+            if distrust or queue.log_end > log_offset:
+                queue.cut(log_offset)
 
     def write_out(self, count_max: int) -> bool:
         """Write out the entries of at most ``count_max`` queues; True if that was all. Raises ``DiskFull``."""
@@ -398,7 +396,7 @@ class ConsumeQueues:
 
     def remove_topics(self, topics: Iterable[str]) -> None:
         """Remove the queues of these topics. Their records stay in the log until it forgets them."""
-        gone = set(topics)
+        gone = {topic for topic in topics if _is_storable(topic, 0)}
         for key, queue in list(self.table.items()):
             if key[0] in gone:
                 queue.remove()

@@ -52,9 +52,13 @@ def recover(
     checkpoint: Checkpoint,
     *,
     was_closed: bool,
+    lost_pages: bool,
     check_crc: bool,
 ) -> Recovered:
-    """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before."""
+    """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before.
+
+    ``lost_pages``: the machine may have lost pages that were written and not synced.
+    """
     starts = commit_log.starts
     if not starts:
         return _empty(commit_log, queues, index, dispatcher)
@@ -64,9 +68,9 @@ def recover(
         start, store_time_ms = vouched
     else:
         start, store_time_ms = _trusted_start(commit_log, checkpoint), 0
-        queues.cut(start)
+        queues.cut(start, distrust=True)
         if index is not None:
-            index.cut(start, commit_log.store_time)
+            index.cut(start, commit_log.store_time, distrust=lost_pages)
     if lacks_part:
         start = starts[0]
     for derived in dispatcher.deriveds:
@@ -109,6 +113,12 @@ def _vouched(commit_log: CommitLog, queues: ConsumeQueues) -> tuple[int, int] | 
     try:
         record = unpack_record(record_bytes)
     except CorruptRecord:
+        return None
+    if newest is None or (record.topic, record.queue_id, record.queue_offset) != (
+        newest.topic,
+        newest.queue_id,
+        newest.next_offset - 1,
+    ):
         return None
     return record.log_offset + record.size, record.store_time_ms
 

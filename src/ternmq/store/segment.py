@@ -34,7 +34,7 @@ from ternmq.errors import CorruptFile, DiskFull, StoreError, StoreLocked
 NAME_DIGITS: Final = 20
 PAGE_BYTES: Final = 4096
 
-_ZEROS: Final = bytes(256 * 1024)
+_ZEROS: Final = memoryview(bytes(256 * 1024))
 
 
 class FileEntry(NamedTuple):
@@ -119,6 +119,14 @@ class Disk(Protocol):
 
     def remove(self, path: Path) -> None:
         """Remove a file or a whole directory; what does not exist is no error."""
+        ...
+
+    def move(self, path: Path, to: Path) -> None:
+        """Give a file another name, on the same disk."""
+        ...
+
+    def boot_id(self) -> str:
+        """Another one each time the machine starts; empty if nobody knows."""
         ...
 
     def sync_file(self, path: Path) -> None:
@@ -259,6 +267,17 @@ class FileDisk:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+    def move(self, path: Path, to: Path) -> None:
+        with _border(path, "move"):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(to)
+
+    def boot_id(self) -> str:
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return ""
 
     def sync_file(self, path: Path) -> None:
         with _border(path, "flush"):

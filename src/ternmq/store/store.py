@@ -133,7 +133,9 @@ class MessageStore:
             raise
 
     def _recover(self) -> None:
-        was_closed = not self._disk.exists(self._abort_path)
+        abort = self._disk.read(self._abort_path)
+        boot_id = self._disk.boot_id()
+        was_closed = abort is None
         checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
         recovered = recover(
             self._log,
@@ -142,6 +144,8 @@ class MessageStore:
             self._dispatcher,
             checkpoint,
             was_closed=was_closed,
+            # Without a restart of the machine the page cache has lost nothing.
+            lost_pages=not was_closed and (not boot_id or boot_id.encode() not in (abort or b"")),
             check_crc=self.config.check_crc_on_recover,
         )
         log.info(
@@ -155,7 +159,7 @@ class MessageStore:
                 "queues": len(self._queues),
             },
         )
-        self._disk.write(self._abort_path, f"{os.getpid()}\n".encode())
+        self._disk.write(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
         self._flusher = Flusher(
             self.config,
             clock=self._clock,
@@ -181,7 +185,6 @@ class MessageStore:
             return
         flusher, self._flusher = self._flusher, None
         try:
-            failed = self._log.failure
             self._log.refuse(NotRunning("the store is closed"))
             if self._index is not None and self._log.written:
                 self._index.ensure_file()
@@ -189,8 +192,7 @@ class MessageStore:
             for derived in self._dispatcher.deriveds:
                 derived.save()
             self._log.close()
-            if failed is None:
-                self._disk.remove(self._abort_path)
+            self._disk.remove(self._abort_path)
         finally:
             self._log.close()
             self._queues.files.close()
