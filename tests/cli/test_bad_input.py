@@ -32,6 +32,7 @@ def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
         (("send", "bad name", "x"), "tern: the topic name 'bad name' has characters that are not allowed"),
         (("send", "fine", ""), "tern: the message to 'fine' has no body; send at least one byte"),
         (("send", "fine", "--file", "/no/such"), "tern: cannot read /no/such: No such file or directory; check"),
+        (("send", "fine", "--file", "/"), "tern: cannot read the input: Is a directory; check the path after --file"),
         (("consume", "nothing"), "tern: no name server knows the topic 'nothing'"),
         (("consume", "nothing", "-g", "g"), "tern: no name server knows the topic 'nothing'"),
         (
@@ -52,6 +53,16 @@ def test_a_body_too_large_is_refused_before_the_network(on_cluster: Tern) -> Non
 
     assert "4194305 bytes" in sentence(done)
     assert "larger than the 4194304 allowed" in done.stderr
+
+
+def test_what_was_sent_before_an_error_is_told(on_cluster: Tern) -> None:
+    """Nothing lost: the receipts of the good lines are printed, in order."""
+    done = on_cluster("send", "partly", "--file", "-", stdin=b"good\nalso good\n" + b"x" * 5_000_000)
+
+    assert (1, ["SEND_OK", "SEND_OK"]) == (done.returncode, [line.split("\t")[0] for line in done.stdout.splitlines()])
+    told, why = done.stderr.splitlines()
+    assert "2 messages were sent before this:" == told
+    assert "5000000 bytes" in why
 
 
 def test_no_name_server_says_how_to_start_one() -> None:

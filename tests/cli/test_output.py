@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ternmq.cli.output import Output
+from ternmq.cli.output import Output, sentence_of
+from ternmq.errors import ConfigError
 
 ROWS = [{"topic": "orders", "queues": 8, "brokers": ("a", "b")}, {"topic": "[bold]x", "queues": 16, "brokers": ()}]
 COLUMNS = ("topic", "queues", "brokers")
@@ -71,3 +72,17 @@ def test_a_stream_is_a_line_an_item() -> None:
 
     assert '{"number":1,"none":null}\n{"number":2,"none":null}\n' == programs.getvalue()
     assert "number 1\nnumber 2\n" == people.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ConfigError("no such key"), "no such key"),
+        (ExceptionGroup("several", [ConfigError("first"), ValueError("second")]), "first"),
+        (FileNotFoundError(2, "No such file or directory", "/x"), "/x: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (KeyError("k"), "internal error KeyError: 'k'; run again with --debug to see where, and report it"),
+    ],
+)
+def test_every_error_becomes_a_sentence(error: BaseException, expected: str) -> None:
+    assert expected == sentence_of(error)

@@ -16,9 +16,8 @@ import typer
 from ternmq.cli import groups, logs, servers, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.options import Json
-from ternmq.cli.output import Output, note
+from ternmq.cli.output import Output, note, sentence_of
 from ternmq.cli.send import send
-from ternmq.errors import TernError
 
 app = typer.Typer(
     name="tern",
@@ -96,7 +95,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        note(f"tern: {_sentence(error)}")
+        note(f"tern: {sentence_of(error)}")
         sys.exit(1)
 
 
@@ -106,15 +105,3 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     options, text = arguments[:end], arguments[end:]
     debug = "--debug" in options or bool(os.environ.get("TERNMQ_DEBUG"))
     return [option for option in options if option != "--debug"] + text, debug
-
-
-def _sentence(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    match error:
-        case TernError():
-            return str(error)
-        case OSError(strerror=str(reason)):
-            return f"{error.filename}: {reason}" if error.filename else reason
-        case _:
-            return f"internal error {type(error).__name__}: {error}; run again with --debug to see where, and report it"

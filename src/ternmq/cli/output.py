@@ -20,6 +20,8 @@ from typing import TextIO
 
 import msgspec
 
+from ternmq.errors import TernError
+
 Row = Mapping[str, object]
 
 
@@ -74,6 +76,19 @@ def note(text: str) -> None:
     """A remark for people, beside the results."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def sentence_of(error: BaseException) -> str:
+    """What to tell people of an error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case TernError():
+            return str(error)
+        case OSError(strerror=str(reason)):
+            return f"{error.filename}: {reason}" if error.filename else reason
+        case _:
+            return f"internal error {type(error).__name__}: {error}; run again with --debug to see where, and report it"
 
 
 def _cell(value: object) -> str:

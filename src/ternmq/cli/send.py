@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
@@ -83,7 +83,6 @@ async def _send(messages: AsyncIterator[Message], name_servers: str, output: Out
                 _show(output, await receipt)
                 sent += 1
     except BaseException:
-        await asyncio.gather(*_rest(flying), return_exceptions=True)
         if sent:
             note(f"{sent} messages were sent before this:")
         raise
@@ -93,18 +92,20 @@ async def _start_all(messages: AsyncIterator[Message], producer: Producer, flyin
     """Start a send for each message, as many at once as ``flying`` has room for; None marks the end."""
     try:
         async for message in messages:
-            await flying.put(producer.send_nowait(message))
+            receipt = producer.send_nowait(message)
+            receipt.add_done_callback(_looked_at)
+            await flying.put(receipt)
         await flying.put(None)
-    except (TernError, OSError) as error:
+    except TernError as error:
         failed: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         failed.set_exception(error)
         await flying.put(failed)
 
 
-def _rest(flying: Flying) -> Iterator[asyncio.Future[SendReceipt]]:
-    while not flying.empty():
-        if (receipt := flying.get_nowait()) is not None:
-            yield receipt
+def _looked_at(receipt: asyncio.Future[SendReceipt]) -> None:
+    """Only the first error is told; asyncio would log those of the sends behind it as forgotten."""
+    if not receipt.cancelled():
+        receipt.exception()
 
 
 def _show(output: Output, receipt: SendReceipt) -> None:
@@ -166,7 +167,7 @@ async def _read(descriptor: int) -> bytes:
         if done.done():
             return
         if isinstance(data, OSError):
-            done.set_exception(data)
+            done.set_exception(ConfigError(f"cannot read the input: {data.strerror}; check the path after --file"))
         else:
             done.set_result(data)
 

@@ -187,7 +187,6 @@ def broker(
     settings: Set = None,
     as_json: Json = False,
     log_level: LogLevel = "info",
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
     """Start a broker, and run until Ctrl-C.
 
@@ -206,13 +205,8 @@ def broker(
     logs.set_up(log_level)
     flags = [*([f"namesrvAddr={name_server}"] if name_server else []), *(settings or [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
-    broker_config, store_config = given.build(BrokerConfig), given.build(StoreConfig)
-    if supervised:
-        logs.set_up(log_level, label=broker_config.broker_name)
-        serve(_supervised(broker_config, store_config))
-    else:
-        given.report_strangers(BrokerConfig, StoreConfig)
-        serve(_broker(broker_config, store_config, Output(as_json=as_json)))
+    given.report_strangers(BrokerConfig, StoreConfig)
+    serve(_broker(given.build(BrokerConfig), given.build(StoreConfig), Output(as_json=as_json)))
 
 
 async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output: Output) -> None:
@@ -226,17 +220,3 @@ async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output
             f"ready: {name} {broker.address}; store in {store}",
         )
         await asyncio.Event().wait()  # until cancelled
-
-
-async def _supervised(broker_config: BrokerConfig, store_config: StoreConfig) -> None:
-    from ternmq.broker.broker import Broker
-    from ternmq.cli.supervise import Report, supervisor_gone, tell
-    from ternmq.env import Env
-
-    try:
-        async with Broker(broker_config, store_config, Env()) as broker:
-            tell(Report(ready=broker.address))
-            await supervisor_gone()
-    except TernError as error:
-        tell(Report(error=str(error)))
-        raise typer.Exit(1) from None

@@ -1,9 +1,9 @@
 """``tern up``: a name server in this process, and brokers in processes of their own (T1).
 
-The supervisor talks to a broker through its pipes. Each broker process (``tern broker --supervised``) writes one JSON
-line to stdout, ``{"ready": address}`` or ``{"error": sentence}``, and stops when its stdin ends: so brokers go down
-with their supervisor even if that one is killed. They do not see the terminal's Ctrl-C (they have a session of their
-own): the supervisor stops them, brokers first, the name server last, so that each can unregister.
+The supervisor talks to a broker through its pipes. Each broker process (``cli.supervised``) writes one JSON line to
+stdout, ``{"ready": address}`` or ``{"error": sentence}``, and stops when its stdin ends: so brokers go down with their
+supervisor even if that one is killed. They do not see the terminal's Ctrl-C (they have a session of their own): the
+supervisor stops them, brokers first, the name server last, so that each can unregister.
 
 A broker that ends by itself ends the whole: half a cluster that looks healthy would be worse. Starting it again is for
 whoever runs servers for good (systemd, containers), with ``tern broker`` and ``tern namesrv``.
@@ -85,11 +85,9 @@ class BrokerProcess:
 
     @classmethod
     async def start(cls, plan: BrokerPlan, *, log_level: str) -> BrokerProcess:
-        arguments = ["broker", "--supervised", "--log-level", log_level]
-        for setting in plan.settings:
-            arguments += ["--set", setting]
+        arguments = ["-m", "ternmq.cli.supervised", log_level, *plan.settings]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ternmq.cli", *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True
+            sys.executable, *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         return cls(plan.name, process)
 
@@ -161,30 +159,3 @@ class Brokers:
             waiting = [tasks.create_task(process.ended()) for process in self._processes]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
-
-
-# --- The other end: what a supervised broker does -----------------------------------------------------------------
-
-
-def tell(report: Report) -> None:
-    """Write the one line that the supervisor waits for."""
-    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
-    sys.stdout.flush()
-
-
-class _EndOfInput(asyncio.Protocol):
-    def __init__(self, ended: asyncio.Event) -> None:
-        self._ended = ended
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an error ends the input as well
-        self._ended.set()
-
-
-async def supervisor_gone() -> None:
-    """Wait, in a supervised broker, until the supervisor has closed our stdin or has died."""
-    ended = asyncio.Event()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(ended), sys.stdin)
-    try:
-        await ended.wait()
-    finally:
-        transport.close()

@@ -1,0 +1,72 @@
+"""A broker under ``tern up``: ``python -m ternmq.cli.supervised LOG_LEVEL KEY=VALUE…`` (see ``supervise``).
+
+Not a command for people, so it goes without the machinery of commands, which would take as long to load as the broker
+takes to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
+from ternmq.cli import logs
+from ternmq.cli.output import sentence_of
+from ternmq.cli.running import serve
+from ternmq.cli.supervise import Report
+from ternmq.config import Settings
+from ternmq.env import Env
+from ternmq.errors import TernError
+from ternmq.store.config import StoreConfig
+
+
+def main(log_level: str, flags: Sequence[str]) -> int:
+    """Run the broker until SIGTERM or the end of stdin; the exit code."""
+    try:
+        settings = Settings.gather(env=os.environ, flags=flags)
+        config = settings.build(BrokerConfig)
+        logs.set_up(log_level, label=config.broker_name)
+        serve(_broker(config, settings.build(StoreConfig)))
+    except (TernError, OSError) as error:
+        _tell(Report(error=sentence_of(error)))
+        return 1
+    return 0
+
+
+async def _broker(config: BrokerConfig, store_config: StoreConfig) -> None:
+    async with Broker(config, store_config, Env()) as broker:
+        _tell(Report(ready=broker.address))
+        await _supervisor_gone()
+
+
+def _tell(report: Report) -> None:
+    """Write the one line that the supervisor waits for."""
+    sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    sys.stdout.flush()
+
+
+async def _supervisor_gone() -> None:
+    """Wait until the supervisor has closed our stdin or has died."""
+    ended = asyncio.Event()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(ended), sys.stdin)
+    try:
+        await ended.wait()
+    finally:
+        transport.close()
+
+
+class _EndOfInput(asyncio.Protocol):
+    def __init__(self, ended: asyncio.Event) -> None:
+        self._ended = ended
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an error ends the input as well
+        self._ended.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
