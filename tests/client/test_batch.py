@@ -15,8 +15,8 @@ messages_of = st.builds(
     Message,
     topic=st.just("orders"),
     body=st.binary(min_size=1, max_size=400),
-    tags=st.text(st.characters(exclude_characters="\x01\x02"), max_size=20),
-    keys=st.text(st.characters(exclude_characters="\x01\x02"), max_size=20),
+    tags=st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=20),
+    keys=st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=20),
     properties=st.dictionaries(
         st.text(st.characters(min_codepoint=97, max_codepoint=0x9000), min_size=1, max_size=5),
         st.text(st.characters(min_codepoint=97, max_codepoint=0x9000), max_size=30),
@@ -33,6 +33,12 @@ def test_every_part_fits_and_together_they_are_the_whole(messages: list[Message]
     for part in parts:
         packed = prepare_batch(part, message_ids=["F" * 56] * len(part), namespace="space")
         assert len(packed.body) <= sum(map(packed_bytes, part)) <= bytes_max
+
+
+def test_what_is_no_text_is_cut_like_any_other() -> None:
+    """E2: sending it says what is wrong with it."""
+    odd = Message("orders", b"x", tags="\ud800")
+    assert [[odd]] == list(split_batch([odd]))
 
 
 def test_parts_are_as_long_as_they_may_be() -> None:

@@ -147,6 +147,10 @@ async def test_a_wrong_message_never_reaches_the_network() -> None:
             await producer.send_oneway(Message("SELF_TEST_TOPIC", b"x"))
         with pytest.raises(InvalidMessage):
             await producer.send_batch([])
+        with pytest.raises(InvalidMessage, match="half a character"):
+            await producer.send(order(tags="\ud800"))
+        with pytest.raises(InvalidMessage, match="half a character"):
+            await producer.send_batch([order(keys="\ud800")])
         assert [] == cluster.questions
 
 

@@ -85,6 +85,12 @@ def test_properties_must_fit_a_record(character: str) -> None:
         check_properties_text(character * (room + 1))
 
 
+def test_half_a_character_is_refused_with_where_it_comes_from() -> None:
+    """E2."""
+    with pytest.raises(InvalidMessage, match=r"half a character \('\\udce9'\).*surrogateescape"):
+        check_properties_text("TAGS\x01" + b"caf\xe9".decode(errors="surrogateescape") + "\x02")
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [

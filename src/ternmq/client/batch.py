@@ -27,8 +27,8 @@ def packed_bytes(message: Message) -> int:
     texts = [message.tags, message.keys_text, message.sharding_key]
     for pair in message.properties.items():
         texts += pair
-    # Two more for the ends of each name and value.
-    return len(message.body) + _FIXED_BYTES + len("..".join(texts).encode())
+    # Two more for the ends of each name and value. What is no text is measured here and refused when it is sent.
+    return len(message.body) + _FIXED_BYTES + len("..".join(texts).encode(errors="surrogatepass"))
 
 
 def split_batch(messages: Iterable[Message], *, bytes_max: int = BODY_BYTES_MAX) -> Iterator[list[Message]]:

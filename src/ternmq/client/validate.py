@@ -55,11 +55,20 @@ def check_queue(message: Message, queue: MessageQueue) -> None:
 
 
 def check_properties_text(properties: str) -> None:
-    """Raise ``InvalidMessage`` if the properties of a message do not fit a record."""
-    # No character takes more than four bytes, so nearly all texts are known to fit without encoding them.
-    if len(properties) > PROPERTIES_BYTES_MAX // 4 and len(properties.encode()) > PROPERTIES_BYTES_MAX:
+    """Raise ``InvalidMessage`` if the properties of a message do not fit a record, or are no text at all."""
+    if properties.isascii():
+        properties_bytes = len(properties)
+    else:
+        try:
+            properties_bytes = len(properties.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(
+                f"the tags, keys or properties hold half a character ({error.object[error.start]!r}), which UTF-8 "
+                "cannot carry; it often comes from decoding with surrogateescape, so put such bytes into the body"
+            ) from None
+    if properties_bytes > PROPERTIES_BYTES_MAX:
         raise InvalidMessage(
-            f"the properties take {len(properties.encode())} bytes, a message has room for {PROPERTIES_BYTES_MAX}; "
+            f"the properties take {properties_bytes} bytes, a message has room for {PROPERTIES_BYTES_MAX}; "
             "put long values into the body"
         )
 
