@@ -1,0 +1,41 @@
+"""The consumers' examples run, as a user would run them, and print what they say (T5)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ternmq.embedded import EmbeddedCluster
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("name", "last_line"),
+    [
+        ("consumer.py", "loop got paid one book"),
+        ("consumer_batches.py", "saved 100 messages"),
+        ("consumer_blocking.py", "loop got 20"),
+        ("consumer_pull.py", "read 50 messages"),
+    ],
+)
+def test_the_example_runs(cluster: EmbeddedCluster, name: str, last_line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), cluster.name_servers],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.splitlines()[-1].startswith(last_line)
