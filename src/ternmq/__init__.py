@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
     from ternmq.client.consumer import PushConsumer
-    from ternmq.client.consumer_config import PushConfig
+    from ternmq.client.consumer_config import FlowLimits, PushConfig
     from ternmq.client.hooks import SendContext, SendHook
-    from ternmq.client.listener import ConsumeContext, ConsumeResult
+    from ternmq.client.listener import ConsumeContext, ConsumeHook, ConsumeResult
     from ternmq.client.offsets import StartPosition
     from ternmq.client.producer import Producer
     from ternmq.client.pull import PullConsumer
@@ -38,8 +38,10 @@ __all__ = [
     "Admin",
     "ClientConfig",
     "ConsumeContext",
+    "ConsumeHook",
     "ConsumeResult",
     "EmbeddedCluster",
+    "FlowLimits",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -70,9 +72,9 @@ _HOMES: Final = {
     "ternmq.client.blocking_consumer": ("SyncPullConsumer", "SyncPushConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
     "ternmq.client.consumer": ("PushConsumer",),
-    "ternmq.client.consumer_config": ("PushConfig",),
+    "ternmq.client.consumer_config": ("FlowLimits", "PushConfig"),
     "ternmq.client.hooks": ("SendContext", "SendHook"),
-    "ternmq.client.listener": ("ConsumeContext", "ConsumeResult"),
+    "ternmq.client.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
     "ternmq.client.offsets": ("StartPosition",),
     "ternmq.client.producer": ("Producer",),
     "ternmq.client.pull": ("PullConsumer",),

@@ -118,6 +118,44 @@ async def test_a_message_used_as_a_block_is_done_or_comes_again(cluster: Embedde
     assert {"good": [0], "bad": [0, 1]} == times
 
 
+async def test_a_message_that_is_never_settled_is_sent_back_in_time(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F1: 15 minutes, here less; a late word on it is ignored."""
+    await send(producer, "it")
+    config = PushConfig(start=FIRST, consume_timeout_ms=50)
+    consumer = PushConsumer("billing", name_servers=cluster.name_servers, config=config)
+    consumer.subscribe("orders")
+    async with asyncio.timeout(20), consumer:
+        first = await anext(consumer.messages())
+        second = await anext(consumer.messages())
+        first.ack()
+        second.ack()
+        assert (0, 1) == (first.reconsume_times, second.reconsume_times)
+    second.retry()  # said too late: nobody hears it
+
+
+async def test_loops_share_messages_and_end_with_the_consumer(cluster: EmbeddedCluster, producer: Producer) -> None:
+    """F1."""
+    taken: list[str] = []
+    enough = asyncio.Event()
+    consumer = PushConsumer("billing", name_servers=cluster.name_servers, start=FIRST)
+    consumer.subscribe("orders")
+
+    async def loop() -> None:
+        async for message in consumer.messages():
+            taken.append(message.body.decode())
+            if len(taken) == 20:
+                enough.set()
+
+    await send(producer, *numbered(20))
+    async with asyncio.timeout(20), asyncio.TaskGroup() as loops, consumer:
+        for _ in range(3):
+            loops.create_task(loop())
+        await enough.wait()
+    assert Counter(numbered(20)) == Counter(taken)
+
+
 async def test_a_plain_function_runs_in_threads(cluster: EmbeddedCluster, producer: Producer) -> None:
     """F1: listeners that block do not block one another, nor the loop."""
     together = threading.Barrier(4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.client.offsets import LocalOffsets, StartPosition
-from ternmq.errors import CorruptFile
+from ternmq.errors import ConfigError, CorruptFile
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import ConsumeFromWhere
 
@@ -63,6 +63,22 @@ def test_every_member_has_a_file_that_any_file_system_takes(tmp_path: Path) -> N
     path = LocalOffsets.path_of(tmp_path, "fe80::1@DEFAULT", "%RETRY%a|b")
     assert tmp_path / "fe80%3A%3A1@DEFAULT" / "%25RETRY%25a%7Cb.json" == path
     assert LocalOffsets.path_of(tmp_path, "m", "a|b") != LocalOffsets.path_of(tmp_path, "m", "a%7Cb")
+
+
+def test_two_members_cannot_share_a_file(tmp_path: Path) -> None:
+    """F5: the slower of them would skip messages after a restart."""
+    path = tmp_path / "billing.json"
+    with LocalOffsets(path, "billing"), pytest.raises(ConfigError, match="instance_name of its own"):
+        LocalOffsets(path, "billing")
+    with LocalOffsets(path, "billing"):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """F5."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="give an offsets_directory"):
+        LocalOffsets(tmp_path / "file" / "billing.json", "billing")
 
 
 def test_a_start_can_be_a_moment() -> None:

@@ -10,6 +10,7 @@ import itertools
 import queue
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,14 +130,14 @@ async def test_in_broadcasting_every_member_gets_all(
     config = PushConfig(model=MessageModel.BROADCASTING, start=FIRST, offsets_directory=tmp_path)
     await send(producer, topic, numbered(10))
 
-    async def consume() -> list[str]:
+    async def consume(name: str) -> list[str]:
         seen = Collector()
-        consumer = PushConsumer("broadcast", seen, client=client, config=config)
+        consumer = PushConsumer("broadcast", seen, client=replace(client, instance_name=name), config=config)
         consumer.subscribe(topic)
         async with consumer:
             return await seen.bodies(10)
 
-    for bodies in await asyncio.gather(consume(), consume()):
+    for bodies in await asyncio.gather(consume("one"), consume("two")):
         assert Counter(numbered(10)) == Counter(bodies)
 
 

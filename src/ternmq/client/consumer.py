@@ -189,6 +189,8 @@ class PushConsumer:
                 with suppress(RouteMissing):
                     await instance.routes.of(topic)
             progress = self._progress(instance, group, stack)
+            # Brokers hear last that we leave: the other members ask for the progress as soon as they are told.
+            stack.push_async_callback(instance.unregister_consumer, group)
             self._tasks = await stack.enter_async_context(Tasks())
             if self.config.model is MessageModel.CLUSTERING:
                 retries = retry_topic(group)
@@ -204,6 +206,7 @@ class PushConsumer:
             )
             if self._listener is not None:
                 member.open(self._calls_of(self._listener, member))
+            instance.register_consumer(group, member)
             await member.start()
             self._member = member
             self._stack = stack.pop_all()

@@ -103,6 +103,10 @@ class QueueReader:
                 await self._fetch()
             except TernError as error:
                 await self._recover(error)
+            except Exception:
+                # Whatever it is, a queue that nobody reads and nobody misses would be worse.
+                log.exception("a pull failed in a way that nobody thought of", extra={"queue": str(self.queue)})
+                await asyncio.sleep(ERROR_PAUSE_S)
 
     async def _wait_for_room(self) -> None:
         fetching = self._fetching

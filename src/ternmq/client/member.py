@@ -1,8 +1,7 @@
-"""A running member of a consumer group: joins, reads its queues, reports its progress, leaves (D3, D4, G1).
+"""A running member of a consumer group: reads its queues, has listeners called, reports its progress (D3, D4, G1).
 
 The parts know little of one another; this is where they are tied together, whatever kind of consumer they serve. Their
-end has an order: no more queues, no more fetching, no more calls of listeners, then the progress, then the farewell to
-the brokers, who tell the others at once.
+end has an order: no more queues, no more fetching, no more calls of listeners, and then the progress.
 """
 
 from __future__ import annotations
@@ -31,7 +30,10 @@ EXPIRY_CHECK_S: Final = 30.0
 
 
 class Member:
-    """One member, from ``start`` to ``stop``. All methods belong to the loop's thread; ``tasks`` owns its loops."""
+    """One member, from ``start`` to ``stop``. All methods belong to the loop's thread; ``tasks`` owns its loops.
+
+    It is registered with the instance before its start, so that brokers know it, and unregistered after its end.
+    """
 
     def __init__(
         self,
@@ -87,8 +89,7 @@ class Member:
     # --- Start and end ---------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Join the group and read its queues; returns after the first attempt at that."""
-        self.instance.register_consumer(self.group, self)
+        """Take up the queues that are ours; returns after the first attempt at that."""
         await self.rebalancer.round()
         self.instance.routes.on_change.append(self._route_changed)
         self._loops += [
@@ -98,7 +99,7 @@ class Member:
         ]
 
     async def stop(self) -> None:
-        """Let running listeners end, store the progress, leave the group."""
+        """Let running listeners end, then store the progress."""
         timeout_ms = self._config.stop_timeout_ms
         self.instance.routes.on_change.remove(self._route_changed)
         for loop in self._loops:
@@ -108,8 +109,8 @@ class Member:
         if self._outlet is not None:
             await self._outlet.stop(timeout_ms)
         await self.settling.idle(timeout_ms)
+        self.settling.close()
         await self.readers.save(wait=True)
-        await self.instance.unregister_consumer(self.group)
 
     # --- Messages --------------------------------------------------------------------------------------------
 

@@ -23,8 +23,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from ternmq.client.file_lock import FileLock
 from ternmq.client.instance import ClientInstance
-from ternmq.errors import NotFound, TernError
+from ternmq.errors import ConfigError, NotFound, TernError
 from ternmq.files import Chores, TableFile
 from ternmq.message import MessageQueue
 from ternmq.names import RETRY_PREFIX
@@ -104,7 +105,7 @@ class BrokerOffsets:
         self._group = group
         # RocketMQ 4.9 always does so. RocketMQ 5 and TernMQ do it unless told not to.
         self._set_zero = None if zero_if_young else False
-        #: What brokers were told last; the same again is not worth a call.
+        #: What brokers were told since the queue is ours; the same again is not worth a call.
         self._told: dict[MessageQueue, int] = {}
 
     async def min(self, queue: MessageQueue) -> int:
@@ -123,6 +124,7 @@ class BrokerOffsets:
         return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def load(self, queue: MessageQueue) -> int | None:
+        self._told.pop(queue, None)
         header = QueryOffset(
             consumer_group=self._group,
             topic=queue.topic,
@@ -203,14 +205,33 @@ class LocalOffsets:
     """The progress of one member in broadcasting, in a file of its own with a backup beside it (F5).
 
     Use as a ``with`` block: its end waits until the last version is written. Raises ``CorruptFile`` when neither the
-    file nor its backup can be read.
+    file nor its backup can be read, ``ConfigError`` when another member uses the same file: the slower of two would
+    skip, after a restart, what only the faster has seen.
     """
 
     def __init__(self, path: Path, group: str) -> None:
+        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_ours = self._lock.acquire()
+        except OSError as error:
+            raise ConfigError(
+                f"progress cannot be kept in {path.parent}: {error.strerror}; give an offsets_directory that can be "
+                "written to"
+            ) from None
+        if not is_ours:
+            raise ConfigError(
+                f"another member of group {group!r} on this machine keeps its progress in {path}; give each member an "
+                "instance_name of its own, or another offsets_directory"
+            )
         self._chores = Chores()
         self._file = TableFile(path, self._chores)
         self._group = group
-        table = self._file.load(_decoder.decode)
+        try:
+            table = self._file.load(_decoder.decode)
+        except BaseException:
+            self._lock.release()
+            raise
         places = table.offsets if table is not None else []
         self._offsets = {MessageQueue(place.topic, place.broker, place.queue_id): place.offset for place in places}
 
@@ -227,6 +248,7 @@ class LocalOffsets:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._chores.__exit__(kind, error, trace)
+        self._lock.release()
 
     async def load(self, queue: MessageQueue) -> int | None:
         return self._offsets.get(queue)

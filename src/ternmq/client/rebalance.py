@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from ternmq.allocation import Allocation
 from ternmq.client.instance import ClientInstance
-from ternmq.errors import TernError
+from ternmq.errors import NetworkError, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import RETRY_PREFIX
 from ternmq.wire.bodies.clients import MemberList, MessageModel
@@ -189,6 +189,8 @@ class Rebalancer:
         """Client ids of the group, from any broker of the topic: all members send heartbeats to all of them."""
         route = await self._instance.routes.of(topic)
         addresses = [address for by_id in route.brokers.values() for address in by_id.values()]
+        if not addresses:
+            raise NetworkError(f"no broker of topic {topic!r} has an address now", address=topic)
         header = ConsumerGroup(consumer_group=self._group)
         response = await self._instance.ask(
             self._instance.env.random.choice(addresses), RequestCode.GET_CONSUMER_LIST_BY_GROUP, header

@@ -51,6 +51,7 @@ class Settling:
         self._returns = returns
         self._tasks = tasks
         self._returning: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def settle(
         self,
@@ -63,7 +64,7 @@ class Settling:
         again: Put,
     ) -> None:
         """``done`` and ``failed`` say how it went; ``again`` takes what must be tried here once more."""
-        if held.dropped:
+        if held.dropped or self._closed:
             return
         if failed and self._returns is None:
             for message in failed:
@@ -80,6 +81,10 @@ class Settling:
         """Wait, at most this long, until nothing is on its way back."""
         if self._returning:
             await asyncio.wait(self._returning, timeout=timeout_ms / 1000)
+
+    def close(self) -> None:
+        """The progress was stored for the last time: what listeners say from now on, nobody can hear."""
+        self._closed = True
 
     async def _send_back(
         self,
