@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer import PushConsumer
 from ternmq.client.consumer_config import FlowLimits, PushConfig
@@ -20,6 +24,9 @@ from ternmq.client.pull import PullConsumer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, InvalidName, NameServersUnreachable, NotRunning
 from ternmq.message import Message, ReceivedMessage
+from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.server import NameServer
+from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.clients import MessageModel
 from tests.client.listening import Collector, eventually, numbered
 
@@ -572,13 +579,46 @@ async def test_two_brokers_are_read_side_by_side() -> None:
         assert {"broker-a", "broker-b"} == {message.broker_name for message in seen.messages}
 
 
+async def test_a_broker_that_comes_back_elsewhere_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1, A4, D3: another port, all clients forgotten; nothing is lost and nobody restarts the consumer."""
+    monkeypatch.setattr("ternmq.client.fetch.ERROR_PAUSE_S", 0.01)
+    seen = Collector()
+    async with AsyncExitStack() as stack:
+        name_server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1"))
+        await stack.enter_async_context(name_server)
+        address = f"127.0.0.1:{name_server.port}"
+
+        def broker() -> Broker:
+            return Broker(
+                BrokerConfig(broker_name="broker-a", listen_port=0, namesrv_addr=address, bind_address="127.0.0.1"),
+                StoreConfig(store_path_root_dir=tmp_path, mapped_file_size_commit_log=1 << 20),
+            )
+
+        consumer = PushConsumer("billing", seen, name_servers=address, start=FIRST)
+        consumer.subscribe("orders")
+        async with broker(), Producer("shop", name_servers=address) as producer:
+            await send(producer, *numbered(10))
+            await stack.enter_async_context(consumer)
+            await eventually(lambda: {*seen.seen} >= {*numbered(10)})
+        other = ClientConfig(address, instance_name="another, with routes of its own")
+        async with broker(), Producer("shop", client=other) as producer:
+            await send(producer, *numbered(10, 10))
+            await eventually(lambda: {*seen.seen} >= {*numbered(20)})
+            await stack.aclose()
+
+
 async def test_a_consumer_without_a_name_server_says_so() -> None:
     """A6: at the start, not by warnings for ever."""
-    consumer = PushConsumer("billing", Collector(), name_servers="127.0.0.1:1")
-    consumer.subscribe("orders")
-    with pytest.raises(NameServersUnreachable, match=r"127\.0\.0\.1:1"):
-        async with consumer:
-            pass
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        consumer = PushConsumer("billing", Collector(), name_servers=address)
+        consumer.subscribe("orders")
+        with pytest.raises(NameServersUnreachable, match=address):
+            async with consumer:
+                pass
 
 
 async def test_wrong_use_is_refused_with_the_cure(cluster: EmbeddedCluster) -> None:

@@ -160,6 +160,8 @@ class Routes:
 
     def _keep(self, route: TopicRoute) -> TopicRoute:
         if route != self._known.get(route.topic):
+            # To the end: ``address`` looks there first, and a broker may have moved.
+            self._known.pop(route.topic, None)
             self._known[route.topic] = route
             for tell in self.on_change:
                 tell(route)
