@@ -20,6 +20,7 @@ from typing import Final, Protocol
 
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
+from ternmq.store.deleted import DeletedTopics
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.wire.ids import java_hash
@@ -88,11 +89,14 @@ class Derived(Protocol):
 class Dispatcher:
     """Feeds the derived parts of one store."""
 
-    __slots__ = ("_delays_ms", "_index", "_queues", "_tags", "deriveds", "on_arrival")
+    __slots__ = ("_delays_ms", "_deleted", "_index", "_queues", "_tags", "deriveds", "on_arrival")
 
-    def __init__(self, queues: ConsumeQueues, index: Index | None, *, delays_ms: tuple[int, ...]) -> None:
+    def __init__(
+        self, queues: ConsumeQueues, index: Index | None, deleted: DeletedTopics, *, delays_ms: tuple[int, ...]
+    ) -> None:
         self._queues = queues
         self._index = index
+        self._deleted = deleted
         self._delays_ms = delays_ms
         self._tags: dict[str, int] = {}
         self.deriveds: list[Derived] = []
@@ -166,7 +170,8 @@ class Dispatcher:
     def refold(self, record: Record) -> None:
         """Take in a record from the log. Parts that have it already leave it."""
         fact = self.fact(record)
-        self._queues.fold(fact)
+        if not self._deleted.is_deleted(record.topic, record.log_offset):
+            self._queues.fold(fact)
         if self._index is not None:
             self._index.fold(fact)
         for derived in self.deriveds:

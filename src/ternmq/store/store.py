@@ -27,6 +27,7 @@ from ternmq.errors import NotRunning, RecordRefused, StoreError
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
+from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Derived, Dispatcher, Fact
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
@@ -95,7 +96,8 @@ class MessageStore:
                 file_bytes=config.index_file_bytes,
                 now_ms=clock.now_ms,
             )
-        self._dispatcher = Dispatcher(self._queues, self._index, delays_ms=config.delay_levels_ms)
+        self._deleted = DeletedTopics(self._disk, root / "deletedTopics.json")
+        self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
         self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         self._flusher: Flusher | None = None
         # Bound once, for ``put``.
@@ -125,6 +127,7 @@ class MessageStore:
             self._queues.load()
             if self._index is not None:
                 self._index.load()
+            self._deleted.load()
             self._recover()
         except BaseException:
             self._log.close()
@@ -148,6 +151,7 @@ class MessageStore:
             lost_pages=not was_closed and (not boot_id or boot_id.encode() not in (abort or b"")),
             check_crc=self.config.check_crc_on_recover,
         )
+        self._finish_deleting()
         log.info(
             "store opened",
             extra={
@@ -175,6 +179,14 @@ class MessageStore:
             self._log.start_preparing()
             self._flusher.start()
             self._wake = self._flusher.wake
+
+    def _finish_deleting(self) -> None:
+        """Remove queues that a process was deleting when it died: their first record is older than the deletion."""
+        for queue in list(self._queues):
+            if queue.topic in self._deleted:
+                first = queue.entry(queue.min_offset)
+                if first is not None and self._deleted.is_deleted(queue.topic, first[0]):
+                    self._queues.remove_topics([queue.topic])
 
     def close(self) -> None:
         """Have everything on the disk and give the directory free. Raises ``StoreError`` if that fails.
@@ -360,7 +372,10 @@ class MessageStore:
 
     def delete_topics(self, names: Iterable[str]) -> None:
         """Remove the queues of these topics; a topic made anew begins with queue offset 0."""
-        self._queues.remove_topics(names)
+        gone = list(names)
+        # First the note: a crash in between leaves queues that are whole, or none, but never half of one.
+        self._deleted.add(gone, log_end=self._log.written, log_min=self._log.min_offset)
+        self._queues.remove_topics(gone)
 
     @property
     def written(self) -> int:
