@@ -58,9 +58,7 @@ def test_an_expression_without_any_tag_is_refused() -> None:
         TagFilter.parse(" || ")
 
 
-tags = st.text(st.characters(exclude_characters="|*", codec="utf-8"), min_size=1).filter(
-    lambda tag: bool(tag.strip())
-)
+tags = st.text(st.characters(exclude_characters="|*", codec="utf-8"), min_size=1).filter(lambda tag: bool(tag.strip()))
 
 
 @given(st.lists(tags, min_size=1))
