@@ -33,7 +33,7 @@ def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
         (("send", "fine", ""), "tern: the message to 'fine' has no body; send at least one byte"),
         (("send", "fine", "--file", "/no/such"), "tern: cannot read /no/such: No such file or directory; check"),
         (("send", "fine", "--file", "/"), "tern: cannot read the input: Is a directory; check the path after --file"),
-        (("consume", "nothing"), "tern: no name server knows the topic 'nothing'"),
+        (("consume", "nothing"), "tern: no name server knows the topic 'nothing'; create it with `tern topic create"),
         (("consume", "nothing", "-g", "g"), "tern: no name server knows the topic 'nothing'"),
         (
             ("consume", "fine", "-g", "bad group"),
@@ -107,6 +107,8 @@ def test_a_broken_config_line_is_named(tmp_path: Path) -> None:
             ("up", "--set", "flushDiskType=NEVER"),
             "tern: --set: flushDiskType=NEVER cannot be; it must be one of ASYNC_F",
         ),
+        (("up", "--port", "70000"), "tern: --port 70000 is no port; use 1 to 65535, or 0 for any free one"),
+        (("up", "--broker-port", "-1"), "tern: --broker-port -1 is no port; use 1 to 65535, or 0 for any free one"),
         (("up", "--dir", "/dev/null/x"), "tern: cannot use the directory /dev/null/x: Not a directory; choose another"),
         (("up", "--brokers", "0", "--port", "0"), "tern: --brokers 0 cannot be; start 1 to 26 brokers"),
     ],

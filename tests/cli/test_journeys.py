@@ -101,6 +101,67 @@ def test_lines_of_stdin_are_sent_as_they_arrive(cluster: Serving) -> None:
     assert 0 == sending.returncode
 
 
+def test_what_is_stored_comes_in_the_order_in_which_it_was_stored(on_cluster: Tern) -> None:
+    """F3: over the queues of a broker exactly, as many messages share a millisecond."""
+    numbers = [str(number) for number in range(200)]
+    on_cluster("send", "row", *numbers)
+    messages = [json.loads(line) for line in on_cluster("consume", "row", "--no-follow", "--json").stdout.splitlines()]
+
+    assert len(numbers) == len(messages)
+    for broker in ("broker-a", "broker-b"):
+        bodies = [int(message["body"]) for message in messages if message["broker"] == broker]
+        assert sorted(bodies) == bodies
+
+
+def test_fewer_queues_hide_messages_and_that_is_said(on_cluster: Tern) -> None:
+    """D1."""
+    on_cluster("topic", "create", "narrow", "--queues", "4")
+    done = on_cluster("topic", "create", "narrow", "--queues", "2")
+
+    assert (0, "topic narrow has 2 queues on broker-a, broker-b\n") == (done.returncode, done.stdout)
+    assert [
+        f"{broker} had 4 queues of narrow; what lies in those from 2 on is kept, but nobody reads it until the topic "
+        "has that many again"
+        for broker in ("broker-a", "broker-b")
+    ] == done.stderr.splitlines()
+    assert "" == on_cluster("topic", "create", "narrow", "--queues", "4").stderr
+
+
+def test_a_reader_that_leaves_ends_consume_without_an_error(cluster: Serving, on_cluster: Tern) -> None:
+    """T1: `tern consume orders | head -1` under `set -o pipefail`."""
+    on_cluster("send", "leaving", "one")
+    command = [TERN, "consume", "leaving", "-n", cluster.name_server]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as reading:
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert b"one\n" == reading.stdout.readline()
+        reading.stdout.close()
+        on_cluster("send", "leaving", "two")
+        assert b"" == reading.stderr.read()
+
+    assert 0 == reading.returncode
+
+
+def test_a_reader_that_leaves_a_send_is_told_of_what_is_left(cluster: Serving) -> None:
+    """T1: nothing is left unsent in silence."""
+    command = [TERN, "send", "receipts", "--file", "-", "-n", cluster.name_server]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT) as sending:
+        assert sending.stdin is not None
+        assert sending.stdout is not None
+        assert sending.stderr is not None
+        sending.stdin.write(b"one\n")
+        sending.stdin.flush()
+        assert sending.stdout.readline().startswith(b"SEND_OK\t")
+        sending.stdout.close()
+        sending.stdin.write(b"two\n")
+        sending.stdin.flush()
+        told = sending.stderr.read().decode()
+
+    assert 1 == sending.returncode
+    assert told.startswith("tern: the program that read the receipts has ended, and sending with it, after 1 messages")
+
+
 def test_a_follower_sees_what_is_sent_later(cluster: Serving, on_cluster: Tern) -> None:
     """F8: the follower is there first, as its first message proves."""
     on_cluster("send", "later", "early")
@@ -142,5 +203,9 @@ def test_empty_answers_are_empty_for_programs_and_a_remark_for_people(on_cluster
     on_cluster("consume", "quiet", "-g", "idle", "--no-follow")
 
     people = on_cluster("group", "progress", "idle", "-t", "nothing")
-    assert (0, "", "group idle has consumed nothing yet\n") == (people.returncode, people.stdout, people.stderr)
+    assert (0, "", "group idle has consumed nothing of nothing yet\n") == (
+        people.returncode,
+        people.stdout,
+        people.stderr,
+    )
     assert "[]\n" == on_cluster("group", "progress", "idle", "-t", "nothing", "--json").stdout

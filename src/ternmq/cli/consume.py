@@ -137,8 +137,9 @@ async def _work_off(
         reached: dict[MessageQueue, int] = {}
         try:
             async for message in _stored(consumer, spans, tags):
-                reached[message.queue] = message.queue_offset + 1
-                if not show(message):
+                more = show(message)
+                reached[message.queue] = message.queue_offset + 1  # only now: what could not be shown is not done
+                if not more:
                     break
             else:
                 reached = {queue: span.stop for queue, span in spans.items()}  # tags may have passed over the last
@@ -174,15 +175,16 @@ async def _stored(
 ) -> AsyncIterator[ReceivedMessage]:
     """The messages of several queues in the order in which they were stored."""
     streams = [_stored_in(consumer, queue, span, tags) for queue, span in spans.items()]
-    heads: list[tuple[int, int, ReceivedMessage]] = []
+    # By time, and within a millisecond by log offset, which is exact on one broker; numbers only keep messages apart.
+    heads: list[tuple[int, int, int, ReceivedMessage]] = []
     for number, stream in enumerate(streams):
         if (message := await anext(stream, None)) is not None:
-            heapq.heappush(heads, (message.store_time_ms, number, message))
+            heapq.heappush(heads, (message.store_time_ms, message.log_offset, number, message))
     while heads:
-        _, number, message = heapq.heappop(heads)
+        _, _, number, message = heapq.heappop(heads)
         yield message
         if (following := await anext(streams[number], None)) is not None:
-            heapq.heappush(heads, (following.store_time_ms, number, following))
+            heapq.heappush(heads, (following.store_time_ms, following.log_offset, number, following))
 
 
 async def _stored_in(

@@ -74,7 +74,7 @@ def progress(
             for one in found
         ],
         columns=("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "consumed_up_to"),
-        empty=f"group {group} has consumed nothing yet",
+        empty=f"group {group} has consumed nothing{f' of {topic}' if topic else ''} yet",
     )
     if output.is_terminal and not as_json and found:
         note(f"{sum(one.lag for one in found)} messages wait in {len(found)} queues")

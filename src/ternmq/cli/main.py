@@ -16,7 +16,7 @@ import typer
 from ternmq.cli import groups, logs, servers, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.options import Json
-from ternmq.cli.output import Output, note, sentence_of
+from ternmq.cli.output import Output, ReaderGone, note, sentence_of
 from ternmq.cli.send import send
 
 app = typer.Typer(
@@ -86,9 +86,8 @@ def main() -> None:
     logs.set_up("debug" if debug else "error")
     try:
         app(args=arguments, prog_name="tern")
-    except BrokenPipeError:
-        # The reader of our output has gone (`tern consume t | head -1`): no error of anybody. Python would complain
-        # once more when it flushes stdout at its end.
+    except ReaderGone:
+        # No error of anybody. Python would complain once more when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)

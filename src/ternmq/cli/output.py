@@ -25,6 +25,10 @@ from ternmq.errors import TernError
 Row = Mapping[str, object]
 
 
+class ReaderGone(TernError):
+    """Nobody reads our output any more, as in `tern consume t | head -1`: for most commands a good reason to end."""
+
+
 class Output:
     """Where a command's results go."""
 
@@ -55,8 +59,12 @@ class Output:
         self._line(_to_json(fields) if self.as_json else text)
 
     def _line(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        try:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            # A name of our own: what runs our commands takes this OSError for its own and makes it exit code 1.
+            raise ReaderGone("nobody reads the output any more") from None
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
         from rich.box import SIMPLE_HEAD

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
-from ternmq.cli.output import Output, note
+from ternmq.cli.output import Output, ReaderGone, note
 from ternmq.cli.running import run
 from ternmq.errors import ConfigError, TernError
 from ternmq.tasks import Tasks
@@ -32,7 +32,7 @@ READ_BYTES: Final = 64 * 1024
 
 def send(
     topic: Annotated[str, typer.Argument(help="Where to send.", metavar="TOPIC")],
-    bodies: Annotated[list[str] | None, typer.Argument(help="A message each.", metavar="[BODY]...")] = None,
+    bodies: Annotated[list[str] | None, typer.Argument(help="A message each.", metavar="BODY")] = None,
     tag: Annotated[str, typer.Option("--tag", "-t", help="A word by which consumers choose.")] = "",
     keys: Annotated[
         list[str] | None, typer.Option("--key", "-k", help="A word by which to find it again. May be repeated.")
@@ -82,6 +82,12 @@ async def _send(messages: AsyncIterator[Message], name_servers: str, output: Out
             while (receipt := await flying.get()) is not None:
                 _show(output, await receipt)
                 sent += 1
+    except ReaderGone:
+        # Messages are left that nobody has sent: other than for those who only read, that is no good end.
+        raise TernError(
+            f"the program that read the receipts has ended, and sending with it, after {sent} messages or a few more; "
+            "to send all, write the receipts to a file or to /dev/null"
+        ) from None
     except BaseException:
         if sent:
             note(f"{sent} messages were sent before this:")

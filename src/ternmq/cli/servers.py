@@ -88,6 +88,9 @@ async def _up(
     from ternmq.namesrv.server import NameServer
     from ternmq.store.config import StoreConfig
 
+    for option, number in (("--port", port), ("--broker-port", broker_port)):
+        if not 0 <= number <= 65_535:
+            raise ConfigError(f"{option} {number} is no port; use 1 to 65535, or 0 for any free one")
     settings = Settings.gather(env=os.environ, flags=flags)
     for setting in settings.given:
         if not setting.shared and setting.name in _CHOSEN_BY_UP:

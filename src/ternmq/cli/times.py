@@ -12,16 +12,19 @@ _AGO: Final = re.compile(r"(\d+)(s|m|h|d)\Z")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: Digits up to here are a duration or a typing error, beyond it milliseconds since 1970 (from September 2001 on).
 _MS_LEAST: Final = 10**12
+#: The wire has 63 bits for a time; the year 9999 is where ``datetime`` ends.
+_MS_MOST: Final = 253_402_300_799_999
 
 
 def parse_time(text: str, *, now_ms: int) -> int:
     """Milliseconds since 1970 from ``2026-01-31T12:00``, ``15m`` (ago) or the number itself; local time unless it
     names a zone. Raises ``ConfigError``."""
-    if ago := _AGO.match(text):
-        return now_ms - int(timedelta(**{_UNITS[ago[2]]: int(ago[1])}).total_seconds() * 1000)
-    if text.isdecimal() and int(text) >= _MS_LEAST:
-        return int(text)
     try:
+        if ago := _AGO.match(text):
+            # Before 1970 there is nothing; «from then on» is «from the first on».
+            return max(0, now_ms - timedelta(**{_UNITS[ago[2]]: int(ago[1])}) // timedelta(milliseconds=1))
+        if text.isdecimal() and _MS_LEAST <= int(text) <= _MS_MOST:
+            return int(text)
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ConfigError(

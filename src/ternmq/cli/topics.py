@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
-from ternmq.cli.output import Output
+from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.cli.times import format_ms
+from ternmq.errors import RouteMissing
+
+if TYPE_CHECKING:
+    from ternmq.admin import Admin
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, inspect and delete topics.")
 
@@ -38,16 +42,32 @@ def create(
     if bits is None:
         raise typer.BadParameter(f"{perm!r} is no permission; use rw, r or w", param_hint="--perm")
 
-    async def work() -> list[str]:
+    async def work() -> tuple[list[str], dict[str, int]]:
         async with Admin(name_servers) as admin:
+            before = await _read_queues(admin, topic)
             brokers = await admin.topics.create(topic, queues=queues, cluster=cluster, perm=bits, order=order)
-            return [broker.name for broker in brokers]
+            return [broker.name for broker in brokers], before
 
-    brokers = run(work())
+    brokers, before = run(work())
     Output(as_json=as_json).item(
         {"topic": topic, "queues": queues, "perm": perm, "brokers": brokers},
         f"topic {topic} has {queues} queues on {', '.join(brokers)}",
     )
+    for name in brokers:
+        if before.get(name, 0) > queues:
+            note(
+                f"{name} had {before[name]} queues of {topic}; what lies in those from {queues} on is kept, but nobody "
+                "reads it until the topic has that many again"
+            )
+
+
+async def _read_queues(admin: Admin, topic: str) -> dict[str, int]:
+    """How many queues of a topic can be read now, by broker; none of a topic that does not exist."""
+    try:
+        route = await admin.topics.route(topic)
+    except RouteMissing:
+        return {}
+    return {queue.broker_name: queue.read_queue_nums for queue in route.queue_datas}
 
 
 @app.command("list")

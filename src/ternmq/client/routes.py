@@ -147,9 +147,9 @@ class Routes:
         if is_default:
             response = await self._ask(AUTO_CREATE_TOPIC)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
-            hint = "and no broker creates topics by itself " if queues_max is not None else ""
+            hint = " and no broker creates topics by itself (autoCreateTopicEnable)" if queues_max is not None else ""
             raise RouteMissing(
-                f"no name server knows the topic {topic!r} {hint}(autoCreateTopicEnable); "
+                f"no name server knows the topic {topic!r}{hint}; "
                 f"create it with `tern topic create {topic}`, and check that its brokers are registered",
                 topic=topic,
             )
