@@ -172,7 +172,8 @@ class IndexFile:
         number = self._newest(key_hash)
         while number and len(found) < count_max:
             entry_hash, log_offset, seconds, previous = self._entry(number)
-            time_ms = self.begin_time_ms + seconds * 1000
+            # The first entry's seconds count from the end of the file before, but its time is the header's.
+            time_ms = self.begin_time_ms + (seconds * 1000 if number > 1 else 0)
             # Entries know whole seconds only: one of the second in which the span begins may belong to it.
             if seconds < 0 or time_ms + 999 < begin_ms:
                 break

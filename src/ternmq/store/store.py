@@ -401,6 +401,7 @@ class MessageStore:
     def tick(self) -> None:
         """What the flush thread asks for every second; to be called by who opened a store without threads."""
         self._running().tick()
+        self._pick_up()
 
     # --- Derived parts --------------------------------------------------------------------------------------------
 
