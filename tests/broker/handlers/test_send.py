@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ternmq.wire.batch import pack_messages
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.topics import TopicConfig, TopicConfigs
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
@@ -280,6 +281,26 @@ async def test_each_message_of_a_batch_is_a_record_of_its_own(broker: Caller) ->
         record.log_offset for record in records
     ]
     assert [parse(record.properties) for record in records] == [properties | OWN for _, properties in messages]
+
+
+async def test_marks_of_another_delivery_are_taken_off_in_a_batch_too(broker: Caller) -> None:
+    """E6"""
+    messages = [(b"1", {"UNIQ_KEY": "A", "POP_CK": "1 2"}), (b"CLUSTER\x01", {"UNIQ_KEY": "B", "CLUSTER": "other"})]
+
+    await broker.send_batch("orders", messages)
+
+    stored = [parse(record.properties) for record in await broker.records("orders")]
+    assert stored == [{"UNIQ_KEY": "A", **OWN}, {"UNIQ_KEY": "B", **OWN}]
+
+
+async def test_batches_of_4_9_whose_properties_do_not_end_with_a_separator_are_completed(broker: Caller) -> None:
+    """E6"""
+    body = pack_messages([(0, b"1", "TAGS\x01T\x02UNIQ_KEY\x01A"), (0, b"2", "UNIQ_KEY\x01B\x02TAGS\x01T")])
+
+    await broker.call(RequestCode.SEND_BATCH_MESSAGE, v2("orders", queue_id=0, batch=True), body)
+
+    stored = [parse(record.properties) for record in await broker.records("orders")]
+    assert stored == [{"UNIQ_KEY": key, "TAGS": "T", **OWN} for key in "AB"]
 
 
 async def test_messages_of_a_batch_without_a_unique_key_get_one_each(broker: Caller) -> None:
