@@ -88,6 +88,7 @@ class Retries:
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""
         group = self._groups.find(header.topic.removeprefix(names.RETRY_PREFIX))
+        # As 4.9; 5.x lets one more through, unless the group holds locks (its orderly consumers count as 4.9 does).
         if (header.reconsume_times or 0) < _times_max(group, header.max_reconsume_times, version):
             return None
         return self._dead_letter_queue(group.group_name)
