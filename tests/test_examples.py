@@ -1,4 +1,4 @@
-"""The producer's examples run, as a user would run them, and print what they say (T5)."""
+"""The examples run, as a user would run them, and print what they say (E1, F1, F3, T5)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ def cluster() -> Iterator[EmbeddedCluster]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("name", "last_line"),
-    [
-        ("producer.py", "shipped in steps@broker-a:"),
-        ("producer_blocking.py", "sent SEND_OK"),
-        ("producer_settings.py", "refused: the topic name 'no blanks, please' has characters"),
-    ],
-)
+LAST_LINES = {
+    "consumer.py": "loop got paid one book",
+    "consumer_batches.py": "saved 100 messages",
+    "consumer_blocking.py": "loop got 20",
+    "consumer_pull.py": "read 50 messages",
+    "producer.py": "shipped in steps@broker-a:",
+    "producer_blocking.py": "sent SEND_OK",
+    "producer_settings.py": "refused: the topic name 'no blanks, please' has characters",
+}
+
+
+def test_every_example_is_run_here() -> None:
+    assert sorted(LAST_LINES) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize(("name", "last_line"), LAST_LINES.items())
 def test_the_example_runs(cluster: EmbeddedCluster, name: str, last_line: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(EXAMPLES / name), cluster.name_servers],
