@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ternmq.net.lanes import SLICE_REQUESTS, Job, LaneConfig, Lanes
+from ternmq.net.lanes import SLICE_REQUESTS, LaneConfig, Lanes
 
 
 class Log:
-    """Notes what ran and what was refused, in order; ``cost_s`` of loop time passes with each job."""
+    """A worker that notes what it ran and refused, in order; ``cost_s`` of loop time passes with each request."""
 
     def __init__(self, clock: list[float], cost_s: float = 0.0) -> None:
         self.ran: list[Any] = []
@@ -17,15 +17,12 @@ class Log:
         self._clock = clock
         self._cost_s = cost_s
 
-    def job(self, name: Any, arrived: float = 0.0) -> Job:
-        return Job(self._run, self._refuse, None, name, arrived)
-
-    def _run(self, _: Any, name: Any) -> None:
+    def run(self, request: Any) -> None:
         self._clock[0] += self._cost_s
-        self.ran.append(name)
+        self.ran.append(request)
 
-    def _refuse(self, _: Any, name: Any, reason: str) -> None:
-        self.refused.append((name, reason))
+    def refuse(self, request: Any, reason: str) -> None:
+        self.refused.append((request, reason))
 
 
 async def lanes_at(clock: list[float], *configs: LaneConfig) -> Lanes:
@@ -49,7 +46,7 @@ async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:
     lanes = Lanes([LaneConfig("send")])
 
     for number in range(100):
-        lanes.submit(lanes["send"], log.job(number))
+        lanes.submit(lanes["send"], log, number, 0.0)
     lanes.run()
 
     assert list(range(100)) == log.ran
@@ -62,8 +59,8 @@ async def test_a_storm_on_one_lane_delays_another_by_one_slice_only() -> None:
     lanes = await lanes_at(clock, LaneConfig("pull"), LaneConfig("send"))
 
     for _ in range(1000):
-        lanes.submit(lanes["pull"], log.job("pull"))
-    lanes.submit(lanes["send"], log.job("send"))
+        lanes.submit(lanes["pull"], log, "pull", 0.0)
+    lanes.submit(lanes["send"], log, "send", 0.0)
     lanes.run()
 
     assert log.ran.index("send") <= SLICE_REQUESTS
@@ -76,7 +73,7 @@ async def test_a_long_queue_leaves_the_loop_between_turns_and_goes_on_by_itself(
     lanes = await lanes_at(clock, LaneConfig("pull"))
 
     for number in range(200):
-        lanes.submit(lanes["pull"], log.job(number))
+        lanes.submit(lanes["pull"], log, number, 0.0)
     lanes.run()
     after_one_turn = len(log.ran)
     while len(log.ran) < 200:
@@ -92,15 +89,15 @@ async def test_a_lane_back_from_idleness_does_not_spend_what_it_saved() -> None:
     log = Log(clock, cost_s=0.0001)
     lanes = await lanes_at(clock, LaneConfig("busy"), LaneConfig("idle"))
     for _ in range(500):
-        lanes.submit(lanes["busy"], log.job("busy"))
+        lanes.submit(lanes["busy"], log, "busy", 0.0)
     lanes.run()
     while len(log.ran) < 500:
         await asyncio.sleep(0)
     log.ran.clear()
 
     for _ in range(SLICE_REQUESTS * 4):
-        lanes.submit(lanes["busy"], log.job("busy"))
-        lanes.submit(lanes["idle"], log.job("idle"))
+        lanes.submit(lanes["busy"], log, "busy", 0.0)
+        lanes.submit(lanes["idle"], log, "idle", 0.0)
     lanes.run()
     while len(log.ran) < SLICE_REQUESTS * 8:
         await asyncio.sleep(0)
@@ -115,7 +112,7 @@ async def test_a_full_lane_refuses_with_overload() -> None:
     lanes = Lanes([LaneConfig("send", capacity=3)])
 
     for number in range(5):
-        lanes.submit(lanes["send"], log.job(number))
+        lanes.submit(lanes["send"], log, number, 0.0)
     lanes.run()
 
     assert [0, 1, 2] == log.ran
@@ -130,8 +127,8 @@ async def test_a_request_that_waited_too_long_is_refused_instead_of_done() -> No
     log = Log(clock)
     lanes = await lanes_at(clock, LaneConfig("send", wait_max_ms=200))
 
-    lanes.submit(lanes["send"], log.job("late", arrived=9.7))
-    lanes.submit(lanes["send"], log.job("fresh", arrived=9.9))
+    lanes.submit(lanes["send"], log, "late", 9.7)
+    lanes.submit(lanes["send"], log, "fresh", 9.9)
     lanes.run()
 
     assert ["fresh"] == log.ran

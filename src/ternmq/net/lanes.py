@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
 
 #: A lane keeps the loop for at most this long before others are asked; long enough to make the asking cheap.
 SLICE_REQUESTS: Final = 32
@@ -23,14 +23,16 @@ SLICE_REQUESTS: Final = 32
 TURN_S: Final = 0.005
 
 
-class Job(NamedTuple):
-    """One request waiting for its handler. ``run`` carries it out, ``refuse`` answers SYSTEM_BUSY with a reason."""
+class Worker(Protocol):
+    """Who does the work on a request: a ``Peer``."""
 
-    run: Callable[[Any, Any], None]
-    refuse: Callable[[Any, Any, str], None]
-    peer: Any
-    request: Any
-    arrived: float
+    def run(self, request: Any, /) -> None:
+        """Carry a request out; must not raise."""
+        ...
+
+    def refuse(self, request: Any, reason: str, /) -> None:
+        """Answer SYSTEM_BUSY with a reason."""
+        ...
 
 
 @dataclasses.dataclass(slots=True, frozen=True)
@@ -48,7 +50,8 @@ class Lane:
 
     def __init__(self, config: LaneConfig) -> None:
         self.config = config
-        self.jobs: deque[Job] = deque()
+        #: Worker, request, and when it arrived. A plain tuple: one is made for each request.
+        self.jobs: deque[tuple[Worker, Any, float]] = deque()
         #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
         #: with the others instead of spending what it saved.
         self.used = 0.0
@@ -57,23 +60,23 @@ class Lane:
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
-        return int((now - self.jobs[0].arrived) * 1000) if self.jobs else 0
+        return int((now - self.jobs[0][2]) * 1000) if self.jobs else 0
 
 
 class Lanes:
     """The scheduler. All methods belong to the loop's thread."""
 
     def __init__(self, configs: Iterable[LaneConfig]) -> None:
-        self._lanes = {config.name: Lane(config) for config in configs}
+        self.by_name = {config.name: Lane(config) for config in configs}
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
         self._running = False
 
     def __getitem__(self, name: str) -> Lane:
-        return self._lanes[name]
+        return self.by_name[name]
 
-    def submit(self, lane: Lane, job: Job) -> None:
-        """Queue a job; ``run`` must follow once all jobs of a read are queued."""
+    def submit(self, lane: Lane, worker: Worker, request: Any, arrived: float) -> None:
+        """Queue a request; ``run`` must follow once all requests of a read are queued."""
         jobs = lane.jobs
         if not jobs:
             if self._active:
@@ -81,9 +84,9 @@ class Lanes:
             self._active.append(lane)
         elif len(jobs) >= lane.config.capacity:
             lane.refused_full += 1
-            job.refuse(job.peer, job.request, "[OVERLOAD]system busy, start flow control for a while")
+            worker.refuse(request, "[OVERLOAD]system busy, start flow control for a while")
             return
-        jobs.append(job)
+        jobs.append((worker, request, arrived))
 
     def run(self) -> None:
         """Work until nothing is queued or the turn is over; the rest goes on in the next turn of the loop."""
@@ -100,7 +103,7 @@ class Lanes:
             wait_max_ms = lane.config.wait_max_ms
             late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
             for _ in range(min(len(jobs), SLICE_REQUESTS)):
-                run, refuse, peer, request, arrived = jobs.popleft()
+                worker, request, arrived = jobs.popleft()
                 if arrived < late:
                     lane.refused_late += 1
                     waited_ms = int((now - arrived) * 1000)
@@ -108,9 +111,9 @@ class Lanes:
                         "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
                         f"period in queue: {waited_ms}ms, size of queue: {len(jobs)}"
                     )
-                    refuse(peer, request, reason)
+                    worker.refuse(request, reason)
                 else:
-                    run(peer, request)
+                    worker.run(request)
             if not jobs:
                 active.remove(lane)
             started, now = now, time()

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, Final, Protocol, cast
 
 from ternmq.errors import BrokerRefused, CallTimeout, NetworkError, RemoteProtocolError, TernError, TooManyCalls
-from ternmq.net.lanes import Job, Lanes
+from ternmq.net.lanes import Lanes
 from ternmq.types import Buffer
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request
@@ -187,13 +187,20 @@ class Peer(asyncio.Protocol):
         """
         if request.flag & FLAG_ONEWAY or self._transport is None:
             return
-        self._write([reply] if type(reply) is bytes else encode_reply(request, reply))  # type: ignore[arg-type]  # mypy does not narrow by type()
+        out = self._out
+        if not out:
+            self._loop.call_soon(self._flush)
+        if isinstance(reply, bytes):
+            out.append(reply)
+        else:
+            out += encode_reply(request, reply)
 
     def fail(self, request: Request[Any], error: Exception) -> None:
         """Answer a request with the error that ended it, as if its handler had raised it."""
         self.reply(request, self._failure(request, error))
 
-    def _run(self, request: Request[Any]) -> None:
+    def run(self, request: Request[Any]) -> None:
+        """Let the handler of its code answer a request (``lanes.Worker``)."""
         try:
             if request.fault is not None:
                 raise RemoteProtocolError(request.fault)
@@ -222,7 +229,8 @@ class Peer(asyncio.Protocol):
             log.error("handler failed", exc_info=error, extra={"code": request.code, "peer": self.address})
         return Reply(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
 
-    def _refuse(self, request: Request[Any], reason: str) -> None:
+    def refuse(self, request: Request[Any], reason: str) -> None:
+        """Answer that there is too much to do (``lanes.Worker``)."""
         self.reply(request, Reply(ResponseCode.SYSTEM_BUSY, remark=reason))
 
     # --- The transport's side --------------------------------------------------------------------------------
@@ -246,6 +254,7 @@ class Peer(asyncio.Protocol):
             self.abort()
             return
         lanes, routes = self._lanes, self._routes
+        by_name = lanes.by_name
         for command in commands:
             if type(command) is Response:
                 future = self._calls.get(command.opaque)
@@ -258,7 +267,7 @@ class Peer(asyncio.Protocol):
                 remark = f" request type {command.code} not supported"
                 self.reply(command, Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))
             else:
-                lanes.submit(lanes[route.lane], Job(Peer._run, Peer._refuse, self, command, now))
+                lanes.submit(by_name[route.lane], self, command, now)
         lanes.run()
 
     def connection_lost(self, exc: Exception | None) -> None:

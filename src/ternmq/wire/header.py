@@ -173,9 +173,9 @@ def register(code: int, kind: type[Header]) -> None:
     _decoders[code] = msgspec.json.Decoder(Request[kind], strict=False)  # type: ignore[valid-type]  # built at run time
 
 
-def decode_json(data: bytes | memoryview) -> Request[Any]:
+def decode_json(data: bytes) -> Request[Any]:
     """Decode a JSON header; responses come back as a ``Request`` with the response bit and a map as header."""
-    start = bytes(data[:_START_BYTES])
+    start = data[:_START_BYTES]
     found = _starts.get(start) or _find_decoder(start)
     if found is not None:
         code, decoder = found
