@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from ternmq import errors
     from ternmq.admin import Admin
+    from ternmq.admin.blocking import SyncAdmin
     from ternmq.client.batch import split_batch
     from ternmq.client.blocking import SyncProducer
     from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
@@ -56,6 +57,7 @@ __all__ = [
     "SendReceipt",
     "SendStatus",
     "StartPosition",
+    "SyncAdmin",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
@@ -67,6 +69,7 @@ __all__ = [
 #: Where each name lives. ``tests/test_exports.py`` compares it with the imports above.
 _HOMES: Final = {
     "ternmq.admin": ("Admin",),
+    "ternmq.admin.blocking": ("SyncAdmin",),
     "ternmq.client.batch": ("split_batch",),
     "ternmq.client.blocking": ("SyncProducer",),
     "ternmq.client.blocking_consumer": ("SyncPullConsumer", "SyncPushConsumer"),

@@ -1,4 +1,4 @@
-"""``Admin``: topics, groups, clients and brokers of a cluster, through its name servers (D6).
+"""``Admin``: everything of a cluster, through its name servers (D6, L1, L2).
 
 Every noun is an attribute, every verb a method that asks the servers now; nothing is kept but connections.
 """
@@ -12,6 +12,9 @@ from typing import Self
 from ternmq.admin.brokers import Brokers
 from ternmq.admin.clients import Clients
 from ternmq.admin.groups import Groups
+from ternmq.admin.messages import Messages
+from ternmq.admin.offsets import Offsets
+from ternmq.admin.queues import Queues
 from ternmq.admin.topics import Topics
 from ternmq.client.config import ClientConfig
 from ternmq.client.instance import ClientInstance
@@ -25,9 +28,11 @@ class Admin:
             await admin.topics.create("orders", queues=8)
             for queue in await admin.groups.progress("billing"):
                 print(queue.queue, queue.lag)
+            for message in await admin.messages.by_key("orders", "order-4711"):
+                print(message.body)
 
-    Methods raise ``NameServersUnreachable``, ``NetworkError`` when a broker cannot be reached, and the
-    ``BrokerRefused`` of whatever a server refused.
+    Without asyncio there is ``SyncAdmin``. Methods raise ``NameServersUnreachable``, ``NetworkError`` when a broker
+    cannot be reached, and the ``BrokerRefused`` of whatever a server refused.
     """
 
     def __init__(
@@ -38,6 +43,9 @@ class Admin:
         self.clients = Clients(self._instance, self.brokers)
         self.topics = Topics(self._instance, self.brokers)
         self.groups = Groups(self._instance, self.brokers, self.clients)
+        queues = Queues(self._instance)
+        self.messages = Messages(self._instance, self.brokers, queues)
+        self.offsets = Offsets(self._instance, self.brokers, self.clients, self.groups, queues)
 
     async def __aenter__(self) -> Self:
         await self._instance.__aenter__()

@@ -1,0 +1,214 @@
+"""Single messages, found again: by id, unique key, key, queue offset or time (L1).
+
+=====================  =====================================================  ==========================================
+by                     what it is                                             asks
+=====================  =====================================================  ==========================================
+``by_id``              ``offset_id``: one record of one broker                the broker whose address is in the id (33)
+``by_unique_key``      ``message_id``: the producer's, the same in copies     the index of each broker (12)
+``by_key``             one of the words in the message's ``keys``             the index of each broker (12)
+``by_queue_offset``    its place in a queue                                   the queue's broker (11)
+``by_time``            when it was stored                                     each queue's broker (29, 11)
+=====================  =====================================================  ==========================================
+
+The index holds hashes of keys, and hashes collide; its times are whole seconds. So everything a broker finds is checked
+again here: topic, key, and time to the millisecond. What brokers answer is all or an error, never a part: a message
+that is not in the result was not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from ternmq.admin.brokers import Brokers
+from ternmq.admin.queues import Queues
+from ternmq.client.instance import ClientInstance
+from ternmq.client.offsets import StartPosition
+from ternmq.errors import ConfigError, InvalidName, NotFound, SystemFailure
+from ternmq.message import MessageQueue, Property, ReceivedMessage
+from ternmq.net.peer import format_address
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.ids import parse_offset_id
+from ternmq.wire.received import to_message
+from ternmq.wire.record import unpack_record, unpack_records
+from ternmq.wire.requests import QueryMessage, ViewMessage
+
+#: What a broker returns for one key at most (RocketMQ's ``maxMsgsNumBatch``).
+COUNT_MAX: Final = 64
+_PORT_MAX: Final = 65_535
+_EVER_MS: Final = 2**63 - 1
+#: The index knows whole seconds, counted down.
+_INDEX_STEP_MS: Final = 1_000
+
+
+class Messages:
+    """``admin.messages``."""
+
+    def __init__(self, instance: ClientInstance, brokers: Brokers, queues: Queues) -> None:
+        self._instance = instance
+        self._brokers = brokers
+        self._queues = queues
+
+    async def by_id(self, offset_id: str) -> ReceivedMessage:
+        """The record that an offset id names, from the broker whose address is part of it.
+
+        ::
+
+            message = await admin.messages.by_id(receipt.offset_id)
+
+        Raises ``InvalidName`` for what is no offset id, ``NotFound`` when the broker has no such record (any more),
+        ``NetworkError`` when no broker answers there.
+        """
+        address, log_offset = _place_of(offset_id)
+        try:
+            response = await self._instance.ask(
+                address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=log_offset)
+            )
+        except SystemFailure as error:  # RocketMQ has no code of its own for «not here»
+            raise NotFound(
+                f"{address} has no message at log offset {log_offset}; it is deleted by now, or the id is of another "
+                f"broker ({error})",
+                broker=address,
+            ) from None
+        names = {broker.address: broker.name for broker in await self._brokers.all()}
+        return to_message(unpack_record(response.body), names.get(address, ""))
+
+    async def by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
+        """The messages of a topic with the unique key that their producer gave, oldest first.
+
+        Usually one. Several when a send was repeated: after a time-out, say, when the first attempt had arrived. Raises
+        ``RouteMissing``.
+
+        ::
+
+            (message,) = await admin.messages.by_unique_key("orders", receipt.message_id)
+        """
+        return await self._by_index(
+            QueryMessage(
+                topic=topic, key=_one_word(key), count_max=COUNT_MAX, begin_ms=0, end_ms=_EVER_MS, by_unique_id=True
+            ),
+            lambda message: message.properties.get(Property.UNIQUE_KEY) == key,
+        )
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        count_max: int = COUNT_MAX,
+    ) -> list[ReceivedMessage]:
+        """The messages of a topic that have this key and were stored from ``begin`` to ``end``, oldest first.
+
+        Both ends belong to the span; times are ``datetime`` or milliseconds since 1970. With more than ``count_max``
+        (64 at most, as brokers return no more) these are the newest. Raises ``RouteMissing``.
+
+        ::
+
+            for message in await admin.messages.by_key("orders", "order-4711", begin=datetime(2026, 1, 31)):
+                print(message.store_time_ms, message.body)
+        """
+        if not 1 <= count_max <= COUNT_MAX:
+            raise ConfigError(
+                f"count_max={count_max} cannot be; brokers return 1 to {COUNT_MAX} messages for a key. For others, "
+                "search in a shorter time"
+            )
+        begin_ms = 0 if begin is None else _ms(begin)
+        end_ms = _EVER_MS if end is None else _ms(end)
+        found = await self._by_index(
+            QueryMessage(
+                topic=topic,
+                key=_one_word(key),
+                count_max=count_max,
+                begin_ms=max(begin_ms - _INDEX_STEP_MS, 0),
+                end_ms=end_ms,
+            ),
+            lambda message: key in message.keys and begin_ms <= message.store_time_ms <= end_ms,
+        )
+        return found[-count_max:]
+
+    async def by_queue_offset(self, queue: MessageQueue, queue_offset: int) -> ReceivedMessage:
+        """The message at a place in a queue. Raises ``NotFound`` with what there is instead, ``RouteMissing``.
+
+        ::
+
+            message = await admin.messages.by_queue_offset(receipt.queue, receipt.queue_offset)
+        """
+        if queue not in await self._queues.of(queue.topic):
+            raise NotFound(f"there is no queue {queue} to read; see `tern topic route {queue.topic}`")
+        message = await self._queues.read(queue, queue_offset)
+        if message is None:
+            first, end = await asyncio.gather(self._queues.bounds.min(queue), self._queues.bounds.max(queue))
+            holds = f"it holds {first} to {end - 1}" if first < end else "it is empty"
+            raise NotFound(f"{queue} has no message {queue_offset}; {holds}", broker=queue.broker_name)
+        return message
+
+    async def by_time(self, topic: str, time: datetime | int) -> list[ReceivedMessage]:
+        """Of each queue the first message stored at ``time`` or later, to the millisecond; by broker and queue id.
+
+        A queue that has none is left out. Raises ``RouteMissing``.
+
+        ::
+
+            for message in await admin.messages.by_time("orders", datetime(2026, 1, 31, 12, 0)):
+                print(message.queue, message.queue_offset)
+        """
+        time_ms = _ms(time)
+
+        async def first(queue: MessageQueue) -> ReceivedMessage | None:
+            return await self._queues.read(queue, await self._queues.first_since(queue, time_ms))
+
+        found = await self._queues.each(await self._queues.of(topic), first)
+        return [message for message in found if message is not None]
+
+    async def _by_index(
+        self, query: QueryMessage, is_wanted: Callable[[ReceivedMessage], bool]
+    ) -> list[ReceivedMessage]:
+        brokers = await self._queues.brokers_of(query.topic)
+        answers = await asyncio.gather(*(self._query(name, address, query) for name, address in brokers.items()))
+        return sorted(
+            (
+                message
+                for answer in answers
+                for message in answer
+                if message.topic == query.topic and is_wanted(message)
+            ),
+            key=lambda message: (message.store_time_ms, message.broker_name, message.log_offset),
+        )
+
+    async def _query(self, name: str, address: str, query: QueryMessage) -> list[ReceivedMessage]:
+        try:
+            response = await self._instance.ask(address, RequestCode.QUERY_MESSAGE, query)
+        except NotFound:
+            return []
+        return [to_message(record, name) for record in unpack_records(response.body)]
+
+
+def _place_of(offset_id: str) -> tuple[str, int]:
+    """Where an offset id says that its record is. Unique keys have the same form, but hardly ever a port that can be."""
+    try:
+        ip, port, log_offset = parse_offset_id(offset_id)
+    except InvalidName:
+        ip, port, log_offset = "", 0, 0
+    if not 0 < port <= _PORT_MAX:
+        raise InvalidName(
+            f"{offset_id!r} is no offset id of a message, which a send returns as offset_id; if it is a message's "
+            f"unique key, search for it with its topic (`tern message show {offset_id} --topic TOPIC`)",
+            name=offset_id,
+        )
+    return format_address(ip, port), log_offset
+
+
+def _one_word(key: str) -> str:
+    if not key or key.split() != [key]:
+        raise InvalidName(
+            f"{key!r} is no key: blanks separate the keys of a message, so none has any; search for one word", name=key
+        )
+    return key
+
+
+def _ms(time: datetime | int) -> int:
+    return StartPosition.at(time).time_ms

@@ -1,0 +1,191 @@
+"""How far groups are, and moving them: reset to a time or an end, clone from another group (D4, L2).
+
+A reset, as RocketMQ's tools do it. The broker is told (INVOKE_BROKER_TO_RESET_OFFSET 222), as members that are
+connected hold their offsets themselves and would soon overwrite what is changed behind their backs:
+
+- TernMQ and RocketMQ 5 make the members' next pull start at the new offset, and take no commits before that;
+- RocketMQ 4.9 hands the new offsets to each member, and refuses when none is connected (206) or when the group has no
+  progress yet (1). Then, and only while nobody is connected, the offsets are committed from here (15).
+
+Everything is computed here first (29, 30, 31, mended to the millisecond by ``Queues.first_since``), so that a plan can
+be shown without touching anything. What a broker answers to 222 counts more than the plan: with members connected,
+RocketMQ 4.9 goes by its own search, which may be a message off.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from ternmq.admin.brokers import Brokers
+from ternmq.admin.clients import Clients
+from ternmq.admin.groups import Groups
+from ternmq.admin.queues import Queues
+from ternmq.client.instance import ClientInstance
+from ternmq.client.offsets import BrokerOffsets, StartPosition
+from ternmq.errors import ConfigError, ConsumerOffline, GroupMissing, NotFound, SystemFailure
+from ternmq.message import MessageQueue
+from ternmq.names import check_group, is_derived_topic
+from ternmq.wire.bodies.clients import ConsumeFromWhere, QueueOffsets
+from ternmq.wire.bodies.codec import by_queue, decode, encode
+from ternmq.wire.bodies.groups import GroupTable
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests import ResetOffset
+from ternmq.wire.requests_admin import AllGroups
+
+#: What 222 takes for «the end of the queue».
+_END_MS: Final = -1
+
+
+@dataclass(slots=True, frozen=True)
+class Move:
+    """Where a group stood in one queue, and where it stands now."""
+
+    queue: MessageQueue
+    #: None when it had no progress there.
+    before: int | None
+    after: int
+
+
+class Offsets:
+    """``admin.offsets``."""
+
+    def __init__(
+        self, instance: ClientInstance, brokers: Brokers, clients: Clients, groups: Groups, queues: Queues
+    ) -> None:
+        self._instance = instance
+        self._brokers = brokers
+        self._clients = clients
+        self._groups = groups
+        self._queues = queues
+
+    async def of(self, group: str, *, topic: str | None = None) -> dict[MessageQueue, int]:
+        """The queue offset of the first message that the group has not finished, for each queue it has progress in.
+
+        Raises ``GroupMissing``. For the lag too, see ``admin.groups.progress``.
+        """
+        queues = [progress.queue for progress in await self._groups.progress(group, topic=topic)]
+        # Statistics say 0 also where nothing is stored; this call tells the two apart.
+        stored = await self._queues.each(queues, BrokerOffsets(self._instance, group).load)
+        return {queue: found for queue, found in zip(queues, stored, strict=True) if found is not None}
+
+    async def reset(self, group: str, topic: str, to: StartPosition, *, dry_run: bool = False) -> list[Move]:
+        """Let the group go on at ``to``: ``StartPosition.FIRST``, ``.LAST`` or ``.at(time)``; forward or back.
+
+        ``dry_run`` tells what would be, and changes nothing. Connected members follow with their next pull (RocketMQ's
+        Java clients after some 10 s); what they work on at that moment may come again. Raises ``GroupMissing``,
+        ``RouteMissing``.
+
+        ::
+
+            await admin.offsets.reset("billing", "orders", StartPosition.at(datetime(2026, 1, 31, 12, 0)))
+        """
+        if group not in await self._groups.names():
+            raise GroupMissing(f"no broker knows the group {group!r}; see `tern group list`")
+        queues = await self._queues.of(topic)
+        before = await self._queues.each(queues, BrokerOffsets(self._instance, group).load)
+
+        async def target(queue: MessageQueue) -> int:
+            return await self._target(queue, to)
+
+        after = dict(zip(queues, await self._queues.each(queues, target), strict=True))
+        if not dry_run:
+            for broker, planned in _by_broker(after).items():
+                after |= await self._reset_on(broker, group, topic, to, planned)
+        return [Move(queue, stood, after[queue]) for queue, stood in zip(queues, before, strict=True)]
+
+    async def clone(self, source: str, target: str, *, topic: str | None = None) -> list[Move]:
+        """Let ``target`` stand where ``source`` stands, on one topic or on all that it has progress on.
+
+        A target that does not exist is made, with the source's settings. Raises ``GroupMissing`` for an unknown source,
+        ``NotFound`` when it has no progress, ``ConfigError`` when the target has members: they would go on where they
+        are, and overwrite what is stored here.
+        """
+        check_group(target)
+        offsets = {
+            queue: queue_offset
+            for queue, queue_offset in (await self.of(source, topic=topic)).items()
+            if not is_derived_topic(queue.topic)  # its retries are its own
+        }
+        if not offsets:
+            raise NotFound(
+                f"group {source!r} has no progress{f' on topic {topic!r}' if topic else ''}; see `tern group progress "
+                f"{source}`"
+            )
+        members = await self._clients.consumers(target)
+        if members is not None:
+            raise ConfigError(
+                f"group {target!r} has {len(members.members)} live members, which would overwrite the offsets; stop "
+                "them first"
+            )
+        await self._make(target, like=source, brokers={queue.broker_name for queue in offsets})
+        committing = BrokerOffsets(self._instance, target)
+        before = await self._queues.each(offsets, committing.load)
+        await self._commit(target, offsets)
+        return [Move(queue, stood, offsets[queue]) for queue, stood in zip(offsets, before, strict=True)]
+
+    async def _target(self, queue: MessageQueue, to: StartPosition) -> int:
+        if to.where is ConsumeFromWhere.TIMESTAMP:
+            return await self._queues.first_since(queue, to.time_ms)
+        bounds = self._queues.bounds
+        return await (bounds.min(queue) if to == StartPosition.FIRST else bounds.max(queue))
+
+    async def _reset_on(
+        self, broker: str, group: str, topic: str, to: StartPosition, planned: Mapping[MessageQueue, int]
+    ) -> Mapping[MessageQueue, int]:
+        """Reset the group on one broker; the offsets of those queues of ``planned`` that have others now."""
+        header = ResetOffset(
+            topic=topic,
+            group=group,
+            # FIRST has the time 0, and nothing is older.
+            time_ms=_END_MS if to == StartPosition.LAST else to.time_ms,
+            force=True,
+        )
+        try:
+            response = await self._instance.ask(
+                self._instance.broker_address(broker), RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header
+            )
+        except ConsumerOffline:
+            pass
+        except SystemFailure:
+            if await self._clients.consumers(group) is not None:
+                raise
+        else:
+            answer = by_queue(decode(response.body, QueueOffsets).offset_table)
+            return {queue: answer[queue] for queue in planned if queue in answer}
+        await self._commit(group, planned)
+        return {}
+
+    async def _commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        committing = BrokerOffsets(self._instance, group)
+
+        async def commit(queue: MessageQueue) -> None:
+            await committing.commit(queue, offsets[queue])
+
+        await self._queues.each(offsets, commit)
+
+    async def _make(self, group: str, *, like: str, brokers: set[str]) -> None:
+        """Make the group on those brokers that do not have it: RocketMQ 5 takes no commits of unknown ones."""
+        for master in await self._brokers.masters():
+            if master.name not in brokers:
+                continue
+            response = await self._instance.ask(
+                master.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups()
+            )
+            table = decode(response.body, GroupTable).subscription_group_table
+            if group not in table and like in table:
+                config = msgspec.structs.replace(table[like], group_name=group)
+                await self._instance.ask(
+                    master.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, encode(config)
+                )
+
+
+def _by_broker(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[MessageQueue, int]]:
+    found: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
+    for queue, queue_offset in offsets.items():
+        found[queue.broker_name][queue] = queue_offset
+    return found
