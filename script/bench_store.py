@@ -1,7 +1,8 @@
 """What a put and a get of the store cost: CPU time of this thread per call. Run: script/bench_store.py [messages]
 
-The message is that of the throughput goal: a body of 128 bytes, some 150 bytes of properties with a unique key, a
-key and a tag. Sixteen queues, so that neighbours in the log belong to different ones.
+The message is that of the throughput goal: a body of 128 bytes, some 150 bytes of properties with a unique key and a
+tag, and the same with a key of the application's. Sixteen queues, so that neighbours in the log belong to different
+ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ternmq.wire.record import pack_host
 QUEUES = 16
 HOST = pack_host("127.0.0.1", 10911)
 PROPERTIES = (
-    "UNIQ_KEY\x017F00000100002A9F0000018E5B2C{:04X}\x02KEYS\x01order-{}\x02TAGS\x01TagA\x02WAIT\x01true\x02"
+    "UNIQ_KEY\x017F00000100002A9F0000018E5B2C{:04X}\x02{}\x01order-{}\x02TAGS\x01TagA\x02WAIT\x01true\x02"
     "MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02CLUSTER\x01DefaultCluster\x02"
 )
 
@@ -36,9 +37,9 @@ def measure(name: str, per_round: int, rounds: Iterable[Callable[[], None]]) -> 
     print(f"{name:28s} best {costs[0]:6.2f}  median {costs[len(costs) // 2]:6.2f}  µs CPU")
 
 
-def drafts(first: int, count: int) -> list[Draft]:
+def drafts(first: int, count: int, name: str) -> list[Draft]:
     return [
-        Draft("BenchTopic", number % QUEUES, b"x" * 128, PROPERTIES.format(number & 0xFFFF, number), 1, HOST)
+        Draft("BenchTopic", number % QUEUES, b"x" * 128, PROPERTIES.format(number & 0xFFFF, name, number), 1, HOST)
         for number in range(first, first + count)
     ]
 
@@ -60,13 +61,14 @@ def main() -> None:
                 for _ in range(100):
                     get("BenchTopic", 3, get_from, count_max=32)
 
-            rounds = (partial(put_all, drafts(first, per_round)) for first in range(0, count, per_round))
-            measure("put", per_round, rounds)
+            for title, name in (("put", "order"), ("put with a key", "KEYS")):
+                rounds = (partial(put_all, drafts(first, per_round, name)) for first in range(0, count, per_round))
+                measure(title, per_round, rounds)
             measure("get of 32 (queue file)", 100, [partial(get_all, 0)] * 50)
             newest = store.max_offset("BenchTopic", 3) - 32
             measure("get of 32 (newest)", 100, [partial(get_all, newest)] * 50)
             for number in range(64):
-                store.put(Draft("OneQueue", 0, b"x" * 128, PROPERTIES.format(number, number), 1, HOST))
+                store.put(Draft("OneQueue", 0, b"x" * 128, PROPERTIES.format(number, "KEYS", number), 1, HOST))
             measure("get of 32 (side by side)", 100, [lambda: _get_one_queue(store)] * 50)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ternmq.store.dispatch import Fact
 from ternmq.store.index import Index
 from ternmq.store.segment import FileDisk
 from ternmq.wire.ids import java_hash
@@ -31,7 +32,7 @@ def index_in(root: Path, now_ms: int = 1_700_000_000_123) -> Index:
 
 
 def put(index: Index, key: str, log_offset: int, store_time_ms: int) -> None:
-    index.put("t", f"UNIQ_KEY\x01{key}\x02", log_offset, store_time_ms)
+    index.fold(Fact("t", 0, 0, log_offset, 0, 0, store_time_ms, 0, 0, f"UNIQ_KEY\x01{key}\x02"))
 
 
 def find(index: Index, key: str, begin_ms: int = 0, end_ms: int = 1 << 62, count_max: int = 64) -> list[int]:

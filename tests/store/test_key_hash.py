@@ -58,17 +58,25 @@ def test_one_key_is_hashed_alike(topic: str, key: str) -> None:
     assert (0 if value == -(2**31) else abs(value)) == KeyHashes().of(topic, key)
 
 
-def test_the_tables_stay_small() -> None:
-    """Every table has a bound: keys that share nothing make it start over."""
-    hashes = KeyHashes()
+@given(st.lists(st.text(st.sampled_from("0123456789ABCDEFabcG_ -"), min_size=30, max_size=58)))
+def test_unique_keys_are_hashed_alike(keys: list[str]) -> None:
+    """C4: of the usual length and digits, and of any other."""
+    usual = [f"{number * 7_919_777_777_777_777_777_777_777:032X}"[:32] for number in range(20)]
+    longer = [f"{number * 7_919_777:056X}" for number in range(20)]
     records: list[Keyed] = [
-        ("topic", f"UNIQ_KEY\x01{number * 7_919_777_777:032d}\x02", number, 0)
-        for number in range(2 * key_hash.HEADS_MAX)
+        ("topic", f"UNIQ_KEY\x01{key}\x02", number, 0) for number, key in enumerate(usual + longer + keys)
     ]
 
-    assert slow(records) == hashes.entries(records)
-    assert sum(map(len, hashes._heads.values())) <= key_hash.HEADS_MAX
-    assert max(len(hashes._middles), len(hashes._lasts)) <= key_hash.PIECES_MAX
+    assert slow(records) == KeyHashes().entries(records)
+
+
+def test_the_table_of_topics_stays_small() -> None:
+    """Every table has a bound."""
+    hashes = KeyHashes()
+    for number in range(key_hash.TOPICS_MAX + 10):
+        hashes.entries([(f"t{number}", "KEYS\x01k", 0, 0)])
+
+    assert len(hashes._topics) <= key_hash.TOPICS_MAX
 
 
 def test_the_one_hash_without_a_positive_twin_is_zero() -> None:

@@ -200,6 +200,20 @@ class CommitLog:
             return None
         return segment.page[at : at + length_bytes]
 
+    def views(self, runs: list[tuple[int, int]]) -> list[memoryview] | None:
+        """The bytes from each start up to its end; None if some are not there. For reads of many records at once."""
+        segments, low, size, written = self._segments, self.min_offset, self.segment_bytes, self.written
+        found = []
+        for start, end in runs:
+            if start < low or end > written:
+                return None
+            segment = segments[(start - low) // size]
+            at = start - segment.start
+            if at + end - start > size:
+                return None
+            found.append(segment.page[at : at + end - start])
+        return found
+
     def record(self, log_offset: int) -> memoryview | None:
         """The whole record at ``log_offset``; None if none starts there."""
         head = self.view(log_offset, BLANK_BYTES)

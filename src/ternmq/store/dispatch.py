@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.deleted import DeletedTopics
-from ternmq.store.index import Index
+from ternmq.store.index import WAITING_MAX, Index
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
@@ -128,7 +128,10 @@ class Dispatcher:
         if not sysflag & _NOT_QUEUED:
             queue.append(log_offset, size, tags_code)
         if self._index is not None and sysflag & _TRANSACTION != _ROLLBACK:
-            self._index.put(queue.topic, properties, log_offset, store_time_ms)
+            waiting = self._index.waiting
+            waiting.append((queue.topic, properties, log_offset, store_time_ms))
+            if len(waiting) >= WAITING_MAX:
+                self._index.overflow()
         if self.deriveds:
             fact = Fact(
                 queue.topic,

@@ -263,8 +263,8 @@ class Index:
         "_slots",
         "_taken",
         "_unsynced",
-        "_waiting",
         "on_trouble",
+        "waiting",
     )
 
     def __init__(
@@ -278,9 +278,10 @@ class Index:
         self._now_ms = now_ms
         self._files: list[IndexFile] = []
         self._hashes = KeyHashes()
-        #: Log offset of the last record taken in; entries of older ones exist.
+        #: Records that entries are not yet made of, in log order. ``dispatch`` adds to it, one call less for each.
+        self.waiting: list[Keyed] = []
+        #: Log offset of the last record that they were made of.
         self._taken = -1
-        self._waiting: list[Keyed] = []
         #: Entries that were to be written when the disk was full.
         self._entries_left: list[IndexEntry] = []
         #: Told when entries could not be written; the log should take no more for now.
@@ -300,25 +301,21 @@ class Index:
         """Log offset of the last record that has entries; -1 if none has."""
         return self._files[-1].end_offset if self._files and self._files[-1].end_time_ms else -1
 
-    def put(self, topic: str, properties: str, log_offset: int, store_time_ms: int) -> None:
-        """Take in a record. Its entries are made with those of the next ones, together."""
-        self._taken = log_offset
-        waiting = self._waiting
-        waiting.append((topic, properties, log_offset, store_time_ms))
-        if len(waiting) >= WAITING_MAX:
-            try:
-                self.write_out()
-            except StoreError as error:
-                # The log has the record already, so this cannot refuse it; what waits is not lost.
-                if self.on_trouble is not None:
-                    self.on_trouble(error)
+    def overflow(self) -> None:
+        """Make entries of the records that wait. The log has them already, so this cannot refuse them."""
+        try:
+            self.write_out()
+        except StoreError as error:
+            if self.on_trouble is not None:
+                self.on_trouble(error)
 
     def write_out(self) -> None:
         """Make the entries of all records taken in. Raises ``DiskFull``; then the rest keeps waiting."""
         entries = self._entries_left
-        if self._waiting:
-            entries += self._hashes.entries(self._waiting)
-            self._waiting.clear()
+        if self.waiting:
+            self._taken = self.waiting[-1][2]
+            entries += self._hashes.entries(self.waiting)
+            self.waiting.clear()
         while entries:
             file = self._files[-1] if self._files else self._next_file()
             if file.is_full:
@@ -348,8 +345,11 @@ class Index:
 
     def fold(self, fact: Fact) -> None:
         """Add the entries of a record read from the log, unless they are there already."""
-        if fact.log_offset > self._taken and fact.is_indexed:
-            self.put(fact.topic, fact.properties, fact.log_offset, fact.store_time_ms)
+        taken = self.waiting[-1][2] if self.waiting else self._taken
+        if fact.log_offset > taken and fact.is_indexed:
+            self.waiting.append((fact.topic, fact.properties, fact.log_offset, fact.store_time_ms))
+            if len(self.waiting) >= WAITING_MAX:
+                self.overflow()
 
     def cut(self, log_offset: int, store_time: Callable[[int], int], *, distrust: bool = False) -> None:
         """Forget what came from ``log_offset`` on. ``store_time`` tells when a record was stored, as its entry only

@@ -1,12 +1,13 @@
-"""The index's hash of ``topic#key``: |String.hashCode|, quickly (C4).
+"""The index's entries of a record: its keys, and the hash of ``topic#key`` for each (C4).
 
-Hashing the 32 characters of a UNIQ_KEY one by one takes 2 µs, as long as packing the record. But a producer's keys
-differ in their last characters only (time and counter; so do most order numbers), and the hash is a polynomial::
+The hash is |String.hashCode|, a number with the base 31 (``wire.ids``). Most keys are unique keys, made of hexadecimal
+digits; for those the characters less 48 are digits of that base already, so one ``int`` does it::
 
-    hash(topic # head abc xyz) = hash(topic # head)·31⁶ + hash(abc)·31³ + hash(xyz)   mod 2³²
+    hash(topic # k₁ … kₙ) = hash(topic#)·31ⁿ + Σ 48·31ⁿ⁻ⁱ + Σ (kᵢ - 48)·31ⁿ⁻ⁱ   mod 2³²
+                            `---- once a topic and length ----´
 
-So each of the three terms is looked up: heads by topic, and the pieces of three characters, which are few. A key
-that shares nothing with those before it costs what it always did. Full tables start over.
+That is 0.3 µs for 32 digits, where the sum written out takes 2 µs, as long as packing the record. All records that
+wait are done in one go, and the loop calls nothing that is not written in C.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from __future__ import annotations
 from typing import Final, TypeAlias
 
 from ternmq.message import Property
-from ternmq.wire.ids import java_hash, java_hash_append
+from ternmq.wire.ids import DIGITS_MAX, POWERS, QUOTIENTS, REMAINDERS, java_hash, java_hash_append
 from ternmq.wire.properties import find
 
 #: What the index must know of a record: topic, properties, log offset, store time.
 Keyed: TypeAlias = tuple[str, str, int, int]
 #: Hash, log offset, store time.
 IndexEntry: TypeAlias = tuple[int, int, int]
+
+#: Topics whose hash is kept; beyond that the table starts over.
+TOPICS_MAX: Final = 16384
 
 _KEYS: Final = f"\x02{Property.KEYS}\x01"
 _KEYS_FIRST: Final = f"{Property.KEYS}\x01"
@@ -31,25 +35,24 @@ _UNIQUE_KEY_LENGTH: Final = len(_UNIQUE_KEY)
 
 _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
-_POW_3: Final = 31**3
-_POW_6: Final = 31**6
 
-#: Of all topics together; a producer needs a new head every 256 ms, a row of order numbers every million.
-HEADS_MAX: Final = 8192
-#: Three hexadecimal digits make 4096.
-PIECES_MAX: Final = 16384
+#: Lengths of unique keys with an IPv4 and an IPv6 address.
+_UNIQUE_V4: Final = 32
+_UNIQUE_V6: Final = 56
+#: «0» … «9», «A» … «F» as digits of the base 31 with their code less 48 (A is 17); all else is refused by ``int``.
+_HEX_DIGITS: Final = bytes.maketrans(b"ABCDEF", b"HIJKLM").translate(
+    bytes(code if chr(code) in "0123456789HIJKLM" else ord("!") for code in range(256))
+)
 
 
 class KeyHashes:
     """Hashes keys under topics."""
 
-    __slots__ = ("_heads", "_heads_count", "_lasts", "_middles")
+    __slots__ = ("_topics",)
 
     def __init__(self) -> None:
-        self._heads: dict[str, dict[str, int]] = {}
-        self._heads_count = 0
-        self._middles: dict[str, int] = {}
-        self._lasts: dict[str, int] = {}
+        #: Topic → hash of ``topic#``, and what it and the 48s add to unique keys of both lengths.
+        self._topics: dict[str, tuple[int, int, int]] = {}
 
     def of(self, topic: str, key: str) -> int:
         """The hash of one key, as an index entry holds it: 0 … 2³¹ − 1."""
@@ -60,56 +63,57 @@ class KeyHashes:
     def entries(self, records: list[Keyed]) -> list[IndexEntry]:
         """The entries of some records: of each its unique key, then all its keys."""
         made: list[IndexEntry] = []
-        add = made.append
-        all_heads, middles, lasts = self._heads, self._middles, self._lasts
+        add, topics = made.append, self._topics
         for topic, properties, log_offset, store_time_ms in records:
-            unique_key = keys = ""
+            known = topics.get(topic)
+            topic_hash, unique_v4, unique_v6 = known if known is not None else self._learn(topic)
             at = properties.rfind(_UNIQUE_KEY)
             if at >= 0 or properties.startswith(_UNIQUE_KEY_FIRST):
                 at += _UNIQUE_KEY_LENGTH  # also right for -1, where the name begins the text
                 end = properties.find("\x02", at)
-                unique_key = (properties[at:end] if end >= 0 else properties[at:]) or _find(
-                    properties, Property.UNIQUE_KEY
-                )
+                key = properties[at:end] if end >= 0 else properties[at:]
+                try:
+                    value = int(key.encode().translate(_HEX_DIGITS), 31)
+                    if len(key) == _UNIQUE_V4:
+                        value = (value + unique_v4) & _MASK
+                    elif len(key) == _UNIQUE_V6:
+                        value = (value + unique_v6) & _MASK
+                    else:
+                        value = java_hash_append(topic_hash, key) & _MASK
+                except ValueError:
+                    key = key or find(properties, Property.UNIQUE_KEY) or ""
+                    value = java_hash_append(topic_hash, key) & _MASK
+                if value >= _SIGN:
+                    value = _MASK + 1 - value if value != _SIGN else 0
+                if key:
+                    add((value, log_offset, store_time_ms))
             at = properties.rfind(_KEYS)
             if at >= 0 or properties.startswith(_KEYS_FIRST):
                 at += _KEYS_LENGTH
                 end = properties.find("\x02", at)
-                keys = (properties[at:end] if end >= 0 else properties[at:]) or _find(properties, Property.KEYS)
-            heads = all_heads.get(topic)
-            if heads is None:
-                heads = all_heads[topic] = {}
-            for key in (unique_key, *keys.split(" ")) if " " in keys else (unique_key, keys):
-                try:
-                    value = (heads[key[:-6]] + middles[key[-6:-3]] + lasts[key[-3:]]) & _MASK
-                except KeyError:
+                keys = (properties[at:end] if end >= 0 else properties[at:]) or find(properties, Property.KEYS) or ""
+                for key in keys.split(" ") if " " in keys else (keys,):
                     if not key:
                         continue
-                    value = self._learn(topic, heads, key)
-                if value >= _SIGN:
-                    value = _MASK + 1 - value if value != _SIGN else 0
-                add((value, log_offset, store_time_ms))
+                    if keys.isascii() and len(key) <= DIGITS_MAX:
+                        data = key.encode()
+                        value = topic_hash * POWERS[len(data)] + 31 * int(data.translate(QUOTIENTS), 31)
+                        value = (value + int(data.translate(REMAINDERS), 31)) & _MASK
+                    else:
+                        value = java_hash_append(topic_hash, key) & _MASK
+                    if value >= _SIGN:
+                        value = _MASK + 1 - value if value != _SIGN else 0
+                    add((value, log_offset, store_time_ms))
         return made
 
-    def _learn(self, topic: str, heads: dict[str, int], key: str) -> int:
-        head, middle, last = key[:-6], key[-6:-3], key[-3:]
+    def _learn(self, topic: str) -> tuple[int, int, int]:
+        if len(self._topics) >= TOPICS_MAX:
+            self._topics.clear()
         topic_hash = java_hash(topic + "#")
-        # Without a head the terms would have other powers. And characters outside the BMP are two units in Java, so
-        # that the last three characters are more than three: such pieces are not for the tables.
-        if head and max(middle + last) <= "\uffff":
-            if self._heads_count >= HEADS_MAX:
-                self._heads.clear()
-                self._heads_count = 0
-            if len(self._middles) >= PIECES_MAX or len(self._lasts) >= PIECES_MAX:
-                self._middles.clear()
-                self._lasts.clear()
-            heads[head] = java_hash_append(topic_hash, head) * _POW_6 & _MASK
-            self._heads_count += 1
-            self._middles[middle] = java_hash(middle) * _POW_3 & _MASK
-            self._lasts[last] = java_hash(last) & _MASK
-        return java_hash_append(topic_hash, key) & _MASK
-
-
-def _find(properties: str, name: str) -> str:
-    """For a property that stands there several times, the last time without a value."""
-    return find(properties, name) or ""
+        known = (
+            topic_hash,
+            java_hash_append(topic_hash, "0" * _UNIQUE_V4) & _MASK,
+            java_hash_append(topic_hash, "0" * _UNIQUE_V6) & _MASK,
+        )
+        self._topics[topic] = known
+        return known

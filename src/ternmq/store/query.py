@@ -160,18 +160,14 @@ class Query:
             status = GetStatus.MESSAGE_WAS_REMOVING
         else:
             status = GetStatus.NO_MATCHED_MESSAGE
-        buffers = [self._view(queue, start, end) for start, end in runs]
-        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from)
-
-    def _view(self, queue: ConsumeQueue, start: int, end: int) -> memoryview:
-        view = self._log.view(start, end - start)
-        if view is None:
+        buffers = commit_log.views(runs)
+        if buffers is None:
             raise CorruptFile(
-                f"{queue.directory} has entries that point outside the log ({start} to {end}); stop the broker and "
-                "move the consumequeue directory away: it is built again from the log",
+                f"{queue.directory} has entries that point outside the log; stop the broker and move the consumequeue "
+                "directory away: it is built again from the log",
                 path=str(queue.directory),
             )
-        return view
+        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from)
 
     # --- By time ------------------------------------------------------------------------------------------------
 

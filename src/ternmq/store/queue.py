@@ -95,6 +95,7 @@ class ConsumeQueue:
         "queue_id",
         "topic",
         "topic_bytes",
+        "topic_part",
         "topic_record_bytes",
         "unsynced_bytes",
     )
@@ -106,8 +107,11 @@ class ConsumeQueue:
         self.directory = owner.directory / topic / str(queue_id)
         #: The topic as records hold it.
         self.topic_bytes = topic.encode()
+        is_v1 = len(self.topic_bytes) <= TOPIC_V1_BYTES_MAX
         #: What a record needs more than with an empty topic; a long one has a length of two bytes.
-        self.topic_record_bytes = len(self.topic_bytes) + (len(self.topic_bytes) > TOPIC_V1_BYTES_MAX)
+        self.topic_record_bytes = len(self.topic_bytes) + (not is_v1)
+        #: Length and topic as they stand in a record of the first version; empty if it takes the second.
+        self.topic_part = bytes((len(self.topic_bytes),)) + self.topic_bytes if is_v1 else b""
         self.min_offset = 0
         #: Number of the next entry: «max offset» in RocketMQ's words.
         self.next_offset = 0
@@ -196,8 +200,10 @@ class ConsumeQueue:
         path = self._paths.get(start)
         if path is None:
             return b""
-        length_bytes = min(count * ENTRY_BYTES, start + self._all.file_bytes - at, -in_tail * ENTRY_BYTES)
-        return self._all.files.get(path).read(at - start, length_bytes)
+        wanted_bytes, in_files_bytes = count * ENTRY_BYTES, -in_tail * ENTRY_BYTES
+        length_bytes = min(wanted_bytes, start + self._all.file_bytes - at, in_files_bytes)
+        data = self._all.files.get(path).read(at - start, length_bytes)
+        return data + self._tail[: wanted_bytes - length_bytes] if length_bytes == in_files_bytes else data
 
     def entry(self, queue_offset: int) -> tuple[int, int, int] | None:
         """Log offset, size and tags code of one entry; None if it is not there."""

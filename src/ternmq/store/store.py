@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
+from zlib import crc32
 
 from ternmq.env import Clock
 from ternmq.errors import NotRunning, RecordRefused, StoreError
@@ -37,13 +38,28 @@ from ternmq.store.queue import ConsumeQueues
 from ternmq.store.recovery import recover
 from ternmq.store.segment import Disk, FileDisk, Held
 from ternmq.store.watermark import Watermark
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN, Sysflag, pack_record
+from ternmq.wire.record import (
+    CRC_MASK,
+    FIXED_V4_BYTES,
+    HOST_V4_BYTES,
+    MAGIC_V1,
+    NO_HOST_FLAGS,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    Sysflag,
+    pack_fixed_v4_into,
+    pack_record,
+)
 
 __all__ = ["Derived", "Draft", "Fact", "GetResult", "GetStatus", "MessageStore", "Placed", "QueryResult", "StoreConfig"]
 
 log = logging.getLogger(__name__)
 
-_HOST_V4_BYTES: Final = 8
+#: Records up to this size are joined before they are copied.
+_PLAIN_BYTES_MAX: Final = 4096
+#: Makes a ``Placed`` without the call of its constructor, which is written in Python.
+_new_tuple: Final = tuple.__new__
+_pack_short: Final = struct.Struct(">h").pack
 _NOT_QUEUED: Final = Sysflag.PREPARED
 
 
@@ -77,9 +93,14 @@ class MessageStore:
         self._record_bytes_max = min(
             config.max_message_size + RECORD_EXTRA_BYTES, config.mapped_file_size_commit_log - BLANK_BYTES
         )
+        #: A record of this size breaks no limit, whatever it is made of.
+        self._unchecked_bytes_max = min(PROPERTIES_BYTES_MAX, self._body_bytes_max, self._record_bytes_max)
         self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         #: The part of a record that is the same for all, but for the born host.
-        self._fixed_bytes = RECORD_BYTES_MIN - 2 * _HOST_V4_BYTES + len(store_host)
+        self._fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(store_host)
+
+        #: Records up to this size can take the short way, if their born host is IPv4, too.
+        self._plain_bytes_max = _PLAIN_BYTES_MAX if len(store_host) == HOST_V4_BYTES else 0
 
         root = config.store_path_root_dir
         self._checkpoint_path = root / "checkpoint"
@@ -232,42 +253,65 @@ class MessageStore:
             properties = text.encode()
         except UnicodeEncodeError:
             properties, text = _encode_as_java(text)
-        born_host, body_bytes, properties_bytes = draft.born_host, len(body), len(properties)
-        size = self._fixed_bytes + len(born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
-        if (
-            body_bytes > self._body_bytes_max
-            or properties_bytes > PROPERTIES_BYTES_MAX
-            or size > self._record_bytes_max
-        ):
-            raise self._too_large(body_bytes, properties_bytes, size)
+        born_host = draft.born_host
+        size = self._fixed_bytes + len(born_host) + len(body) + queue.topic_record_bytes + len(properties)
+        if size > self._unchecked_bytes_max:
+            self._check_sizes(len(body), len(properties), size)
 
         commit_log = self._log
         log_offset = commit_log.written
         if log_offset + size + BLANK_BYTES > commit_log.room:
             log_offset = commit_log.place(size)
+        at = log_offset - commit_log.start
         queue_offset = 0 if sysflag & _NOT_QUEUED else queue.next_offset
         store_time_ms = self._now_ms()
         prepared_offset = draft.prepared_transaction_offset
         try:
-            pack_record(
-                commit_log.page,
-                log_offset - commit_log.start,
-                size,
-                queue_id,
-                draft.flag,
-                queue_offset,
-                log_offset,
-                sysflag,
-                draft.born_time_ms,
-                born_host,
-                store_time_ms,
-                self._store_host,
-                draft.reconsume_times,
-                prepared_offset,
-                body,
-                queue.topic_bytes,
-                properties,
-            )
+            if size <= self._plain_bytes_max and len(born_host) == HOST_V4_BYTES and queue.topic_part:
+                # What pack_record does for such a record, at half the price. Small parts are joined first: one more
+                # copy of them is cheaper than five stores to the page.
+                pack_fixed_v4_into(
+                    commit_log.page,
+                    at,
+                    size,
+                    MAGIC_V1,
+                    crc32(body) & CRC_MASK,
+                    queue_id,
+                    draft.flag,
+                    queue_offset,
+                    log_offset,
+                    sysflag & NO_HOST_FLAGS,
+                    draft.born_time_ms,
+                    born_host,
+                    store_time_ms,
+                    self._store_host,
+                    draft.reconsume_times,
+                    prepared_offset,
+                    len(body),
+                )
+                commit_log.page[at + FIXED_V4_BYTES : at + size] = b"".join(
+                    (body, queue.topic_part, _pack_short(len(properties)), properties)
+                )
+            else:
+                pack_record(
+                    commit_log.page,
+                    at,
+                    size=size,
+                    queue_id=queue_id,
+                    flag=draft.flag,
+                    queue_offset=queue_offset,
+                    log_offset=log_offset,
+                    sysflag=sysflag,
+                    born_time_ms=draft.born_time_ms,
+                    born_host=born_host,
+                    store_time_ms=store_time_ms,
+                    store_host=self._store_host,
+                    reconsume_times=draft.reconsume_times,
+                    prepared_transaction_offset=prepared_offset,
+                    body=body,
+                    topic=queue.topic_bytes,
+                    properties=properties,
+                )
         except struct.error as error:
             raise RecordRefused(
                 f"a field of the message does not fit into a record ({error}); send a smaller number"
@@ -279,7 +323,7 @@ class MessageStore:
         self._dispatch(queue, text, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
         if self._is_sync:
             self._wake()
-        return Placed(log_offset, end_offset, queue_offset, store_time_ms)
+        return _new_tuple(Placed, (log_offset, end_offset, queue_offset, store_time_ms))
 
     def put_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
         """Append records that stay together in one segment, one after the other. All are stored, or none.
@@ -292,8 +336,7 @@ class MessageStore:
             body_bytes, properties_bytes = len(draft.body), len(_encode_as_java(draft.properties)[0])
             size = self._fixed_bytes + len(draft.born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
             total += size
-            if max(body_bytes - self._body_bytes_max, properties_bytes - PROPERTIES_BYTES_MAX) > 0:
-                raise self._too_large(body_bytes, properties_bytes, size)
+            self._check_sizes(body_bytes, properties_bytes, size)
         if total > self._record_bytes_max:
             raise RecordRefused(
                 f"the batch takes {total} bytes, at most {self._record_bytes_max} fit together; send fewer at once"
@@ -303,21 +346,23 @@ class MessageStore:
             self._log.place(total)
         return [self.put(draft) for draft in drafts]
 
-    def _too_large(self, body_bytes: int, properties_bytes: int, size: int) -> RecordRefused:
+    def _check_sizes(self, body_bytes: int, properties_bytes: int, size: int) -> None:
+        """Raise ``RecordRefused`` for what a record may not have."""
         if body_bytes > self._body_bytes_max:
-            return RecordRefused(
+            raise RecordRefused(
                 f"the body has {body_bytes} bytes, at most {self._body_bytes_max} are stored; send less, compress it, "
                 "or raise maxMessageSize"
             )
         if properties_bytes > PROPERTIES_BYTES_MAX:
-            return RecordRefused(
+            raise RecordRefused(
                 f"the properties have {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are stored; move some "
                 "of them to the body"
             )
-        return RecordRefused(
-            f"the message takes {size} bytes, at most {self._record_bytes_max} are stored; send less, or raise "
-            "maxMessageSize and mappedFileSizeCommitLog"
-        )
+        if size > self._record_bytes_max:
+            raise RecordRefused(
+                f"the message takes {size} bytes, at most {self._record_bytes_max} are stored; send less, or raise "
+                "maxMessageSize and mappedFileSizeCommitLog"
+            )
 
     # --- Reading ------------------------------------------------------------------------------------------------
 

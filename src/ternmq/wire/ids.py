@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 import time
 from itertools import accumulate, repeat
-from operator import mul
 from typing import Final
 
 from ternmq.env import Clock
@@ -29,8 +28,17 @@ _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
 _UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 
-#: 31^0, 31^1, … modulo 2^32. Longer texts are hashed in pieces of this many units.
-_POWERS: Final = tuple(accumulate(repeat(31, 1023), lambda power, base: power * base & _MASK, initial=1))
+#: 31^0, 31^1, … modulo 2^32.
+POWERS: Final = tuple(accumulate(repeat(31, 1023), lambda power, base: power * base & _MASK, initial=1))
+
+#: The hash is a number with the base 31, and ``int`` reads such numbers in C: 0.15 µs for 32 digits. A digit is at most
+#: 30, so each ASCII character c becomes two of them, c = 31·q + r, one for each of two numbers. (All public for the
+#: index, which hashes so many keys that it saves the call.)
+_DIGITS: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTU"
+QUOTIENTS: Final = bytes(_DIGITS[code // 31] for code in range(256))
+REMAINDERS: Final = bytes(_DIGITS[code % 31] for code in range(256))
+#: ``int`` refuses more than 4300 digits.
+DIGITS_MAX: Final = len(POWERS) - 1
 
 
 def java_hash(text: str) -> int:
@@ -43,23 +51,17 @@ def java_hash_append(prefix_hash: int, text: str) -> int:
 
     The index hashes ``topic#key`` for each key; with this it hashes each topic once.
     """
-    # Units from last to first meet the powers from 31^0 on, and ``map`` ends with the shorter: all in C.
-    units = text.encode()[::-1] if text.isascii() else _units(text)[::-1]
-    count = len(units)
-    if count >= len(_POWERS):
-        return _append_long(prefix_hash, text)
-    value: int = prefix_hash * _POWERS[count] + sum(map(mul, units, _POWERS))
-    return ((value + _SIGN) & _MASK) - _SIGN
-
-
-def _units(text: str) -> memoryview:
-    return memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
-
-
-def _append_long(prefix_hash: int, text: str) -> int:
-    value = prefix_hash
-    for unit in _units(text):
-        value = (31 * value + unit) & _MASK
+    if text.isascii() and 0 < len(text) <= DIGITS_MAX:
+        data = text.encode()
+        value = (
+            prefix_hash * POWERS[len(data)]
+            + 31 * int(data.translate(QUOTIENTS), 31)
+            + int(data.translate(REMAINDERS), 31)
+        )
+    else:
+        value = prefix_hash
+        for unit in memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H"):
+            value = (31 * value + unit) & _MASK
     return ((value + _SIGN) & _MASK) - _SIGN
 
 
