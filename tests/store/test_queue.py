@@ -75,6 +75,28 @@ def test_a_queue_reads_the_same_from_memory_and_files(
     queues.close()
 
 
+@pytest.mark.parametrize("file_bytes", [100, 20_000, 6_000_000])
+@pytest.mark.parametrize("count", [0, 1, 5, 199, 200, 201, 402, 1802, 1803, 5000])
+def test_the_end_of_a_queue_is_found_wherever_it_is(file_bytes: int, count: int, tmp_path: Path) -> None:
+    """C2: and any place in it, by log offset."""
+    queues = queues_in(tmp_path, file_bytes)
+    queue = queues.make("t", 0)
+    for number in range(count):
+        queue.append(number * 10, 10, 0)
+    queues.close()
+
+    queues = queues_in(tmp_path, file_bytes)
+    queues.load()
+    queue = queues.make("t", 0)
+    assert (count, count * 10) == (queue.next_offset, queue.log_end)
+    for number in (0, 1, count // 3, count - 200, count - 1, count):
+        if 0 <= number <= count:
+            queue.min_offset = 0
+            queue.raise_min(number * 10 - 5)
+            assert (number, count) == (queue.min_offset, queue.next_offset)
+    queues.close()
+
+
 def test_memory_is_written_out_when_it_is_full(tmp_path: Path) -> None:
     """C2: one page of entries a queue at most."""
     queues = queues_in(tmp_path, file_bytes=6_000_000)

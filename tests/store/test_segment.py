@@ -90,7 +90,7 @@ def test_small_files(tmp_path: Path) -> None:
     DISK.sync_file(path)
     DISK.move(path, tmp_path / "b" / "moved")
     DISK.sync_file(path)
-    assert not DISK.exists(path)
+    assert DISK.read(path) is None
     DISK.remove(tmp_path / "b")
     DISK.remove(tmp_path / "b")
     assert [] == DISK.list(tmp_path / "b")

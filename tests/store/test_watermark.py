@@ -55,15 +55,6 @@ def test_those_who_gave_up_take_no_space() -> None:
     assert len(mark._heap) <= 64
 
 
-def test_a_cut_takes_it_back() -> None:
-    """C8."""
-    mark = Watermark(10)
-    mark.retreat(20)
-    assert 10 == mark.value
-    mark.retreat(4)
-    assert 4 == mark.value
-
-
 async def test_waiting_ends_when_it_is_reached_or_the_time_is_over() -> None:
     """C6: FLUSH_DISK_TIMEOUT is the False."""
     mark = Watermark()

@@ -22,7 +22,7 @@ from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.index import WAITING_MAX, Index
-from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ENTRY, ConsumeQueue, ConsumeQueues
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag
@@ -38,6 +38,7 @@ _TAGS_FIRST: Final = f"{Property.TAGS}\x01"
 _NOT_QUEUED: Final = Sysflag.PREPARED
 _TRANSACTION: Final = Sysflag.TRANSACTION_MASK
 _ROLLBACK: Final = Sysflag.ROLLBACK
+_pack_entry: Final = ENTRY.pack
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Fact:
 
     @property
     def is_queued(self) -> bool:
-        """Whether the record has a queue entry: a prepared half and a rollback have none."""
+        """Whether the record has a queue entry: a prepared half and a rollback, which has that bit, too, have none."""
         return not self.sysflag & Sysflag.PREPARED
 
     @property
@@ -149,6 +150,63 @@ class Dispatcher:
                 derived.fold(fact)
         if self.on_arrival is not None and not sysflag & _NOT_QUEUED:
             self.on_arrival(queue.topic, queue.queue_id, queue_offset + 1, tags_code)
+
+    def fresh_batch(
+        self,
+        queue: ConsumeQueue,
+        properties: list[str],
+        more_properties: str,
+        sizes: list[int],
+        log_offset: int,
+        sysflag: int,
+        store_time_ms: int,
+    ) -> list[int]:
+        """Take in records that were just appended to one queue, back to back; returns their log offsets.
+
+        ``more_properties`` stand behind those of each, and hold neither tags nor keys.
+        """
+        topic, first = queue.topic, queue.next_offset
+        known_tags, waiting = self._tags, self._index.waiting if self._index is not None else []
+        log_offsets: list[int] = []
+        tags_codes: list[int] = []
+        entries: list[bytes] = []
+        for text, size in zip(properties, sizes, strict=True):
+            tags_code = 0
+            at = text.rfind(_TAGS)
+            if at >= 0 or text.startswith(_TAGS_FIRST):
+                at += len(_TAGS)
+                end = text.find("\x02", at)
+                tags = text[at:end] if end >= 0 else text[at:]
+                code = known_tags.get(tags)
+                tags_code = code if code is not None else self._learn_tags(tags, text)
+            tags_codes.append(tags_code)
+            log_offsets.append(log_offset)
+            entries.append(_pack_entry(log_offset, size, tags_code))
+            waiting.append((topic, text, log_offset, store_time_ms))
+            log_offset += size
+        queue.extend(b"".join(entries), log_offset)
+        if self._index is not None and len(waiting) >= WAITING_MAX:
+            self._index.overflow()
+        for derived in self.deriveds:
+            for number, text in enumerate(properties):
+                fact = Fact(
+                    topic,
+                    queue.queue_id,
+                    first + number,
+                    log_offsets[number],
+                    sizes[number],
+                    sysflag,
+                    store_time_ms,
+                    tags_codes[number],
+                    0,
+                    text + more_properties,
+                )
+                derived.fold(fact)
+        if self.on_arrival is not None:
+            # Who waits is told once for all messages of a tag.
+            for tags_code in dict.fromkeys(tags_codes):
+                self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code)
+        return log_offsets
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""

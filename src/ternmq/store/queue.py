@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from ternmq.errors import RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.segment import Disk, PlainFile, segment_name, segment_starts
-from ternmq.wire.record import TOPIC_V1_BYTES_MAX, Sysflag
+from ternmq.wire.record import TOPIC_V1_BYTES_MAX
 
 if TYPE_CHECKING:
     from ternmq.store.dispatch import Fact
@@ -39,8 +39,9 @@ ENTRY: Final = struct.Struct(">qiq")
 FILLER_SIZE: Final = 0x7FFFFFFF
 _FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
 
-#: Entries in memory before they are written out together: one page.
-TAIL_BYTES: Final = 200 * ENTRY_BYTES
+#: Entries that are looked at or written out together: one page.
+PAGE_ENTRIES: Final = 200
+TAIL_BYTES: Final = PAGE_ENTRIES * ENTRY_BYTES
 #: Topics are directory names, and no longer than those can be.
 TOPIC_BYTES_MAX: Final = 255
 #: Open queue files, of all queues together.
@@ -137,6 +138,17 @@ class ConsumeQueue:
         if len(tail) >= TAIL_BYTES:
             self._all.overflow(self)
 
+    def extend(self, entries: bytes, log_end: int) -> None:
+        """Add entries of the next queue offsets; the record of the last one ends at ``log_end``."""
+        tail = self._tail
+        if not tail:
+            self._all.dirty[self] = None
+        tail += entries
+        self.next_offset += len(entries) // ENTRY_BYTES
+        self.log_end = log_end
+        if len(tail) >= TAIL_BYTES:
+            self._all.overflow(self)
+
     def begin_at(self, queue_offset: int) -> None:
         """Let an empty queue, or one that starts over, begin with this queue offset."""
         self.remove()
@@ -218,14 +230,29 @@ class ConsumeQueue:
         return (queue_offset // per_file + 1) * per_file
 
     def _first(self, low: int, high: int, passes: Callable[[int, int], bool]) -> int:
-        """The first queue offset from ``low`` on whose log offset and size pass, as all behind it do; else ``high``."""
-        while low < high:
+        """The first queue offset from ``low`` on whose log offset and size pass, as all behind it do; else ``high``.
+
+        Most queues are short and all files are long, so the search strides from ``low`` and ends within one page: two
+        or three reads, where halving a file of 300,000 entries takes eighteen. (10,000 queues load in half the time.)
+        """
+
+        def passes_at(queue_offset: int) -> bool:
+            log_offset, size, _ = ENTRY.unpack(self.read(queue_offset, 1))
+            return passes(log_offset, size)
+
+        stride = PAGE_ENTRIES
+        while low + stride < high and not passes_at(low + stride):
+            low, stride = low + stride + 1, stride * 8
+        high = min(high, low + stride)
+        while high - low > PAGE_ENTRIES:
             middle = (low + high) // 2
-            log_offset, size, _ = ENTRY.unpack(self.read(middle, 1))
-            if passes(log_offset, size):
-                high = middle
-            else:
-                low = middle + 1
+            low, high = (low, middle) if passes_at(middle) else (middle + 1, high)
+        # One read, unless a file ends in between.
+        while low < high and (data := self.read(low, high - low)):
+            for log_offset, size, _ in ENTRY.iter_unpack(data):
+                if passes(log_offset, size):
+                    return low
+                low += 1
         return low
 
     # --- Life: load, cut, remove --------------------------------------------------------------------------------
@@ -334,7 +361,7 @@ class ConsumeQueues:
 
     def fold(self, fact: Fact) -> None:
         """Add the entry of a record read from the log, unless it is there already."""
-        if fact.sysflag & Sysflag.PREPARED:  # also a bit of ROLLBACK: neither is for consumers
+        if not fact.is_queued:
             return
         try:
             queue = self.make(fact.topic, fact.queue_id)

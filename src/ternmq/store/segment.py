@@ -103,8 +103,6 @@ class Disk(Protocol):
         """Open a file; with ``create_size`` it is made, sparse, if it does not exist."""
         ...
 
-    def exists(self, path: Path) -> bool: ...
-
     def read(self, path: Path) -> bytes | None:
         """A small file's content, or None without such a file."""
         ...
@@ -229,9 +227,6 @@ class FileDisk:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 os.ftruncate(fd, create_size)
         return DescriptorFile(path, fd)
-
-    def exists(self, path: Path) -> bool:
-        return path.exists()
 
     def read(self, path: Path) -> bytes | None:
         with _border(path, "read"):

@@ -25,6 +25,7 @@ from zlib import crc32
 
 from ternmq.env import Clock
 from ternmq.errors import NotRunning, RecordRefused, StoreError
+from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
@@ -51,7 +52,19 @@ from ternmq.wire.record import (
     pack_record,
 )
 
-__all__ = ["Derived", "Draft", "Fact", "GetResult", "GetStatus", "MessageStore", "Placed", "QueryResult", "StoreConfig"]
+__all__ = [
+    "Derived",
+    "Draft",
+    "Fact",
+    "GetResult",
+    "GetStatus",
+    "MessageStore",
+    "Parcel",
+    "Placed",
+    "PlacedBatch",
+    "QueryResult",
+    "StoreConfig",
+]
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +132,15 @@ class MessageStore:
             )
         self._deleted = DeletedTopics(self._disk, root / "deletedTopics.json")
         self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
+        self._batches = BatchWriter(
+            self._log,
+            self._queues,
+            self._dispatcher,
+            store_host=store_host,
+            now_ms=clock.now_ms,
+            check_sizes=self._check_sizes,
+            batch_bytes_max=self._record_bytes_max,
+        )
         self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         self._flusher: Flusher | None = None
         # Bound once, for ``put``.
@@ -325,26 +347,30 @@ class MessageStore:
             self._wake()
         return _new_tuple(Placed, (log_offset, end_offset, queue_offset, store_time_ms))
 
-    def put_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
-        """Append records that stay together in one segment, one after the other. All are stored, or none.
-
-        Raises what ``put`` raises, and ``RecordRefused`` for more than a segment holds.
-        """
-        total = 0
-        for draft in drafts:
-            queue = self._queues.make(draft.topic, draft.queue_id)
-            body_bytes, properties_bytes = len(draft.body), len(_encode_as_java(draft.properties)[0])
-            size = self._fixed_bytes + len(draft.born_host) + body_bytes + queue.topic_record_bytes + properties_bytes
-            total += size
-            self._check_sizes(body_bytes, properties_bytes, size)
-        if total > self._record_bytes_max:
-            raise RecordRefused(
-                f"the batch takes {total} bytes, at most {self._record_bytes_max} fit together; send fewer at once"
-            )
-        # With room for all of them in one place, no ``put`` asks for more.
-        if drafts and self._log.written + total + BLANK_BYTES > self._log.room:
-            self._log.place(total)
-        return [self.put(draft) for draft in drafts]
+    def put_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        parcels: Sequence[Parcel],
+        *,
+        born_time_ms: int,
+        born_host: bytes,
+        sysflag: int = 0,
+        more_properties: bytes = b"",
+    ) -> PlacedBatch:
+        """Append messages of one queue that stay together in one segment: all, or none. See ``BatchWriter.put``."""
+        placed = self._batches.put(
+            topic,
+            queue_id,
+            parcels,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            sysflag=sysflag,
+            more_properties=more_properties,
+        )
+        if self._is_sync:
+            self._wake()
+        return placed
 
     def _check_sizes(self, body_bytes: int, properties_bytes: int, size: int) -> None:
         """Raise ``RecordRefused`` for what a record may not have."""

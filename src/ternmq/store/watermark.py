@@ -41,10 +41,6 @@ class Watermark:
             if callback is not None:
                 callback()
 
-    def retreat(self, to: int) -> None:
-        """Move back, as after a cut of the log. Who waited keeps waiting."""
-        self.value = min(self.value, to)
-
     def call_when(self, offset: int, callback: Callable[[], object]) -> int:
         """Call ``callback`` once ``value >= offset``, now if it is. Returns a ticket for ``forget``."""
         self._ticket += 1
