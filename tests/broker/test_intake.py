@@ -13,6 +13,7 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.intake import Intake
 from ternmq.env import SystemClock
 from ternmq.errors import MessageIllegal, ServiceNotAvailable, SystemBusy
+from ternmq.store.batch import PlacedBatch
 from ternmq.store.config import FlushDiskType
 from ternmq.store.draft import Draft
 from ternmq.store.store import MessageStore
@@ -35,6 +36,12 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 def draft(body: bytes = b"x", topic: str = "orders") -> Draft:
     return Draft(topic, 0, body, "", 0, HOST)
+
+
+def store_batch(under_test: Intake, body: bytes) -> PlacedBatch:
+    return under_test.store_batch(
+        "orders", 0, [(0, body, b"")], born_time_ms=0, born_host=HOST, sysflag=0, more_properties=b""
+    )
 
 
 def intake(store: MessageStore, *, timeout_ms: int = FAR_MS, waiting_max: int = 100) -> Intake:
@@ -90,7 +97,7 @@ async def test_only_so_many_may_wait_for_the_disk(store: MessageStore) -> None:
     with pytest.raises(SystemBusy, match=r"^\[PC_SYNCHRONIZED\]"):
         under_test.store(draft())
     with pytest.raises(SystemBusy):
-        under_test.store_batch([draft()])
+        store_batch(under_test, b"x")
 
     store.flush_now()
     under_test.when_safe(under_test.store(draft()).end_offset, told.append)
@@ -117,23 +124,24 @@ async def test_a_redirect_changes_where_a_message_goes(store: MessageStore) -> N
             draft.topic, draft.properties = "SCHEDULE", f"REAL_TOPIC\x01{draft.topic}\x02"
 
     under_test = Intake(store, waits_for_disk=False, timeout_ms=1, waiting_max=1, redirects=[elsewhere])
-    placed = [under_test.store(draft(topic="later")), *under_test.store_batch([draft(), draft(topic="later")])]
+    placed = [under_test.store(draft(topic="later")), under_test.store(draft())]
 
     records = []
     for place in placed:
         page = store.record_at(place.log_offset)
         assert page is not None
         records.append(unpack_record(page))
-    assert ["SCHEDULE", "orders", "SCHEDULE"] == [record.topic for record in records]
+    assert ["SCHEDULE", "orders"] == [record.topic for record in records]
     assert parse(records[0].properties) == {"REAL_TOPIC": "later"}
 
 
 async def test_the_store_s_refusals_become_response_codes(store: MessageStore) -> None:
     """E1"""
     under_test = intake(store)
-    for attempt in (under_test.store, lambda each: under_test.store_batch([each])):
-        with pytest.raises(MessageIllegal, match="raise maxMessageSize"):
-            attempt(draft(b"x" * (5 << 20)))
+    with pytest.raises(MessageIllegal, match="raise maxMessageSize"):
+        under_test.store(draft(b"x" * (5 << 20)))
+    with pytest.raises(MessageIllegal, match="raise maxMessageSize"):
+        store_batch(under_test, b"x" * (5 << 20))
     store.close()
     with pytest.raises(ServiceNotAvailable, match="closed"):
         under_test.store(draft())

@@ -92,7 +92,7 @@ class ScriptedBroker:
             if isinstance(answer, Exception):
                 raise answer
             return answer
-        return self.stored(header, count=len(unpack_messages(request.body)) if header.batch else 1)
+        return self.stored(header, count=len(unpack_messages(bytes(request.body))) if header.batch else 1)
 
     def stored(self, header: SendMessageV2, code: int = ResponseCode.SUCCESS, *, count: int = 1) -> Reply:
         """The answer for a message that was stored, or for a batch of ``count``."""

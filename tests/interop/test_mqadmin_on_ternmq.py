@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ternmq.client.consumer import PushConsumer
-from ternmq.client.consumer_config import StartPosition
+from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.message import Message, ReceivedMessage

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ternmq.env import SystemClock
 from ternmq.store.store import MessageStore, StoreConfig
-from tests.store.small import HOST, draft
+from tests.store.small import HOST, draft, put_all
 
 
 def config_for(root: Path) -> StoreConfig:
@@ -39,13 +39,12 @@ def main(root: Path, seed: int) -> None:
     store.open()
     number = seed * 1_000_000
     while True:
-        batch = []
-        for _ in range(choice.choice((1, 1, 1, 5))):
-            number += 1
-            batch.append((number, draft("orders", number % 4, body_of(number), KEYS=f"k{number}")))
-        places = store.put_batch([one for _, one in batch])
-        for (one, _), placed in zip(batch, places, strict=True):
-            os.write(1, b"%d %d %d %d\n" % (one % 4, placed.queue_offset, placed.log_offset, one))
+        queue_id = choice.randrange(4)
+        numbers = range(number, number + choice.choice((1, 1, 1, 5)))
+        number = numbers.stop
+        placed = put_all(store, [draft("orders", queue_id, body_of(one), KEYS=f"k{one}") for one in numbers])
+        for index, (one, log_offset) in enumerate(zip(numbers, placed.log_offsets, strict=True)):
+            os.write(1, b"%d %d %d %d\n" % (queue_id, placed.queue_offset + index, log_offset, one))
 
 
 if __name__ == "__main__":

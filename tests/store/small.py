@@ -6,11 +6,12 @@ import hashlib
 import json
 import shutil
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ternmq.env import Clock
-from ternmq.store.store import Draft, MessageStore, StoreConfig
+from ternmq.store.store import Draft, MessageStore, PlacedBatch, StoreConfig
 from ternmq.wire.properties import join
 from ternmq.wire.record import Record, pack_host, unpack_records
 from tests.manual_clock import ManualClock
@@ -123,3 +124,16 @@ class RecordedStore:
 
 def sha1(data: bytes | memoryview) -> str:
     return hashlib.sha1(data).hexdigest()
+
+
+def put_all(store: MessageStore, drafts: Sequence[Draft]) -> PlacedBatch:
+    """Put drafts of one queue and one sender as a batch."""
+    first = drafts[0]
+    return store.put_batch(
+        first.topic,
+        first.queue_id,
+        [(each.flag, bytes(each.body), each.properties.encode()) for each in drafts],
+        born_time_ms=first.born_time_ms,
+        born_host=first.born_host,
+        sysflag=first.sysflag,
+    )

@@ -16,7 +16,7 @@ from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
 from ternmq.wire.record import unpack_record, unpack_records
 from tests.manual_clock import ManualClock
-from tests.store.small import crash, draft, log_queues_index, quiet_store, read_all, small_config
+from tests.store.small import crash, draft, log_queues_index, put_all, quiet_store, read_all, small_config
 
 TOPICS = st.sampled_from(["orders", "%RETRY%g"])
 QUEUES = st.integers(0, 1)
@@ -68,12 +68,12 @@ class StoreAgainstLists(RuleBasedStateMachine):
         assert len(queue) == placed.queue_offset
         queue.append((body, tags, keys))
 
-    @rule(topic=TOPICS, queue_id=QUEUES, sizes=st.lists(st.integers(0, 900), max_size=3))
+    @rule(topic=TOPICS, queue_id=QUEUES, sizes=st.lists(st.integers(0, 900), min_size=1, max_size=3))
     def put_batch(self, topic: str, queue_id: int, sizes: list[int]) -> None:
         queue = self.queues.setdefault((topic, queue_id), [])
-        places = self.store.put_batch([draft(topic, queue_id, b"b" * size) for size in sizes])
-        assert [len(queue) + number for number in range(len(sizes))] == [placed.queue_offset for placed in places]
-        assert len({placed.log_offset // 4096 for placed in places}) <= 1
+        placed = put_all(self.store, [draft(topic, queue_id, b"b" * size) for size in sizes])
+        assert (len(queue), len(sizes)) == (placed.queue_offset, len(placed.log_offsets))
+        assert 1 == len({log_offset // 4096 for log_offset in placed.log_offsets})
         queue += [(b"b" * size, "", "") for size in sizes]
 
     @rule(topic=TOPICS, queue_id=QUEUES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,18 @@ from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import Sysflag, pack_host, unpack_record, unpack_records
 from tests.manual_clock import ManualClock
-from tests.store.small import BORN, HOST, bodies, crash, draft, quiet_store, read_all, small_config
+from tests.store.small import (
+    BORN,
+    HOST,
+    bodies,
+    crash,
+    draft,
+    log_queues_index,
+    put_all,
+    quiet_store,
+    read_all,
+    small_config,
+)
 
 
 def test_a_message_is_read_back_as_it_was_put(tmp_path: Path) -> None:
@@ -121,21 +131,41 @@ def test_a_batch_stays_in_one_segment_with_consecutive_offsets(tmp_path: Path) -
     """E6, C1."""
     with quiet_store(small_config(tmp_path)) as store:
         store.put(draft(body=b"x" * 3000))
-        placed = store.put_batch([draft(body=b"%d" % number * 200) for number in range(5)])
+        placed = put_all(store, [draft(body=b"%d" % number * 200) for number in range(5)])
 
-        assert 4096 == placed[0].log_offset
-        assert [1, 2, 3, 4, 5] == [place.queue_offset for place in placed]
-        assert all(before.end_offset == after.log_offset for before, after in pairwise(placed))
-        assert [] == store.put_batch([])
+        assert (4096, 1) == (placed.log_offsets[0], placed.queue_offset)
+        records = unpack_records(b"".join(map(bytes, store.get("orders", 0, 1, count_max=32).buffers)))
+        assert [1, 2, 3, 4, 5] == [record.queue_offset for record in records]
+        assert placed.log_offsets == [record.log_offset for record in records]
+        assert placed.end_offset == records[-1].log_offset + records[-1].size
+
+
+@pytest.mark.parametrize("host", [HOST, pack_host("::1", 7)], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize("topic", ["orders", "t" * 200], ids=["short topic", "long topic"])
+def test_a_batch_leaves_the_bytes_that_single_puts_would(tmp_path: Path, host: bytes, topic: str) -> None:
+    """E6, C1, C2, C4: log, queue and index."""
+    drafts = [draft(topic, 2, b"body" * number, TAGS=f"tag{number % 3}", KEYS=f"a{number} b") for number in range(70)]
+    for each in drafts:
+        each.born_host = host
+    for name in ("single", "together"):
+        with quiet_store(small_config(tmp_path / name, mapped_file_size_commit_log=1 << 16)) as store:
+            if name == "single":
+                for each in drafts:
+                    store.put(each)
+            else:
+                for at in range(0, len(drafts), 4):
+                    put_all(store, drafts[at : at + 4])
+
+    assert log_queues_index(tmp_path / "single") == log_queues_index(tmp_path / "together")
 
 
 def test_a_batch_that_cannot_be_stored_leaves_nothing(tmp_path: Path) -> None:
     """E6: all or none."""
     with quiet_store(small_config(tmp_path, max_message_size=1000)) as store:
         with pytest.raises(RecordRefused, match="the body has 1001 bytes, at most 1000"):
-            store.put_batch([draft(), draft(body=b"x" * 1001)])
+            put_all(store, [draft(), draft(body=b"x" * 1001)])
         with pytest.raises(RecordRefused, match="send fewer at once"):
-            store.put_batch([draft(body=b"x" * 999) for _ in range(5)])
+            put_all(store, [draft(body=b"x" * 999) for _ in range(5)])
 
         assert (0, []) == (store.written, bodies(store))
 

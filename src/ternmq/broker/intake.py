@@ -27,6 +27,7 @@ from ternmq.errors import (
     StoreError,
     SystemBusy,
 )
+from ternmq.store.batch import Parcel, PlacedBatch
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import ResponseCode
@@ -72,15 +73,33 @@ class Intake:
         except (StoreError, NotRunning) as error:
             _refuse(error)
 
-    def store_batch(self, drafts: Sequence[Draft]) -> list[Placed]:
-        """Make records of drafts of one queue, with consecutive queue offsets: all, or none. Raises as ``store``."""
+    def store_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        parcels: Sequence[Parcel],
+        *,
+        born_time_ms: int,
+        born_host: bytes,
+        sysflag: int,
+        more_properties: bytes,
+    ) -> PlacedBatch:
+        """Make records of messages of one queue, with consecutive queue offsets: all, or none. Raises as ``store``.
+
+        Redirects do not see them: a batch is neither delayed nor part of a transaction (E6).
+        """
         if len(self._waiting) >= self._waiting_max:
             self._refuse_busy()
-        for redirect in self._redirects:
-            for draft in drafts:
-                redirect(draft)
         try:
-            return self._put_batch(drafts)
+            return self._put_batch(
+                topic,
+                queue_id,
+                parcels,
+                born_time_ms=born_time_ms,
+                born_host=born_host,
+                sysflag=sysflag,
+                more_properties=more_properties,
+            )
         except (StoreError, NotRunning) as error:
             _refuse(error)
 

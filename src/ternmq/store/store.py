@@ -140,6 +140,7 @@ class MessageStore:
             now_ms=clock.now_ms,
             check_sizes=self._check_sizes,
             batch_bytes_max=self._record_bytes_max,
+            unchecked_bytes_max=self._unchecked_bytes_max,
         )
         self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         self._flusher: Flusher | None = None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 from ternmq.errors import InvalidMessage, RemoteProtocolError
@@ -23,15 +22,6 @@ from ternmq.wire.record import PROPERTIES_BYTES_MAX
 _HEAD: Final = struct.Struct(">iiiii")  # size, 0, 0, flag, body_bytes
 _SHORT: Final = struct.Struct(">h")
 _FIXED_BYTES: Final = _HEAD.size + _SHORT.size
-
-
-@dataclass(slots=True)
-class BatchedMessage:
-    """One message of a batch. ``body`` is a view of the batch: copy what outlives it."""
-
-    flag: int
-    body: memoryview
-    properties: str
 
 
 def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
@@ -47,27 +37,24 @@ def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_messages(body: Buffer) -> list[BatchedMessage]:
-    """The messages of a batch; raises ``RemoteProtocolError`` if its lengths do not add up."""
-    messages: list[BatchedMessage] = []
-    view = memoryview(body)
-    at, end = 0, len(view)
+def unpack_messages(data: bytes) -> list[tuple[int, bytes, bytes]]:
+    """Flag, body and properties of each message; raises ``RemoteProtocolError`` if the lengths do not add up.
+
+    Properties stay bytes: a broker stores them as they are.
+    """
+    messages: list[tuple[int, bytes, bytes]] = []
+    unpack_head, unpack_short = _HEAD.unpack_from, _SHORT.unpack_from
+    at, end = 0, len(data)
     while at < end:
         if end - at < _FIXED_BYTES:
             raise RemoteProtocolError(f"the batch has {end - at} bytes after its last message")
-        size, _, _, flag, body_bytes = _HEAD.unpack_from(view, at)
-        body_at = at + _HEAD.size
-        properties_at = body_at + body_bytes + _SHORT.size
-        message_end = at + size
-        if body_bytes < 0 or message_end > end or properties_at > message_end:
+        size, _, _, flag, body_bytes = unpack_head(data, at)
+        body_at = at + 20
+        body_end = body_at + body_bytes
+        at += size
+        if body_bytes < 0 or at > end or body_end + 2 > at:
             raise RemoteProtocolError(f"message {len(messages)} of the batch is cut short")
-        (properties_bytes,) = _SHORT.unpack_from(view, properties_at - _SHORT.size)
-        if properties_at + properties_bytes != message_end:
+        if body_end + 2 + unpack_short(data, body_end)[0] != at:
             raise RemoteProtocolError(f"the lengths inside message {len(messages)} of the batch do not add up")
-        try:
-            properties = str(view[properties_at:message_end], "utf-8")
-        except UnicodeDecodeError:
-            raise RemoteProtocolError(f"the properties of message {len(messages)} are not UTF-8") from None
-        messages.append(BatchedMessage(flag, view[body_at : body_at + body_bytes], properties))
-        at = message_end
+        messages.append((flag, data[body_at:body_end], data[body_end + 2 : at]))
     return messages

@@ -102,8 +102,13 @@ FIXED_V4_BYTES: Final = _FIXED_V4.size
 #: An empty V1 record of IPv4 hosts: the fixed part and the lengths of topic and properties.
 RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
 
+#: For records that share the fields from sysflag to the prepared half: those fields are one value, of any families.
+_SHARED_HEADS: Final = {shared_bytes: struct.Struct(f">iiiiiqq{shared_bytes}si") for shared_bytes in (48, 60, 72)}
+
 _HEAD: Final = struct.Struct(">ii")
 _SHORT: Final = struct.Struct(">h")
+_INT_LONG: Final = struct.Struct(">iq")
+_LONG: Final = struct.Struct(">q")
 _PORT: Final = struct.Struct(">i")
 
 
@@ -206,6 +211,35 @@ def pack_record(
     _SHORT.pack_into(page, at, len(properties))
     at += 2
     page[at : at + len(properties)] = properties
+
+
+def shared_fields(
+    sysflag: int, born_time_ms: int, born_host: bytes, store_time_ms: int, store_host: bytes
+) -> tuple[bytes, struct.Struct]:
+    """What records of one sender and one moment have in common, from sysflag to the prepared half; and the layout that
+    takes it: size, magic, CRC, queue id, flag, queue offset, log offset, these fields, length of the body."""
+    sysflag &= ~_HOST_FLAGS
+    if len(born_host) == _HOST_V6_BYTES:
+        sysflag |= Sysflag.BORN_V6
+    if len(store_host) == _HOST_V6_BYTES:
+        sysflag |= Sysflag.STORE_V6
+    fields = b"".join(
+        (
+            _INT_LONG.pack(sysflag, born_time_ms),
+            born_host,
+            _LONG.pack(store_time_ms),
+            store_host,
+            _INT_LONG.pack(0, 0),
+        )
+    )
+    return fields, _SHARED_HEADS[len(fields)]
+
+
+def topic_part(topic: bytes) -> tuple[bytes, int]:
+    """A topic behind its length, and the magic of the records in which the length has that form."""
+    if len(topic) <= TOPIC_V1_BYTES_MAX:
+        return bytes((len(topic),)) + topic, MAGIC_V1
+    return _SHORT.pack(len(topic)) + topic, MAGIC_V2
 
 
 def pack_blank(page: Page, at: int, space_left: int) -> None:

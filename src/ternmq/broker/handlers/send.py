@@ -47,6 +47,7 @@ from ternmq.wire.template import ReplyTemplate
 
 # Texts that betray a property without taking the text apart; where one is found, ``wire.properties`` looks closer.
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
+_UNIQUE_KEY_DATA: Final = _UNIQUE_KEY.encode()
 _KEY_AT: Final = len(_UNIQUE_KEY)
 _TRANSACTION: Final = f"{Property.TRANSACTION}\x01"
 _POP_CHECKPOINT: Final = f"{Property.POP_CHECKPOINT}\x01"
@@ -87,6 +88,7 @@ class SendHandlers:
                 Property.TRACE_ON: trace_on,
             }
         )
+        self._own_properties_data = self._own_properties.encode()
         self._id_prefix = store_host.hex().upper()
         self._fill = ReplyTemplate(
             {"MSG_REGION": config.region_id, "TRACE_ON": trace_on},
@@ -276,37 +278,37 @@ class SendHandlers:
         topic = header.topic
         if topic.startswith(names.RETRY_PREFIX):
             raise MessageIllegal(f"batch request does not support retry group {topic}; send its messages one by one")
+        data = bytes(request.body)
         try:
-            messages = unpack_messages(request.body)
+            parcels = unpack_messages(data)
         except RemoteProtocolError as error:
             raise MessageIllegal(str(error)) from None
-        if not messages:
+        if not parcels:
             raise MessageIllegal("the batch holds no message; send at least one")
-        born_time_ms, born_host, sysflag = header.born_time_ms, peer.host, header.sysflag
-        own_properties = self._own_properties
         # One look at the whole batch instead of five at each message; a body with such a text costs only time.
-        data = bytes(request.body)
         is_plain = not any(text in data for text in _NOT_PLAIN)
-        drafts = []
-        for message in messages:
-            properties = message.properties
-            at = properties.find(_UNIQUE_KEY) if is_plain else -1
-            if at < 0 or (at and properties[at - 1] != "\x02"):
-                properties, _ = self._prepare(properties)
-            elif properties[-1] != "\x02":
-                properties += "\x02"
-            properties += own_properties
-            drafts.append(
-                Draft(topic, queue_id, message.body, properties, born_time_ms, born_host, message.flag, sysflag)
-            )
-        placed = self._intake.store_batch(drafts)
-        self._count(topic, len(drafts), len(request.body))
+        for number, (flag, body, properties) in enumerate(parcels):
+            at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
+            # The short way: a unique key, and the last pair ended.
+            if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
+                text, _ = self._prepare(properties.decode(errors="replace"))
+                parcels[number] = flag, body, text.encode()
+        placed = self._intake.store_batch(
+            topic,
+            queue_id,
+            parcels,
+            born_time_ms=header.born_time_ms,
+            born_host=peer.host,
+            sysflag=header.sysflag,
+            more_properties=self._own_properties_data,
+        )
+        self._count(topic, len(parcels), len(data))
         prefix = self._id_prefix
-        ids = ",".join([f"{prefix}{log_offset:016X}" for log_offset, _, _, _ in placed])
+        ids = ",".join([f"{prefix}{log_offset:016X}" for log_offset in placed.log_offsets])
         batch_properties = header.properties or ""
         unique_key = props.find(batch_properties, Property.UNIQUE_KEY)
-        reply = self._reply_header(ids, queue_id, placed[0].queue_offset, unique_key)
+        reply = self._reply_header(ids, queue_id, placed.queue_offset, unique_key)
         if self._waits and _NO_WAIT not in batch_properties:
-            self._reply_when_safe(peer, request, placed[-1].end_offset, Reply(header=reply), reply)
+            self._reply_when_safe(peer, request, placed.end_offset, Reply(header=reply), reply)
             return None
         return Reply(header=reply)
