@@ -34,6 +34,36 @@ def test_an_offset_is_what_was_committed_last(tmp_path: Path) -> None:
     assert offsets.get("other", "t", 0) == -1
 
 
+def test_a_reset_counts_more_than_commits_until_a_member_knows(tmp_path: Path) -> None:
+    """D4: of this queue of this group only."""
+    offsets = table(tmp_path)
+    offsets.commit("g", "t", 0, 7)
+
+    offsets.reset("g", "t", 0, 3, has_readers=True)
+    for group, queue_id in (("g", 0), ("g", 1), ("other", 0)):
+        offsets.commit(group, "t", queue_id, 9)
+
+    assert [3, 9, 9] == [offsets.get("g", "t", 0), offsets.get("g", "t", 1), offsets.get("other", "t", 0)]
+    assert [None, None, 3, None] == [
+        offsets.take_reset(group, "t", queue_id) for group, queue_id in (("g", 1), ("other", 0), ("g", 0), ("g", 0))
+    ]
+    offsets.commit("g", "t", 0, 4)
+    assert 4 == offsets.get("g", "t", 0)
+
+
+def test_a_reset_that_nobody_needs_to_know_of_is_a_commit(tmp_path: Path) -> None:
+    """D4: also after one that nobody has heard of, and with what was deleted since."""
+    offsets = table(tmp_path)
+    offsets.reset("g", "t", 0, 3, has_readers=True)
+    offsets.reset("g", "t", 0, 5, has_readers=False)
+    assert (5, None) == (offsets.get("g", "t", 0), offsets.take_reset("g", "t", 0))
+
+    offsets.reset("g", "t", 0, 3, has_readers=True)
+    offsets.delete_topic("t")
+    offsets.commit("g", "t", 0, 1)
+    assert (1, None) == (offsets.get("g", "t", 0), offsets.take_reset("g", "t", 0))
+
+
 def test_offsets_survive_a_restart(tmp_path: Path) -> None:
     """D4."""
     offsets = table(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,13 +18,14 @@ from ternmq.errors import (
     NotRunning,
     RequestNotSupported,
 )
+from ternmq.message import MessageQueue
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.wire.bodies.clients import ConsumerData
+from ternmq.wire.bodies.clients import ConsumerData, encode_reset
 from ternmq.wire.codes import BINARY, RequestCode
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.requests import ConsumerGroup, UnregisterClient
+from ternmq.wire.requests import ConsumerGroup, ResetOffset, UnregisterClient
 from tests.client.scripted import ScriptedBroker, scripted_cluster
 
 
@@ -33,12 +35,16 @@ class Member:
     def __init__(self, group: str) -> None:
         self.group = group
         self.rebalanced = asyncio.Event()
+        self.resets: asyncio.Queue[Mapping[MessageQueue, int]] = asyncio.Queue()
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(group_name=self.group)
 
     def rebalance_soon(self) -> None:
         self.rebalanced.set()
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        self.resets.put_nowait(offsets)
 
 
 # --- Sharing ---------------------------------------------------------------------------------------------------
@@ -256,6 +262,24 @@ async def test_a_change_of_members_reaches_the_consumer_of_the_group() -> None:
 
         await readers.rebalanced.wait()
         assert not others.rebalanced.is_set()
+
+
+async def test_a_reset_reaches_the_consumer_of_the_group() -> None:
+    """D4: RESET_CONSUMER_CLIENT_OFFSET, in the form that Java's brokers write."""
+    offsets = {MessageQueue("orders", "broker-a", 0): 7, MessageQueue("orders", "broker-a", 1): 0}
+    async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
+        readers, others = Member("readers"), Member("others")
+        instance.register_consumer("readers", readers)
+        instance.register_consumer("others", others)
+        await instance.routes.of("orders")
+        await instance.heartbeat()
+        (peer,) = cluster.broker.peers
+        for group in ("unknown", "readers"):
+            header = ResetOffset(topic="orders", group=group, time_ms=0)
+            peer.call_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, encode_reset(offsets))
+
+        assert offsets == await readers.resets.get()
+        assert others.resets.empty()
 
 
 async def test_what_is_not_built_yet_is_refused_cleanly() -> None:

@@ -13,7 +13,7 @@ clients of a process share one loop in one thread (``client.loop_thread``); an a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -30,6 +30,7 @@ from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.offsets import StartPosition
 from ternmq.errors import NotRunning
 from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.routes import TopicRoute
 
 T = TypeVar("T")
@@ -143,6 +144,9 @@ class SyncGroups:
 
     def names(self) -> list[str]:
         return self._run(self._noun().names())
+
+    def table(self, broker: BrokerInfo) -> Mapping[str, SubscriptionGroupConfig]:
+        return self._run(self._noun().table(broker))
 
     def all(self, *, system: bool = True) -> list[GroupInfo]:
         return self._run(self._noun().all(system=system))

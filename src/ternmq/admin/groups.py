@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerInfo, Brokers
 from ternmq.admin.clients import Clients
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.codec import by_queue, decode
-from ternmq.wire.bodies.groups import GroupTable
+from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
@@ -75,13 +76,14 @@ class Groups:
 
     async def names(self) -> list[str]:
         """All groups that some broker keeps."""
-        found: set[str] = set()
-        for master in await self._brokers.masters():
-            response = await self._instance.ask(
-                master.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups()
-            )
-            found |= decode(response.body, GroupTable).subscription_group_table.keys()
-        return sorted(found)
+        masters = await self._brokers.masters()
+        tables = await asyncio.gather(*map(self.table, masters))
+        return sorted({group for table in tables for group in table})
+
+    async def table(self, broker: BrokerInfo) -> Mapping[str, SubscriptionGroupConfig]:
+        """The groups that one broker keeps, with their settings."""
+        response = await self._instance.ask(broker.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups())
+        return decode(response.body, GroupTable).subscription_group_table
 
     async def all(self, *, system: bool = True) -> list[GroupInfo]:
         """All groups with their members and lag; without ``system``, not those that brokers and tools bring along."""

@@ -188,7 +188,7 @@ class Messages:
 
 
 def _place_of(offset_id: str) -> tuple[str, int]:
-    """Where an offset id says that its record is. Unique keys have the same form, but hardly ever a port that can be."""
+    """Where an offset id says that its record is. A unique key looks alike, but hardly ever has a port that can be."""
     try:
         ip, port, log_offset = parse_offset_id(offset_id)
     except InvalidName:

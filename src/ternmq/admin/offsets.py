@@ -14,8 +14,9 @@ RocketMQ 4.9 goes by its own search, which may be a message off.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,10 +33,8 @@ from ternmq.message import MessageQueue
 from ternmq.names import check_group, is_derived_topic
 from ternmq.wire.bodies.clients import ConsumeFromWhere, QueueOffsets
 from ternmq.wire.bodies.codec import by_queue, decode, encode
-from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import ResetOffset
-from ternmq.wire.requests_admin import AllGroups
 
 #: What 222 takes for «the end of the queue».
 _END_MS: Final = -1
@@ -94,7 +93,9 @@ class Offsets:
 
         after = dict(zip(queues, await self._queues.each(queues, target), strict=True))
         if not dry_run:
-            for broker, planned in _by_broker(after).items():
+            planned_on = _by_broker(after)
+            await self._make(group, like=group, brokers=planned_on)
+            for broker, planned in planned_on.items():
                 after |= await self._reset_on(broker, group, topic, to, planned)
         return [Move(queue, stood, after[queue]) for queue, stood in zip(queues, before, strict=True)]
 
@@ -168,20 +169,18 @@ class Offsets:
 
         await self._queues.each(offsets, commit)
 
-    async def _make(self, group: str, *, like: str, brokers: set[str]) -> None:
-        """Make the group on those brokers that do not have it: RocketMQ 5 takes no commits of unknown ones."""
-        for master in await self._brokers.masters():
-            if master.name not in brokers:
-                continue
-            response = await self._instance.ask(
-                master.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups()
-            )
-            table = decode(response.body, GroupTable).subscription_group_table
-            if group not in table and like in table:
-                config = msgspec.structs.replace(table[like], group_name=group)
-                await self._instance.ask(
-                    master.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, encode(config)
-                )
+    async def _make(self, group: str, *, like: str, brokers: Collection[str]) -> None:
+        """Make the group, with the settings of another, on those brokers that do not know it.
+
+        Offsets of unknown groups are refused; and a group is unknown to a broker that joined the cluster after it.
+        """
+        masters = await self._brokers.masters()
+        tables = await asyncio.gather(*(self._groups.table(master) for master in masters))
+        settings = next(table[like] for table in tables if like in table)
+        for master, table in zip(masters, tables, strict=True):
+            if master.name in brokers and group not in table:
+                body = encode(msgspec.structs.replace(settings, group_name=group))
+                await self._instance.ask(master.address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
 
 
 def _by_broker(offsets: Mapping[MessageQueue, int]) -> dict[str, dict[MessageQueue, int]]:

@@ -35,6 +35,7 @@ from ternmq.broker.handlers.pull import PullHandlers
 from ternmq.broker.handlers.query import QueryHandlers
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.holds import SCAN_S as HOLDS_SCAN_S
+from ternmq.broker.holds import Holds
 from ternmq.broker.intake import Intake
 from ternmq.broker.locks import Locks
 from ternmq.broker.offsets import Offsets
@@ -227,7 +228,7 @@ class Broker:
 
         # The world. Registration is entered last, as it is to be left first.
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
-        routes |= self._routes_of_tools(tables, store, registration, lambda: server.lanes)
+        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
@@ -270,7 +271,12 @@ class Broker:
         )
 
     def _routes_of_tools(
-        self, tables: Tables, store: MessageStore, registration: Registration, lanes: Callable[[], Lanes]
+        self,
+        tables: Tables,
+        store: MessageStore,
+        registration: Registration,
+        holds: Holds,
+        lanes: Callable[[], Lanes],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
         name, clock = self.config.broker_name, self._env.clock
@@ -303,6 +309,8 @@ class Broker:
                 groups=groups,
                 clients=clients,
                 broker_name=name,
+                on_server=self.config.use_server_side_reset_offset,
+                wake=holds.wake,
             ).routes(),
             **ConnectionHandlers(clients=clients, clock=clock).routes(),
             **BrokerHandlers(

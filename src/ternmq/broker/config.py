@@ -57,6 +57,9 @@ class BrokerConfig:
     channel_expired_timeout: int = 120_000
     #: Committed offsets go to disk this often; after a crash consumers repeat at most so much.
     flush_consumer_offset_interval: int = 5_000
+    #: How members learn that a tool has reset their group: from the answer to their next pull, as RocketMQ 5 has it,
+    #: which reaches every kind of client; or, if false, by a call to each of them, as 4.9 has it.
+    use_server_side_reset_offset: bool = True
     long_polling_enable: bool = True
     #: How long a pull waits when long polling is off (RocketMQ's spelling).
     short_polling_time_mills: int = 1_000

@@ -3,6 +3,7 @@
 A pull that reached the end of its queue is held here until
 
 - a message arrives in its queue that its tag filter may let through,
+- a tool moves its group to another offset (D4),
 - its time is over (15 s for push consumers, 20 s for pull): it is answered PULL_NOT_FOUND, or
 - its connection closes.
 
@@ -108,6 +109,12 @@ class Holds:
             return
         for hold in list(waiting):
             if end_offset > hold.queue_offset and (hold.matches is None or hold.matches(tags_code)):
+                self._wake_soon(hold)
+
+    def wake(self, group: str, topic: str, queue_id: int) -> None:
+        """A group was moved in this queue: its members shall know now, not when the next message comes."""
+        for hold in list(self._by_queue.get((topic, queue_id), ())):
+            if hold.request.fields.consumer_group == group:
                 self._wake_soon(hold)
 
     def scan(self) -> None:

@@ -8,7 +8,10 @@ On disk, as RocketMQ writes it (integer keys unquoted) and as we do (standard JS
 
     {"dataVersion":{…},"offsetTable":{"topic@group":{"0":5,"1":7}}}
 
-Commits may go backwards: a reset is a commit too, and the client that owns the queue is the one who knows.
+Commits may go backwards: the client that owns the queue is the one who knows.
+
+A *reset* is what a tool does to a group. Members that are connected know nothing of it and would soon commit what they
+have done since, so until one of them has been told (``take_reset``, with its next pull), commits count no more.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ class Offsets:
         self._dirty = False
         # By (group, topic), then queue id.
         self._table: dict[tuple[str, str], dict[int, int]] = {}
+        # Resets that no member knows of yet; the same keys. They do not outlive the broker, nor do its connections.
+        self._resets: dict[tuple[str, str], dict[int, int]] = {}
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
@@ -65,7 +70,12 @@ class Offsets:
         )
 
     def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Remember that ``group`` has consumed all of the queue below ``queue_offset``."""
+        """Remember that ``group`` has consumed all of the queue below ``queue_offset``.
+
+        Does nothing while the queue has a reset that no member knows of.
+        """
+        if self._resets and queue_id in self._resets.get((group, topic), ()):
+            return
         queues = self._table.get((group, topic))
         if queues is None:
             queues = self._table[group, topic] = {}
@@ -74,6 +84,23 @@ class Offsets:
         self._commits += 1
         if self._commits % VERSION_STEP == 0:
             self.data_version = counted_on(self.data_version, self._clock.now_ms())
+
+    def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, has_readers: bool) -> None:
+        """Move a group; members that read the queue are to be told, see ``take_reset``."""
+        self.take_reset(group, topic, queue_id)
+        self.commit(group, topic, queue_id, queue_offset)
+        if has_readers:
+            self._resets.setdefault((group, topic), {})[queue_id] = queue_offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The queue offset that a member is to go on at, told once; None if it may go on where it is."""
+        if not self._resets:
+            return None
+        queues = self._resets.get((group, topic), {})
+        queue_offset = queues.pop(queue_id, None)
+        if not queues:
+            self._resets.pop((group, topic), None)
+        return queue_offset
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """The committed queue offset, -1 if there is none."""
@@ -102,10 +129,12 @@ class Offsets:
         """Let ``target`` stand where ``source`` stands on a topic."""
         queues = self._table.get((source, topic))
         if queues is not None:
+            self._resets.pop((target, topic), None)
             self._table[target, topic] = dict(queues)
             self._dirty = True
 
     def _delete(self, keys: Iterable[tuple[str, str]]) -> None:
         for key in list(keys):
+            self._resets.pop(key, None)
             del self._table[key]
             self._dirty = True

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -32,17 +32,18 @@ from ternmq.client.name_servers import NameServers
 from ternmq.client.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.env import Env
 from ternmq.errors import CallTimeout, ConfigError, NetworkError, NotRunning, TernError, refused
+from ternmq.message import MessageQueue
 from ternmq.net.dial import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.tasks import Tasks
 from ternmq.types import Buffer
-from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData
-from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData, QueueOffsets
+from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Header, Request, Response
 from ternmq.wire.ids import UniqueIds
-from ternmq.wire.requests import ConsumerGroup, UnregisterClient
+from ternmq.wire.requests import ConsumerGroup, ResetOffset, UnregisterClient
 from ternmq.wire.requests_admin import RouteQuery
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,10 @@ class ConsumerMember(Protocol):
 
     def rebalance_soon(self) -> None:
         """The members of the group may have changed (NOTIFY_CONSUMER_IDS_CHANGED 40)."""
+        ...
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """A tool has moved the group to these queue offsets (RESET_CONSUMER_CLIENT_OFFSET 220)."""
         ...
 
 
@@ -87,6 +92,7 @@ class ClientInstance:
         self._tasks = Tasks()
         self._requests: dict[int, Route] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self._consumers_changed, _LANE),
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self._offsets_reset, _LANE),
         }
         self._consumers: dict[str, ConsumerMember] = {}
         #: Producer group → how many producers of it are open.
@@ -382,6 +388,12 @@ class ClientInstance:
         member = self._consumers.get(header.consumer_group)
         if member is not None:
             member.rebalance_soon()
+
+    def _offsets_reset(self, _: Peer, request: Request[ResetOffset]) -> None:
+        """RESET_CONSUMER_CLIENT_OFFSET 220, one-way; from RocketMQ 4.9, and to consumers in broadcasting (D4)."""
+        member = self._consumers.get(request.fields.group)
+        if member is not None:
+            member.reset(by_queue(decode(request.body, QueueOffsets).offset_table))
 
 
 #: Shared instances, by loop, then by config and seams.

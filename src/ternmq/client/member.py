@@ -7,6 +7,7 @@ end has an order: no more queues, no more fetching, no more calls of listeners, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -21,9 +22,11 @@ from ternmq.client.routes import TopicRoute
 from ternmq.client.send_back import Returns
 from ternmq.client.settle import Outlet, Settling
 from ternmq.client.subscription import Subscription
-from ternmq.message import ReceivedMessage
+from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import ConsumerData, ConsumeType, MessageModel
+
+log = logging.getLogger(__name__)
 
 #: How often the calls of listeners are looked through for those that take too long.
 EXPIRY_CHECK_S: Final = 30.0
@@ -85,6 +88,13 @@ class Member:
 
     def rebalance_soon(self) -> None:
         self.rebalancer.soon()
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        # Before the start there is nothing to move, and after the end nobody who would go on.
+        if any(not loop.done() for loop in self._loops):
+            log.warning("a tool has moved this group", extra={"group": self.group, "queues": len(offsets)})
+            self.readers.reset(offsets)
+            self._tasks.create_task(self.readers.save(wait=True), name="save reset offsets")
 
     # --- Start and end ---------------------------------------------------------------------------------------
 

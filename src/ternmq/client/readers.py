@@ -59,19 +59,27 @@ class Readers:
         queue_offset = await self._progress.load(queue)
         if queue_offset is None or queue_offset < 0:
             queue_offset = await start_offset(queue, self._config.start, self._brokers)
-        reader = QueueReader(self._fetching, queue, queue_offset)
-        self._running[queue] = (reader, self._tasks.create_task(reader.run(), name=f"fetch {queue}"))
+        self._read(queue, queue_offset)
         self._counts[queue.topic] += 1
 
     async def let_go(self, queues: Collection[MessageQueue]) -> None:
         await self._stop(queues)
         offsets = {}
         for queue in queues:
-            reader, _ = self._running.pop(queue)
+            reader, task = self._running.pop(queue)
+            task.cancel()  # a reset while we waited has started another
             self._counts[queue.topic] -= 1
             offsets[queue] = reader.held.progress
             reader.drop()
         await self._progress.save(offsets, wait=True)
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on elsewhere in those of these queues that are ours; what is in flight of them counts no more."""
+        for queue in offsets.keys() & self._running.keys():
+            reader, task = self._running[queue]
+            task.cancel()
+            reader.drop()
+            self._read(queue, offsets[queue])
 
     async def stop_fetching(self) -> None:
         """Fetch no more; what is in flight still counts."""
@@ -80,6 +88,10 @@ class Readers:
     async def save(self, *, wait: bool) -> None:
         """Store the progress of all queues."""
         await self._progress.save({reader.queue: reader.held.progress for reader in self.all()}, wait=wait)
+
+    def _read(self, queue: MessageQueue, queue_offset: int) -> None:
+        reader = QueueReader(self._fetching, queue, queue_offset)
+        self._running[queue] = (reader, self._tasks.create_task(reader.run(), name=f"fetch {queue}"))
 
     async def _stop(self, queues: Iterable[MessageQueue]) -> None:
         tasks = [self._running[queue][1] for queue in queues]

@@ -1,14 +1,21 @@
 """Offsets of whole groups, as tools move them: reset by time 222, clone 314 (D4, D6).
 
-A group that is connected holds its offsets itself and would soon overwrite what is changed here. So a reset is
-*pushed*: each member gets RESET_CONSUMER_CLIENT_OFFSET with the new offsets, drops the queues it has, commits and
-begins there. A group without members is refused with CONSUMER_NOT_ONLINE; tools then commit the offsets directly.
+A group that is connected holds its offsets itself and would soon overwrite what is changed here. So its members must
+be told, in one of two ways (``useServerSideResetOffset``):
+
+- as RocketMQ 5 does: the next pull of a moved queue, or the one that is held, is answered with the new offset (21), and
+  commits before that do not count (``Offsets.reset``). A group without members is just moved.
+- as RocketMQ 4.9 does: each member gets RESET_CONSUMER_CLIENT_OFFSET 220 with the new offsets, drops the queues it has,
+  commits and begins there. A group without members is refused with CONSUMER_NOT_ONLINE; tools then commit the offsets.
+
+In broadcasting, members keep their offsets themselves and all read all queues, so they are always told the second way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ternmq.broker.clients import Clients
@@ -16,11 +23,11 @@ from ternmq.broker.flow import ADMIN
 from ternmq.broker.groups import Groups
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.topics import Topics
-from ternmq.errors import ConsumerOffline, NetworkError
+from ternmq.errors import ConsumerOffline, GroupMissing, NetworkError
 from ternmq.message import MessageQueue
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
-from ternmq.wire.bodies.clients import QueueOffsets, encode_reset
+from ternmq.wire.bodies.clients import MessageModel, QueueOffsets, encode_reset
 from ternmq.wire.bodies.codec import by_key, encode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -34,7 +41,7 @@ ALL_QUEUES: Final = -1
 
 
 class GroupOffsetHandlers:
-    """All methods belong to the broker's loop."""
+    """All methods belong to the broker's loop. ``wake`` answers the held pulls of a group in a queue."""
 
     def __init__(
         self,
@@ -45,6 +52,8 @@ class GroupOffsetHandlers:
         groups: Groups,
         clients: Clients,
         broker_name: str,
+        on_server: bool,
+        wake: Callable[[str, str, int], None],
     ) -> None:
         self._offsets = offsets
         self._store = store
@@ -52,6 +61,8 @@ class GroupOffsetHandlers:
         self._groups = groups
         self._clients = clients
         self._broker_name = broker_name
+        self._on_server = on_server
+        self._wake = wake
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -63,23 +74,37 @@ class GroupOffsetHandlers:
         """Send a group back (or on, if forced) to a time, to the end or to a given offset; answers where to."""
         header = request.fields
         config = self._topics.find(header.topic)
+        if self._groups.get(header.group) is None:
+            raise GroupMissing(f"subscription group [{header.group}] does not exist; see `tern group list`")
         targets = {
             MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id)
             for queue_id in range(max(config.read_queue_nums, config.write_queue_nums))
             if header.queue_id in (None, ALL_QUEUES, queue_id)
         }
-        members = self._clients.peers_of(header.group)
-        if not members:
+        members = self._clients.group_info(header.group)
+        if members is not None and (members.message_model is MessageModel.BROADCASTING or not self._on_server):
+            self._push(header, targets)
+        elif self._on_server:
+            # Where nobody reads, nobody could be told, and no reset may wait for ever.
+            self._move(header.group, targets, has_readers=members is not None and header.topic in members.subscriptions)
+        else:
             raise ConsumerOffline(
                 f"Consumer not online, so can not reset offset. Group: {header.group}; commit the offsets instead"
             )
+        log.info("offsets reset", extra={"group": header.group, "topic": header.topic, "time_ms": header.time_ms})
+        return Reply(body=encode(QueueOffsets(offset_table=by_key(targets))))
+
+    def _move(self, group: str, targets: Mapping[MessageQueue, int], *, has_readers: bool) -> None:
+        for queue, queue_offset in targets.items():
+            self._offsets.reset(group, queue.topic, queue.queue_id, queue_offset, has_readers=has_readers)
+            self._wake(group, queue.topic, queue.queue_id)
+
+    def _push(self, header: ResetOffset, targets: Mapping[MessageQueue, int]) -> None:
         body = encode_reset(targets)
-        for peer in members:
+        for peer in self._clients.peers_of(header.group):
             # One that is just closing has left; who takes over its queues is told as well.
             with contextlib.suppress(NetworkError):
                 peer.call_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
-        log.info("offsets reset", extra={"group": header.group, "topic": header.topic, "time_ms": header.time_ms})
-        return Reply(body=encode(QueueOffsets(offset_table=by_key(targets))))
 
     def clone(self, _peer: Peer, request: Request[CloneGroupOffset]) -> Reply:
         """Let one group stand where another stands, on a topic or on all that it has offsets for."""

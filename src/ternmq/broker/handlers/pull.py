@@ -6,7 +6,8 @@ views of the log: the reply's body is never copied. What the store found decides
     0   FOUND
     19  the end of the queue was reached         held back until a message comes, if the client can wait (F8)
     20  nothing in this stretch matched          the client goes on at the next offset at once
-    21  the offset lies outside the queue        the client corrects its position
+    21  the offset lies outside the queue, or a  the client corrects its position
+        tool has moved the group (D4)
 
 Every one of these carries the queue's bounds and the offset to go on at; the remark is the store's status.
 
@@ -63,6 +64,8 @@ _CODES: Final = {
     GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
 }
+#: RocketMQ's remark, where the store's status stands otherwise.
+_RESET: Final = "OFFSET_RESET"
 _EMPTY_QUEUE: Final = (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE)
 
 
@@ -116,6 +119,9 @@ class PullHandlers:
         topic, queue_id = header.topic, header.queue_id
         self._check(header)
         matches = self._filter(header)
+        moved_to = self._offsets.take_reset(header.consumer_group, topic, queue_id)
+        if moved_to is not None and moved_to != header.queue_offset:
+            return self._move(header, moved_to)
         if first and header.sysflag & PullSysflag.COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, topic, queue_id, header.commit_offset)
         found = self._store.get(
@@ -155,6 +161,19 @@ class PullHandlers:
                 max_offset=found.max_offset,
             ),
             body=found.buffers,
+        )
+
+    def _move(self, header: PullMessage, queue_offset: int) -> Reply:
+        topic, queue_id = header.topic, header.queue_id
+        return Reply(
+            ResponseCode.PULL_OFFSET_MOVED,
+            remark=_RESET,
+            header=PullReply(
+                suggested_broker_id=_MASTER,
+                next_offset=queue_offset,
+                min_offset=self._store.min_offset(topic, queue_id),
+                max_offset=self._store.max_offset(topic, queue_id),
+            ),
         )
 
     def _check(self, header: PullMessage) -> None:
