@@ -275,6 +275,18 @@ class TestUnknownSettings:
 
         assert [logging.INFO, logging.INFO] == [record.levelno for record in caplog.records]
 
+    def test_a_promise_of_rocketmq_that_nobody_keeps_here_warns(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Who brings a file with access control or replication over must not learn later that there is none."""
+        asked = ["aclEnable=true", "enableDLegerCommitLog=True", "fileReservedTime=48", "useTLS=true"]
+        load(BrokerConfig, flags=[*asked, "enableControllerMode=false"], env={"TERNMQ_ACL_ENABLE": "true"})
+
+        assert ["acl_enable", "aclEnable", "enableDLegerCommitLog", "fileReservedTime", "useTLS"] == [
+            vars(record)["key"] for record in caplog.records
+        ]
+        assert {"setting of RocketMQ that is not built yet and does nothing"} == {
+            record.message for record in caplog.records
+        }
+
     def test_the_environment_is_not_all_for_us(self, caplog: pytest.LogCaptureFixture) -> None:
         """TERNMQ_DEBUG and others belong to programs beside this one."""
         load(StoreConfig, env={"TERNMQ_DEBUG": "1", "NAMESRV_ADDR": "a:1", "TERNMQ_LISTEN_PORT": "1"})

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, Union
 
 from ternmq.errors import ConfigError
-from ternmq.rocketmq_settings import ROCKETMQ_SETTINGS
+from ternmq.rocketmq_settings import ROCKETMQ_SETTINGS, UNKEPT_PROMISES
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,9 @@ class Settings:
             if setting.section and setting.section not in SECTIONS:
                 log.warning("unknown table of settings", extra=extra | {"table": setting.section})
             elif setting.name in _ROCKETMQ_NAMES:
-                if not setting.shared:
+                if _promises(setting):
+                    log.warning("setting of RocketMQ that is not built yet and does nothing", extra=extra)
+                elif not setting.shared:
                     log.info("setting of RocketMQ that this program does not use", extra=extra)
             elif near:
                 log.warning("unknown setting", extra=extra | {"did_you_mean": near})
@@ -181,6 +183,12 @@ def _normal(name: str) -> str:
 
 
 _ROCKETMQ_NAMES: Final = {_normal(name): name for name in ROCKETMQ_SETTINGS}
+
+
+def _promises(setting: Setting) -> bool:
+    """Whether a setting of RocketMQ asks for what its users rely on and nobody does here."""
+    name = _ROCKETMQ_NAMES[setting.name]
+    return name in UNKEPT_PROMISES and setting.value.strip().lower() != UNKEPT_PROMISES[name].lower()
 
 
 def _to_text(value: object) -> str:
