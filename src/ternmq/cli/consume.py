@@ -14,7 +14,6 @@ What is there already comes in the order in which it was stored, over all queues
 from __future__ import annotations
 
 import asyncio
-import base64
 import heapq
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -25,8 +24,8 @@ import typer
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import serve
-from ternmq.cli.times import format_ms, parse_time
-from ternmq.env import SystemClock
+from ternmq.cli.shown import body_text, fields_of
+from ternmq.cli.times import format_ms, parse_position
 from ternmq.errors import ConfigError, TernError
 from ternmq.tasks import Tasks
 
@@ -74,7 +73,7 @@ def consume(
         tern consume orders --group billing --count 10
     """
     show = _Printer(Output(as_json=as_json), count)
-    position = _position(start)
+    position = parse_position(start)
     if group is None:
         serve(_look(topic, position, tags, show, follow=follow, name_servers=name_servers))
     elif follow:
@@ -149,13 +148,6 @@ async def _work_off(
 
 
 # --- Reading --------------------------------------------------------------------------------------------------------
-
-
-def _position(text: str) -> StartPosition:
-    from ternmq.client.offsets import StartPosition
-
-    named = {"first": StartPosition.FIRST, "last": StartPosition.LAST}
-    return named.get(text) or StartPosition.at(parse_time(text, now_ms=SystemClock().now_ms()))
 
 
 async def _span(consumer: PullConsumer, queue: MessageQueue, start: StartPosition) -> range:
@@ -255,36 +247,16 @@ class _Printer:
         self._dim = output.is_terminal and not os.environ.get("NO_COLOR")
 
     def __call__(self, message: ReceivedMessage) -> bool:
-        self._output.item(_fields(message), self._line(message))
+        self._output.item(fields_of(message), self._line(message))
         if self._left is None:
             return True
         self._left -= 1
         return self._left > 0
 
     def _line(self, message: ReceivedMessage) -> str:
-        body = message.body.decode("utf-8", "backslashreplace")
+        body = body_text(message)
         if not self._output.is_terminal:
             return body
         queue = f"{message.broker_name}:{message.queue_id}:{message.queue_offset}"
         about = "  ".join(filter(None, (format_ms(message.store_time_ms), queue, message.tags, *message.keys)))
         return f"{typer.style(about, dim=True) if self._dim else about}  {body}"
-
-
-def _fields(message: ReceivedMessage) -> dict[str, object]:
-    fields: dict[str, object] = {
-        "topic": message.topic,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "queue_offset": message.queue_offset,
-        "message_id": message.message_id,
-        "tags": message.tags,
-        "keys": message.keys,
-        "properties": message.properties,
-        "born_time_ms": message.born_time_ms,
-        "store_time_ms": message.store_time_ms,
-        "reconsume_times": message.reconsume_times,
-    }
-    try:
-        return fields | {"body": message.body.decode()}
-    except UnicodeDecodeError:
-        return fields | {"body_base64": base64.b64encode(message.body).decode()}

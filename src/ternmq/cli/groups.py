@@ -1,17 +1,23 @@
-"""``tern group``: list, progress (D2, D4)."""
+"""``tern group``: list, progress, reset, clone (D2, D4, L2)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
-from ternmq.cli.times import format_ms
+from ternmq.cli.times import format_ms, parse_position
 
-app = typer.Typer(no_args_is_help=True, help="List consumer groups and see how far they are.")
+if TYPE_CHECKING:
+    from ternmq.admin.offsets import Move
+
+app = typer.Typer(no_args_is_help=True, help="List consumer groups, see how far they are, and move them.")
+
+Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
 
 
 @app.command("list")
@@ -40,7 +46,7 @@ def list_(
 
 @app.command()
 def progress(
-    group: Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")],
+    group: Group,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
@@ -78,3 +84,78 @@ def progress(
     )
     if output.is_terminal and not as_json and found:
         note(f"{sum(one.lag for one in found)} messages wait in {len(found)} queues")
+
+
+@app.command()
+def reset(
+    group: Group,
+    topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="first|last|TIME", help="2026-01-31T12:00:00.250, 15m (ago), or ms since 1970."),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be.")] = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Send a group back, or on: to the first or last message of each queue, or to a time.
+
+    Live members follow with their next pull; Java's need some 10 s for it.
+
+    Examples:
+
+        tern group reset billing orders --to 2026-01-31T12:00 --dry-run
+
+        tern group reset billing orders --to first
+    """
+    from ternmq.admin import Admin
+
+    position = parse_position(to)
+
+    async def work() -> list[Move]:
+        async with Admin(name_servers) as admin:
+            return await admin.offsets.reset(group, topic, position, dry_run=dry_run)
+
+    _show_moves(run(work()), as_json=as_json, empty=f"topic {topic} has no queues to read")
+    if dry_run:
+        note("nothing was changed; leave out --dry-run to do it")
+
+
+@app.command()
+def clone(
+    source: Annotated[str, typer.Argument(help="The group to copy.", metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(help="The group that shall stand where it stands.", metavar="TARGET")],
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Let one group stand where another stands. A target that does not exist is made.
+
+    Example:
+
+        tern group clone billing billing-test --topic orders
+    """
+    from ternmq.admin import Admin
+
+    async def work() -> list[Move]:
+        async with Admin(name_servers) as admin:
+            return await admin.offsets.clone(source, target, topic=topic)
+
+    _show_moves(run(work()), as_json=as_json, empty="")
+
+
+def _show_moves(moves: Sequence[Move], *, as_json: bool, empty: str) -> None:
+    Output(as_json=as_json).rows(
+        [
+            {
+                "topic": move.queue.topic,
+                "broker": move.queue.broker_name,
+                "queue": move.queue.queue_id,
+                "before": move.before,
+                "after": move.after,
+            }
+            for move in moves
+        ],
+        columns=("topic", "broker", "queue", "before", "after"),
+        empty=empty,
+    )

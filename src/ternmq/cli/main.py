@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import groups, logs, servers, topics
+from ternmq.cli import groups, logs, messages, servers, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.options import Json
 from ternmq.cli.output import Output, ReaderGone, note, sentence_of
@@ -44,6 +44,7 @@ app.command(rich_help_panel="Servers")(servers.namesrv)
 app.command(rich_help_panel="Servers")(servers.broker)
 app.command(rich_help_panel="Messages")(send)
 app.command(rich_help_panel="Messages")(consume)
+app.add_typer(messages.app, name="message", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 

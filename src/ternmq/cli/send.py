@@ -120,6 +120,7 @@ def _show(output: Output, receipt: SendReceipt) -> None:
         {
             "status": receipt.status.value,
             "message_id": receipt.message_id,
+            "offset_id": receipt.offset_id,
             "topic": queue.topic,
             "broker": queue.broker_name,
             "queue": queue.queue_id,

@@ -1,0 +1,195 @@
+"""``tern message``: show, at, find (L1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output, note
+from ternmq.cli.running import run
+from ternmq.cli.shown import body_text, fields_of
+from ternmq.cli.times import format_ms, parse_time
+from ternmq.env import SystemClock
+from ternmq.errors import NotFound
+
+if TYPE_CHECKING:
+    from ternmq.message import ReceivedMessage
+
+app = typer.Typer(no_args_is_help=True, help="Find messages again: by id, key, place or time.")
+
+Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
+
+#: What a list shows of a body; ``show`` and ``--json`` have all of it.
+PREVIEW_CHARACTERS: Final = 40
+#: What brokers return for one key at most, and so the default.
+COUNT_MAX: Final = 64
+
+
+@app.command()
+def show(
+    message_id: Annotated[str, typer.Argument(help="An offset id; with --topic, a message id.", metavar="ID")],
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="Where to look for the message id that `tern send` prints.")
+    ] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show one message, by its id.
+
+    The offset id names one record of one broker. The message id is the producer's and stays the same in copies of the
+    message; brokers find it in the index of a topic.
+
+    Examples:
+
+        tern message show 7F00000100002A9F0000000000000000
+
+        tern message show C0A8000700010B1E4A3C5D2B7E8F0000 --topic orders
+    """
+    from ternmq.admin import Admin
+
+    async def work() -> list[ReceivedMessage]:
+        async with Admin(name_servers) as admin:
+            if topic is None:
+                return [await admin.messages.by_id(message_id)]
+            return await admin.messages.by_unique_key(topic, message_id)
+
+    found = run(work())
+    if not found:
+        raise NotFound(
+            f"topic {topic!r} has no message with the id {message_id!r}; it is deleted by now, or of another topic. "
+            "If this is an offset id, leave out --topic"
+        )
+    _show_all(found, as_json=as_json)
+
+
+@app.command("at")
+def at_(
+    topic: Topic,
+    broker: Annotated[str, typer.Argument(help="Name of the broker.", metavar="BROKER")],
+    queue: Annotated[int, typer.Argument(help="Number of the queue.", metavar="QUEUE", min=0)],
+    queue_offset: Annotated[int, typer.Argument(help="Queue offset of the message.", metavar="OFFSET", min=0)],
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show one message, by its place in a queue.
+
+    Example:
+
+        tern message at orders broker-a 3 1024
+    """
+    from ternmq.admin import Admin
+    from ternmq.message import MessageQueue
+
+    async def work() -> ReceivedMessage:
+        async with Admin(name_servers) as admin:
+            return await admin.messages.by_queue_offset(MessageQueue(topic, broker, queue), queue_offset)
+
+    _show_all([run(work())], as_json=as_json)
+
+
+@app.command()
+def find(
+    topic: Topic,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="A key that the messages have.")] = None,
+    begin: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help="With --key: stored then or later.")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="With --key: stored then or before.")] = None,
+    count: Annotated[
+        int, typer.Option("--count", min=1, max=COUNT_MAX, help="With --key: the newest, at most so many.")
+    ] = COUNT_MAX,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="TIME", help="Of each queue the first message stored then or later."),
+    ] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """List messages with a key, or the first message of each queue since a time.
+
+    `tern message at` shows one of the list, --json all of each. A TIME is 2026-01-31T12:00:00.250, 15m (ago), or
+    milliseconds since 1970.
+
+    Examples:
+
+        tern message find orders --key order-4711 --from 2h
+
+        tern message find orders --time 2026-01-31T12:00
+    """
+    from ternmq.admin import Admin
+
+    if (key is None) == (time is None):
+        raise typer.BadParameter("give --key or --time, one of the two")
+    if time is not None and (begin is not None or end is not None):
+        raise typer.BadParameter("--from and --to go with --key; --time stands alone")
+    now_ms = SystemClock().now_ms()
+    begin_ms, end_ms, time_ms = (
+        None if text is None else parse_time(text, now_ms=now_ms) for text in (begin, end, time)
+    )
+
+    async def work() -> list[ReceivedMessage]:
+        async with Admin(name_servers) as admin:
+            if key is not None:
+                return await admin.messages.by_key(topic, key, begin=begin_ms, end=end_ms, count_max=count)
+            assert time_ms is not None
+            return await admin.messages.by_time(topic, time_ms)
+
+    found = run(work())
+    output = Output(as_json=as_json)
+    output.rows(
+        [fields_of(message) if as_json else _row(message) for message in found],
+        columns=("stored", "broker", "queue", "queue_offset", "keys", "body"),
+        empty=f"topic {topic} has no such message"
+        + (f" since {format_ms(time_ms)}" if time_ms is not None else f" with the key {key}"),
+    )
+    if key is not None and len(found) == count and output.is_terminal and not as_json:
+        note(f"these are the newest {count}; there may be more, see --count and --to")
+
+
+def _row(message: ReceivedMessage) -> dict[str, object]:
+    first, *more = body_text(message).splitlines() or [""]
+    is_cut = bool(more) or len(first) > PREVIEW_CHARACTERS
+    return {
+        "stored": format_ms(message.store_time_ms),
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "keys": message.keys or None,
+        "body": first[:PREVIEW_CHARACTERS] + ("…" if is_cut else ""),
+    }
+
+
+def _show_all(messages: Sequence[ReceivedMessage], *, as_json: bool) -> None:
+    output = Output(as_json=as_json)
+    for message in messages:
+        if as_json:
+            output.item(fields_of(message), "")
+        else:
+            output.rows(_lines(message), columns=("field", "value"), empty="")
+
+
+def _lines(message: ReceivedMessage) -> list[dict[str, object]]:
+    """A line for each thing that there is to know; the properties that have a line of their own come as that."""
+    known: dict[str, object] = {
+        "topic": message.topic,
+        "broker": message.broker_name or message.store_host,
+        "queue": message.queue_id,
+        "queue offset": message.queue_offset,
+        "message id": message.message_id,
+        "offset id": message.offset_id,
+        "tags": message.tags or None,
+        "keys": message.keys or None,
+        "born": f"{format_ms(message.born_time_ms)} at {message.born_host}",
+        "stored": f"{format_ms(message.store_time_ms)} at {message.store_host}",
+        "reconsumed": message.reconsume_times,
+        **{
+            f"property {name}": value
+            for name, value in sorted(message.properties.items())
+            if name not in ("TAGS", "KEYS", "UNIQ_KEY")
+        },
+        "body": body_text(message),
+    }
+    return [{"field": field, "value": value} for field, value in known.items()]
