@@ -100,8 +100,7 @@ def test_a_program_of_the_docs_runs(block: Block, printed: Block | None, tmp_pat
     with EmbeddedCluster() as cluster:
         program = tmp_path / "program.py"
         program.write_text(block.text.replace(NAME_SERVER, cluster.name_servers))
-        is_test = "def test_" in block.text  # pytest's plugins are not ours to keep free of warnings
-        how = ["-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider"] if is_test else ["-W", "error"]
+        how = ["-m", "pytest", "-q"] if "def test_" in block.text else []
         done = subprocess.run(
             [sys.executable, *how, str(program)],
             capture_output=True,
@@ -109,7 +108,12 @@ def test_a_program_of_the_docs_runs(block: Block, printed: Block | None, tmp_pat
             timeout=60,
             check=False,
             cwd=tmp_path,
-            env=ENVIRONMENT | {"HOME": str(tmp_path)},  # where members of a broadcast keep their progress
+            env=ENVIRONMENT
+            | {
+                "HOME": str(tmp_path),  # where members of a broadcast keep their progress
+                "PYTHONWARNINGS": "error",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            },
         )
 
     assert (0, "") == (done.returncode, done.stderr)
