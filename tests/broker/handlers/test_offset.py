@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.env import Env
 from ternmq.wire.codes import BINARY, JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Header
 from ternmq.wire.requests import OffsetReply, QueryOffset, QueueBounds, SearchOffset, TimeReply, UpdateOffset
 from tests.broker.handlers.conftest import Client, broker_config, connecting, store_config
+from tests.manual_clock import ManualClock
 
 
 async def offset_of(client: Client, code: int, header: Header) -> int:
@@ -101,3 +103,30 @@ async def test_an_offset_is_found_by_time(client: Client) -> None:
     assert await search(0) == 0
     assert await search(2**45) == 3
     assert await search(2**45, "upper") == 2
+
+
+async def test_both_boundaries_of_a_time_are_exact(tmp_path: Path) -> None:
+    """L2, F6: as RocketMQ 5: LOWER is the first message at or after, UPPER the last at or before; many may share a
+    millisecond, and the answer is never outside the queue."""
+    clock = ManualClock()
+    async with (
+        Broker(broker_config(), store_config(tmp_path), Env(clock=clock)) as broker,
+        connecting(broker) as connect,
+    ):
+        client = await connect()
+        times = []
+        for after_ms in (0, 1, 0, 0, 1, 5):
+            clock.advance(after_ms / 1000)
+            times.append(clock.now_ms())
+            await client.send("orders", b"x")
+
+        async def search(time_ms: int, boundary: str | None, queue_id: int = 0) -> int:
+            header = SearchOffset(topic="orders", queue_id=queue_id, time_ms=time_ms, boundary_type=boundary)
+            return await offset_of(client, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+        wanted = [0, times[0] - 1, times[0], times[1], times[4], times[4] + 1, times[5] - 1, times[5], times[5] + 1]
+        assert [await search(at, None) for at in wanted] == [0, 0, 0, 1, 4, 5, 5, 5, 6]
+        assert [await search(at, "Lower") for at in wanted] == [0, 0, 0, 1, 4, 5, 5, 5, 6]
+        assert [await search(at, "UPPER") for at in wanted] == [0, 0, 0, 3, 4, 4, 4, 5, 5]
+        # RocketMQ takes what it does not know for LOWER, and an empty queue for one that begins at 0.
+        assert (await search(times[1], "sideways"), await search(times[1], "UPPER", 1)) == (1, 0)

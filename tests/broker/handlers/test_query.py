@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ternmq.broker.broker import Broker
+from ternmq.env import Env
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
-from tests.broker.calls import Caller, serving
+from tests.broker.calls import Caller, dialled, serving, settings, small_store
+from tests.manual_clock import ManualClock
 
 EVER_MS = 2**63 - 1
 
@@ -23,8 +27,19 @@ async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
         yield caller
 
 
-async def query(broker: Caller, key: str, *, count_max: int = 64, unique: bool | None = None) -> Response:
-    header = QueryMessage(topic="orders", key=key, count_max=count_max, begin_ms=0, end_ms=EVER_MS, by_unique_id=unique)
+async def query(
+    broker: Caller,
+    key: str,
+    *,
+    topic: str = "orders",
+    count_max: int = 64,
+    begin_ms: int = 0,
+    end_ms: int = EVER_MS,
+    unique: bool | None = None,
+) -> Response:
+    header = QueryMessage(
+        topic=topic, key=key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms, by_unique_id=unique
+    )
     return await broker.call(RequestCode.QUERY_MESSAGE, header)
 
 
@@ -71,3 +86,56 @@ async def test_a_key_that_nobody_has_is_not_found(broker: Caller) -> None:
     await broker.sent("orders", b"x", properties={"KEYS": "k"})
 
     assert (await query(broker, "other")).code == ResponseCode.QUERY_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"key": "a b"},  # each word is a key, the two together are none
+        {"key": ""},
+        {"key": "a", "topic": "others"},
+        {"key": "a", "count_max": 0},
+        {"key": "a", "count_max": -1},
+        {"key": "a", "begin_ms": 2, "end_ms": 1},
+        {"key": "a", "end_ms": 1},
+        {"key": "a", "begin_ms": EVER_MS},
+    ],
+    ids=str,
+)
+async def test_a_question_without_an_answer_is_no_error_of_the_broker(broker: Caller, question: dict[str, Any]) -> None:
+    """L1"""
+    await broker.sent("orders", b"x", properties={"KEYS": "a b"})
+
+    assert (await query(broker, **question)).code == ResponseCode.QUERY_NOT_FOUND
+    assert bodies(await query(broker, "a")) == bodies(await query(broker, "b")) == [b"x"]
+
+
+async def test_the_newest_are_returned_and_never_more_than_64(broker: Caller) -> None:
+    """L1: ``maxMsgsNumBatch``; a search by unique key has a count of its own, 32, whatever the client says."""
+    for number in range(70):
+        await broker.sent("orders", b"%d" % number, properties={"KEYS": "k", "UNIQ_KEY": "U"})
+
+    assert bodies(await query(broker, "k", count_max=2)) == [b"68", b"69"]
+    assert bodies(await query(broker, "k", count_max=1_000)) == [b"%d" % number for number in range(6, 70)]
+    assert bodies(await query(broker, "U", count_max=1, unique=True)) == [b"%d" % number for number in range(38, 70)]
+    assert len(bodies(await query(broker, "U", count_max=1))) == 1
+
+
+async def test_a_span_of_time_counts_to_the_millisecond(tmp_path: Path) -> None:
+    """L1: RocketMQ's index knows seconds; the records know better."""
+    clock = ManualClock()
+    async with (
+        Broker(settings(), small_store(tmp_path), Env(clock=clock)) as running,
+        dialled(running.address) as broker,
+    ):
+        times = []
+        for number in range(6):
+            clock.advance(0.4)
+            times.append(clock.now_ms())
+            await broker.sent("orders", b"%d" % number, properties={"KEYS": "k"})
+
+        assert bodies(await query(broker, "k", begin_ms=times[1], end_ms=times[3])) == [b"1", b"2", b"3"]
+        assert bodies(await query(broker, "k", begin_ms=times[1] + 1, end_ms=times[3] - 1)) == [b"2"]
+        assert bodies(await query(broker, "k", begin_ms=times[5])) == [b"5"]
+        found = await query(broker, "k", begin_ms=times[4] + 1, end_ms=times[5] - 1)
+        assert found.code == ResponseCode.QUERY_NOT_FOUND
