@@ -16,7 +16,7 @@ async def with_a_listener(name_servers: str) -> None:
     paid = asyncio.Event()
 
     async def on_order(message: ReceivedMessage) -> None:
-        # Returning means done; raising means «again later», by default after 10 s, 30 s, 1 min, …
+        # Returning means done; raising means «again later».
         print("listener got", message.tags, message.body.decode())
         if message.tags == "paid":
             paid.set()

@@ -54,6 +54,7 @@ def test_system_topics_cannot_be_sent_to(topic: str) -> None:
     [
         ({"body": b""}, "has no body; send at least one byte"),
         ({"body": b"x" * 11}, "11 bytes to 'orders' is larger than the 10 allowed; send it in parts"),
+        ({"tags": "a || b"}, "which stands between tags when subscribing; give one tag"),
         ({"delay_level": -1}, "delay_level=-1 is below 0; use 1 to 18"),
         ({"properties": {"TAGS": "a"}}, "'TAGS' belongs to the system; set Message.tags instead"),
         ({"properties": {"UNIQ_KEY": "a"}}, "'UNIQ_KEY' belongs to the system; choose another name"),

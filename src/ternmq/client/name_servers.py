@@ -41,7 +41,8 @@ class NameServers:
                 # Another caller may have moved on meanwhile; do not skip the one it found.
                 if asked == self._at:
                     self._at = (asked + 1) % len(self.addresses)
-                    log.warning("moving to another name server", extra={"from": error.address, "to": self.current})
+                    if len(self.addresses) > 1:
+                        log.warning("moving to another name server", extra={"from": error.address, "to": self.current})
         raise NameServersUnreachable(
             f"no name server answers at {', '.join(self.addresses)} ({'; '.join(dict.fromkeys(failures))}); "
             "start one with `tern up` or `tern namesrv`, or check the addresses and the firewall",

@@ -42,6 +42,10 @@ def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> 
             f"the body of {len(body)} bytes to {topic!r} is larger than the {body_bytes_max} allowed; "
             "send it in parts, or put it elsewhere and send where it is"
         )
+    if "||" in message.tags:
+        raise InvalidMessage(
+            f"the tag {message.tags!r} has «||», which stands between tags when subscribing; give one tag"
+        )
     if message.delay_level < 0:
         raise InvalidMessage(f"delay_level={message.delay_level} is below 0; use 1 to 18, or 0 for no delay")
     if message.properties and not RESERVED_PROPERTIES.isdisjoint(message.properties):

@@ -19,7 +19,7 @@ from ternmq.errors import InvalidMessage, RemoteProtocolError
 from ternmq.types import Buffer
 from ternmq.wire.record import PROPERTIES_BYTES_MAX
 
-_HEAD: Final = struct.Struct(">iiiii")  # size, 0, 0, flag, body_bytes
+_HEAD: Final = struct.Struct(">i8xii")  # size, what a record has as magic and CRC, flag, body_bytes
 _SHORT: Final = struct.Struct(">h")
 _FIXED_BYTES: Final = _HEAD.size + _SHORT.size
 
@@ -32,7 +32,7 @@ def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
         if len(data) > PROPERTIES_BYTES_MAX:
             raise InvalidMessage(f"properties of {len(data)} bytes are too long; use at most {PROPERTIES_BYTES_MAX}")
         body_bytes = len(body)
-        parts += (_HEAD.pack(_FIXED_BYTES + body_bytes + len(data), 0, 0, flag, body_bytes), body)
+        parts += (_HEAD.pack(_FIXED_BYTES + body_bytes + len(data), flag, body_bytes), body)
         parts += (_SHORT.pack(len(data)), data)
     return b"".join(parts)
 
@@ -48,7 +48,7 @@ def unpack_messages(data: bytes) -> list[tuple[int, bytes, bytes]]:
     while at < end:
         if end - at < _FIXED_BYTES:
             raise RemoteProtocolError(f"the batch has {end - at} bytes after its last message")
-        size, _, _, flag, body_bytes = unpack_head(data, at)
+        size, flag, body_bytes = unpack_head(data, at)
         body_at = at + 20
         body_end = body_at + body_bytes
         at += size
