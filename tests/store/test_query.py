@@ -119,7 +119,7 @@ def test_entries_whose_records_are_gone_are_skipped(tmp_path: Path) -> None:
         for number in range(12):
             store.put(draft(body=b"%02d" % number + b"x" * 900))
         kept = store.get("orders", 0, 0, count_max=1).buffers[0]
-        store._log.remove_first()
+        store._log.drop_first().unlink()
 
         removing = store.get("orders", 0, 0, count_max=2)
         found = store.get("orders", 0, 0, count_max=6)

@@ -14,8 +14,12 @@ Writing takes two steps: ``place`` finds room, the store packs the record straig
 moves. In between nothing may await. ``room`` is where the quick path ends: up to there the current segment is ready
 (``store.prepare``) and ``place`` need not be called.
 
+There may be thousands of segments, so few of them are mapped: the newest, for those who write and those who keep up,
+and of the older ones those that were last asked for. A view keeps its mapping alive, whatever is forgotten here.
+
 Invariants: ``min_offset <= written``; every record in between starts with its own log offset; ``page`` is the
-segment that holds ``written``, and behind ``written`` stand zeros or a cut record's rest.
+segment that holds ``written``, and behind ``written`` stand zeros or a cut record's rest; what is not yet synced is
+mapped.
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ log = logging.getLogger(__name__)
 #: What a segment keeps free behind its last record: room for a blank (RocketMQ's END_FILE_MIN_BLANK_LENGTH).
 BLANK_BYTES: Final = 8
 
+#: Segments that stay mapped at the log's end, and older ones that are mapped for a while. Each has two descriptors,
+#: ours and the mapping's own.
+MAPPED_MAX: Final = 32
+OLDER_MAX: Final = 16
+
 _SYSFLAG_AT: Final = 36
 _STORE_TIME_AT: Final = 56
 _STORE_TIME_V6_AT: Final = 68
@@ -50,16 +59,21 @@ class CommitLog:
     __slots__ = (
         "_directory",
         "_disk",
+        "_mapped_from",
+        "_older",
+        "_paths",
         "_preparer",
         "_refusal",
         "_segments",
         "before_place",
+        "let_go",
         "min_offset",
         "page",
         "room",
         "segment_bytes",
         "start",
         "store_time_ms",
+        "synced",
         "written",
     )
 
@@ -67,13 +81,22 @@ class CommitLog:
         self._disk = disk
         self._directory = directory
         self._preparer = Preparer(disk, directory, size=segment_bytes)
+        #: Start → file of every segment, in order.
+        self._paths: dict[int, Path] = {}
+        #: The newest segments without a gap, where they begin, and some older ones, the last used last.
         self._segments: list[Segment] = []
+        self._mapped_from = 0
+        self._older: dict[int, Segment] = {}
         self._refusal: StoreError | NotRunning | None = NotRunning("the store is not open; call open() first")
         #: Called when space is needed, now and then; it may raise, and the log then takes nothing.
         self.before_place: Callable[[], None] | None = None
+        #: Given segments that are not needed any more: to unmap a GiB takes 30 ms, which another thread can spend.
+        self.let_go: Callable[[Segment], object] = _forget
         self.segment_bytes = segment_bytes
         self.min_offset = 0
         self.written = 0
+        #: Log offset up to which the flush thread needs no segment any more.
+        self.synced = 0
         #: Store time of the last record.
         self.store_time_ms = 0
         #: The segment under the pen: its page, the log offset where it starts, and the log offset up to which
@@ -85,23 +108,31 @@ class CommitLog:
     # --- Life -------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Map the segments that exist, and change nothing. Raises ``CorruptFile``."""
+        """Find the segments that exist, and change nothing. Raises ``CorruptFile``."""
         size = self.segment_bytes
         starts = segment_starts(self._disk, self._directory, size=size, key="mappedFileSizeCommitLog")
-        self._segments = [self._disk.open_segment(self._directory / segment_name(start), size=size) for start in starts]
+        self._paths = {start: self._directory / segment_name(start) for start in starts}
+        self._map_newest()
         if starts:
             self.min_offset = starts[0]
             self.written = starts[-1] + size
 
+    def _map_newest(self) -> None:
+        newest = list(self._paths.items())[-MAPPED_MAX:]
+        self._segments = [self._disk.open_segment(path, size=self.segment_bytes) for _, path in newest]
+        self._mapped_from = newest[0][0] if newest else 0
+
     def begin(self, end: int, store_time_ms: int) -> None:
         """Cut the log at ``end``, where recovery found it to end, and be ready to append."""
         size = self.segment_bytes
-        while self._segments and self._segments[-1].start >= end and self._segments[-1].start > self.min_offset:
-            self._remove_last()
+        while self._paths and (last := next(reversed(self._paths))) >= end and last > self.min_offset:
+            self._remove_last(last)
+        if not self._segments:
+            self._map_newest()
         # A file that was being made when the process died; ``segment_starts`` leaves out only one of length 0.
         self._disk.remove(self._directory / segment_name(self._segments[-1].start + size if self._segments else 0))
         self._refusal = None
-        self.written = end
+        self.written = self.synced = end
         self.store_time_ms = store_time_ms
         self.start = end - end % size
         if self._segments and self._segments[-1].start == self.start:
@@ -119,9 +150,13 @@ class CommitLog:
         if self.page:
             self._preparer.ahead(self._segments[-1], self.written - self.start)
 
-    def _remove_last(self) -> None:
+    def _remove_last(self, start: int) -> None:
         """Take away a segment behind the log's end: made in advance and never used, or not to be reached any more."""
-        segment = self._segments.pop()
+        segment = self._segment(start)
+        assert segment is not None
+        del self._paths[start]
+        if self._older.pop(start, None) is None:
+            self._segments.pop()
         if peek_head(segment.page) == (0, 0):
             self._disk.remove(segment.path)
             return
@@ -138,7 +173,7 @@ class CommitLog:
     def close(self) -> None:
         self.refuse(NotRunning("the store is closed; open it again to append"))
         self._preparer.close()
-        self._segments = []
+        self._segments, self._older = [], {}
         self.page = memoryview(b"")
 
     # --- Writing ----------------------------------------------------------------------------------------------
@@ -175,18 +210,33 @@ class CommitLog:
             pack_blank(self.page, at, self.segment_bytes - at)
             start += self.segment_bytes
         segment = self._preparer.take(start)
+        self._paths[start] = segment.path
         self._segments.append(segment)
         self.page = segment.page
         self.start = self.written = start
-        if len(self._segments) == 1:
-            self.min_offset = start
+        if len(self._paths) == 1:
+            self.min_offset = self._mapped_from = start
+        while len(self._segments) > MAPPED_MAX and self._mapped_from + self.segment_bytes <= self.synced:
+            self._unmap_first()
 
-    def remove_first(self) -> None:
-        """Delete the oldest segment, which is not the last. Views of it stay valid until nobody holds them."""
-        assert len(self._segments) > 1, "the segment under the pen stays"
-        segment = self._segments.pop(0)
-        self.min_offset = self._segments[0].start
-        self._disk.remove(segment.path)
+    def drop_first(self) -> Path:
+        """Forget the oldest segment, which is not the last; its file is the caller's to remove.
+
+        Views of it stay valid until nobody holds them.
+        """
+        assert len(self._paths) > 1, "the segment under the pen stays"
+        start = self.min_offset
+        path = self._paths.pop(start)
+        self.min_offset += self.segment_bytes
+        if start == self._mapped_from:
+            self._unmap_first()
+        elif (older := self._older.pop(start, None)) is not None:
+            self.let_go(older)
+        return path
+
+    def _unmap_first(self) -> None:
+        self._mapped_from += self.segment_bytes
+        self.let_go(self._segments.pop(0))
 
     # --- Reading ----------------------------------------------------------------------------------------------
 
@@ -194,7 +244,9 @@ class CommitLog:
         """These bytes of the log; None if they are not all there, in one segment."""
         if log_offset < self.min_offset or log_offset + length_bytes > self.written:
             return None
-        segment = self._segments[(log_offset - self.min_offset) // self.segment_bytes]
+        segment = self._segment(log_offset)
+        if segment is None:
+            return None
         at = log_offset - segment.start
         if at + length_bytes > self.segment_bytes:
             return None
@@ -202,11 +254,17 @@ class CommitLog:
 
     def views(self, runs: list[tuple[int, int]]) -> list[memoryview] | None:
         """The bytes from each start up to its end; None if some are not there. For reads of many records at once."""
-        segments, low, size, written = self._segments, self.min_offset, self.segment_bytes, self.written
+        segments, low, size, written = self._segments, self._mapped_from, self.segment_bytes, self.written
         found = []
         for start, end in runs:
-            if start < low or end > written:
+            if end > written:
                 return None
+            if start < low:
+                older = self.view(start, end - start)
+                if older is None:
+                    return None
+                found.append(older)
+                continue
             segment = segments[(start - low) // size]
             at = start - segment.start
             if at + end - start > size:
@@ -242,7 +300,7 @@ class CommitLog:
     @property
     def starts(self) -> list[int]:
         """Where each segment starts."""
-        return [segment.start for segment in self._segments]
+        return list(self._paths)
 
     def dirty(self, begin: int, end: int) -> list[Segment]:
         """The segments that hold bytes from ``begin`` up to ``end``. Any thread may ask."""
@@ -251,16 +309,47 @@ class CommitLog:
 
     def walk(self, log_offset: int, *, check_crc: bool = True) -> LogWalk:
         """The records from ``log_offset`` on, where one must start."""
-        return LogWalk(self._segments, log_offset, segment_bytes=self.segment_bytes, check_crc=check_crc)
+        return LogWalk(self._segment, log_offset, segment_bytes=self.segment_bytes, check_crc=check_crc)
+
+    def _segment(self, log_offset: int) -> Segment | None:
+        """The segment that holds this byte, mapped for the occasion if it is not; None if there is none."""
+        size = self.segment_bytes
+        if log_offset >= self._mapped_from:
+            number = (log_offset - self._mapped_from) // size
+            return self._segments[number] if number < len(self._segments) else None
+        start = log_offset - log_offset % size
+        segment = self._older.pop(start, None)
+        if segment is None:
+            path = self._paths.get(start)
+            if path is None:
+                return None
+            if len(self._older) >= OLDER_MAX:
+                self.let_go(self._older.pop(next(iter(self._older))))
+            segment = self._disk.open_segment(path, size=size, writable=False)
+        # A dict keeps its order of insertion: taken out and put in again, the segment is the newest.
+        self._older[start] = segment
+        return segment
+
+
+def _forget(_segment: Segment) -> None:
+    """Let the last reference end here."""
 
 
 class LogWalk:
     """Iterates over records in log order and stops at the first that is none; ``position`` is then the log's end."""
 
-    __slots__ = ("_by_start", "_check_crc", "_segment_bytes", "position", "trouble")
+    __slots__ = ("_check_crc", "_segment_at", "_segment_bytes", "position", "trouble")
 
-    def __init__(self, segments: list[Segment], log_offset: int, *, segment_bytes: int, check_crc: bool = True) -> None:
-        self._by_start = {segment.start: segment for segment in segments}
+    def __init__(
+        self,
+        segment_at: Callable[[int], Segment | None],
+        log_offset: int,
+        *,
+        segment_bytes: int,
+        check_crc: bool = True,
+    ) -> None:
+        """``segment_at`` gives the segment that holds a log offset, if there is one."""
+        self._segment_at = segment_at
         self._segment_bytes = segment_bytes
         self._check_crc = check_crc
         self.position = log_offset
@@ -269,7 +358,7 @@ class LogWalk:
 
     def __iter__(self) -> Iterator[Record]:
         size = self._segment_bytes
-        while (segment := self._by_start.get(self.position - self.position % size)) is not None:
+        while (segment := self._segment_at(self.position)) is not None:
             at = self.position - segment.start
             page = segment.page
             while True:

@@ -113,6 +113,7 @@ class Flusher:
         store_time_ms, end = self._log.store_time_ms, self._log.written
         for segment in self._log.dirty(self.flushed.value, end):
             segment.sync()
+        self._log.synced = end
         self._advance(end, store_time_ms)
 
     def tick(self) -> None:
@@ -257,6 +258,7 @@ class Flusher:
         for segment in commit_log.dirty(self._synced, end):
             segment.sync()
         self._synced, self._synced_at = end, now
+        commit_log.synced = end
         # Newer news replace older ones that nobody has taken yet.
         is_first = self._news is None
         self._news = (end, store_time_ms)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ternmq.errors import StoreError
 from ternmq.store.commitlog import LogWalk
-from ternmq.store.segment import Disk, FileDisk, segment_name, segment_starts
+from ternmq.store.segment import Disk, FileDisk, Segment, segment_name, segment_starts
 from ternmq.wire.record import Record
 
 
@@ -29,12 +29,19 @@ class LogReader:
         sizes = [entry.length_bytes for entry in disk.list(directory) if not entry.is_directory and entry.length_bytes]
         if not sizes:
             raise StoreError(f"there is no log in {directory}; give the directory that storePathRootDir names")
-        starts = segment_starts(disk, directory, size=sizes[0], key="mappedFileSizeCommitLog")
-        segments = [
-            disk.open_segment(directory / segment_name(start), size=sizes[0], writable=False) for start in starts
-        ]
+        size = sizes[0]
+        starts = segment_starts(disk, directory, size=size, key="mappedFileSizeCommitLog")
+        known = frozenset(starts)
+
+        def segment_at(position: int) -> Segment | None:
+            # One at a time: a directory may have more files than a process may open.
+            start = position - position % size
+            if start not in known:
+                return None
+            return disk.open_segment(directory / segment_name(start), size=size, writable=False)
+
         first = starts[0] if log_offset is None else log_offset
-        self._walk = LogWalk(segments, first, segment_bytes=sizes[0], check_crc=check_crc)
+        self._walk = LogWalk(segment_at, first, segment_bytes=size, check_crc=check_crc)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._walk)
