@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, DiskFull, StoreError, StoreLocked
-from ternmq.store.segment import FileDisk, _ours, segment_name, segment_starts
+from ternmq.store.segment import FileDisk, Usage, _ours, segment_name, segment_starts
 
 DISK = FileDisk()
 
@@ -137,3 +137,25 @@ def test_the_files_of_a_directory_must_fit_together(tmp_path: Path) -> None:
     (tmp_path / segment_name(400)).unlink()
     with pytest.raises(CorruptFile, match=r"500 does not follow the file before it"):
         segment_starts(DISK, tmp_path, size=100, key="size")
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "percent"), [(0, 100, 0), (1, 999, 1), (75, 25, 75), (7501, 2499, 76), (0, 0, 0)]
+)
+def test_usage_is_rounded_up_to_whole_percents(used: int, free: int, percent: int) -> None:
+    """C9: what root alone may use is nobody's."""
+    assert percent == Usage(used, free).percent
+
+
+def test_usage_and_age_are_those_of_the_file_system(tmp_path: Path) -> None:
+    """C9: a directory that is not made yet lies where its parents do."""
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, ns=(0, 1_700_000_000_123_456_789))
+    disk = os.statvfs(tmp_path)
+
+    assert 1_700_000_000_123 == DISK.modified_ms(file)
+    usage = DISK.usage(tmp_path / "not" / "yet")
+    assert disk.f_blocks * disk.f_frsize >= usage.used_bytes + usage.free_bytes > 0
+    with pytest.raises(StoreError, match=f"cannot look at {tmp_path / 'gone'}"):
+        DISK.modified_ms(tmp_path / "gone")

@@ -45,6 +45,19 @@ class FileEntry(NamedTuple):
     is_directory: bool
 
 
+class Usage(NamedTuple):
+    """How full a file system is. Blocks that only root may use count neither as used nor as free."""
+
+    used_bytes: int
+    free_bytes: int
+
+    @property
+    def percent(self) -> int:
+        """Rounded up, as RocketMQ compares it with its water marks."""
+        total_bytes = self.used_bytes + self.free_bytes
+        return -(-self.used_bytes * 100 // total_bytes) if total_bytes else 0
+
+
 class Segment(Protocol):
     """A mapped file. ``page`` belongs to the store's thread; ``zero``, ``reserve`` and ``sync`` may run on another."""
 
@@ -121,6 +134,14 @@ class Disk(Protocol):
 
     def move(self, path: Path, to: Path) -> None:
         """Give a file another name, on the same disk."""
+        ...
+
+    def modified_ms(self, path: Path) -> int:
+        """When a file was last written to, in ms since 1970. Any thread may ask."""
+        ...
+
+    def usage(self, path: Path) -> Usage:
+        """How full the disk is on which a path lies or would lie. Any thread may ask."""
         ...
 
     def boot_id(self) -> str:
@@ -267,6 +288,22 @@ class FileDisk:
         with _border(path, "move"):
             to.parent.mkdir(parents=True, exist_ok=True)
             path.replace(to)
+
+    def modified_ms(self, path: Path) -> int:
+        with _border(path, "look at"):
+            return path.stat().st_mtime_ns // 1_000_000
+
+    def usage(self, path: Path) -> Usage:
+        with _border(path, "look at"):
+            while True:
+                try:
+                    disk = os.statvfs(path)
+                except FileNotFoundError:
+                    if path == path.parent:
+                        raise
+                    path = path.parent  # not made yet
+                else:
+                    return Usage((disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
     def boot_id(self) -> str:
         try:
