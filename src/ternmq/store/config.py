@@ -15,6 +15,9 @@ from typing import Final
 from ternmq.errors import ConfigError
 
 ENTRY_BYTES: Final = 20
+#: A unit without its bit map, and what a file of units keeps free at its end (RocketMQ's ``ConsumeQueueExt``).
+UNIT_BYTES: Final = 20
+UNIT_END_BYTES: Final = 4
 INDEX_HEADER_BYTES: Final = 40
 INDEX_SLOT_BYTES: Final = 4
 INDEX_ENTRY_BYTES: Final = 20
@@ -51,6 +54,12 @@ class StoreConfig:
     mapped_file_size_commit_log: int = 1 << 30
     #: Bytes of a queue file, rounded up to whole entries of 20 (C2): 300,000 entries.
     mapped_file_size_consume_queue: int = 6_000_000
+    #: Whether entries get a unit beside them, for the bit map of SQL filters (C3). Units that exist are read anyway.
+    enable_consume_queue_ext: bool = False
+    #: Bytes of a file of units: 1.4 million of them with RocketMQ's bit maps.
+    mapped_file_size_consume_queue_ext: int = 48 << 20
+    #: Bits that a unit's map is expected to have. As in RocketMQ a map may have others: the filter's settings decide.
+    bit_map_length_consume_queue_ext: int = 64
     #: Slots and entries of an index file (C4): 40 + 4 · slots + 20 · entries bytes, sparse.
     max_hash_slot_num: int = 5_000_000
     max_index_num: int = 20_000_000
@@ -83,6 +92,26 @@ class StoreConfig:
     #: Whether recovery compares bodies with their CRC. Off only where the disk itself does so.
     check_crc_on_recover: bool = True
 
+    # --- Retention (C9) -------------------------------------------------------------------------------------------
+
+    #: Hours after its last write at which a log segment may be deleted, consumed or not.
+    file_reserved_time: int = 72
+    #: Hours of the day (local time) in which that happens, ``;`` between several: when the disk has little to do.
+    delete_when: str = "04"
+    #: ms between two looks at ages and disks; the first comes 60 s after the start.
+    clean_resource_interval: int = 10_000
+    #: Segments deleted after one look, at most.
+    delete_file_batch_max: int = 10
+    #: Use of the disk (%) above which old segments are deleted at any hour. RocketMQ takes 10…95 and moves other values
+    #: to the nearest of these, as it does with the next two, and so do we (``clean_percent``).
+    disk_max_used_space_ratio: int = 75
+    #: Above which the oldest segments are deleted whatever their age, rather than to stop (30…85) …
+    disk_space_clean_forcibly_ratio: int = 85
+    #: … unless this forbids it.
+    clean_file_forcibly_enable: bool = True
+    #: Above which messages are refused (35…90), until use is down to the mark before.
+    disk_space_warning_level_ratio: int = 90
+
     # --- What one read returns at most (F, §10 of the store's protocol page) ------------------------------------------
 
     #: From the page cache: bytes and messages.
@@ -111,6 +140,13 @@ class StoreConfig:
             )
         _at_least("mappedFileSizeCommitLog", self.mapped_file_size_commit_log, 4096, "bytes")
         _at_least("mappedFileSizeConsumeQueue", self.mapped_file_size_consume_queue, ENTRY_BYTES, "bytes")
+        _at_least("bitMapLengthConsumeQueueExt", self.bit_map_length_consume_queue_ext, 0, "bits")
+        _at_least(
+            "mappedFileSizeConsumeQueueExt",
+            self.mapped_file_size_consume_queue_ext,
+            UNIT_BYTES + self.bit_map_length_consume_queue_ext // 8 + UNIT_END_BYTES,
+            "bytes",
+        )
         _at_least("maxHashSlotNum", self.max_hash_slot_num, 1, "slots")
         # Entry 0 is never used, so a file of one entry would be full before its first.
         _at_least("maxIndexNum", self.max_index_num, 2, "entries")
@@ -134,6 +170,10 @@ class StoreConfig:
                 f"accessMessageInMemoryMaxRatio = {self.access_message_in_memory_max_ratio} leaves no memory for "
                 "anything else; use at most 95 (%)"
             )
+        _at_least("fileReservedTime", self.file_reserved_time, 0, "hours")
+        _at_least("cleanResourceInterval", self.clean_resource_interval, 1, "ms")
+        _at_least("deleteFileBatchMax", self.delete_file_batch_max, 1, "files")
+        parse_hours(self.delete_when)
         parse_delay_levels(self.message_delay_level)
 
     @property
@@ -148,6 +188,23 @@ class StoreConfig:
     @property
     def index_file_bytes(self) -> int:
         return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * self.max_index_num
+
+    @property
+    def delete_hours(self) -> frozenset[int]:
+        """Hours of the day in which old segments are deleted."""
+        return parse_hours(self.delete_when)
+
+    @property
+    def clean_percent(self) -> int:
+        return _within(self.disk_max_used_space_ratio, 10, 95)
+
+    @property
+    def force_percent(self) -> int:
+        return _within(self.disk_space_clean_forcibly_ratio, 30, 85)
+
+    @property
+    def refuse_percent(self) -> int:
+        return _within(self.disk_space_warning_level_ratio, 35, 90)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -166,6 +223,19 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
             )
         delays.append(int(matched[1]) * _UNIT_MS[matched[2]])
     return tuple(delays)
+
+
+def parse_hours(text: str) -> frozenset[int]:
+    """``"04;16"`` → {4, 16}; ``ConfigError`` if a part is no hour of the day."""
+    hours = [part.strip() for part in text.split(";") if part.strip()]
+    for hour in hours:
+        if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
+            raise ConfigError(f"deleteWhen has {hour!r}, which is no hour; write hours from 00 to 23, ; between them")
+    return frozenset(int(hour) for hour in hours)
+
+
+def _within(value: int, least: int, most: int) -> int:
+    return min(max(value, least), most)
 
 
 def _at_least(key: str, value: int, least: int, unit: str) -> None:

@@ -90,7 +90,7 @@ class Derived(Protocol):
 class Dispatcher:
     """Feeds the derived parts of one store."""
 
-    __slots__ = ("_delays_ms", "_deleted", "_index", "_queues", "_tags", "deriveds", "on_arrival")
+    __slots__ = ("_delays_ms", "_deleted", "_index", "_queues", "_tags", "_with_units", "deriveds", "on_arrival")
 
     def __init__(
         self, queues: ConsumeQueues, index: Index | None, deleted: DeletedTopics, *, delays_ms: tuple[int, ...]
@@ -100,6 +100,8 @@ class Dispatcher:
         self._deleted = deleted
         self._delays_ms = delays_ms
         self._tags: dict[str, int] = {}
+        #: Whether each entry gets a unit beside it (C3), for which a fact is needed.
+        self._with_units = queues.exts is not None and queues.exts.writes
         self.deriveds: list[Derived] = []
         #: Told of a new entry: topic, queue id, its queue offset + 1, tags code.
         self.on_arrival: Callable[[str, int, int, int], None] | None = None
@@ -126,14 +128,8 @@ class Dispatcher:
             tags_code = code if code is not None else self._learn_tags(tags, properties)
         if queue.topic == SCHEDULE_TOPIC:
             tags_code = self._schedule_time(properties, store_time_ms) or tags_code
-        if not sysflag & _NOT_QUEUED:
-            queue.append(log_offset, size, tags_code)
-        if self._index is not None and sysflag & _TRANSACTION != _ROLLBACK:
-            waiting = self._index.waiting
-            waiting.append((queue.topic, properties, log_offset, store_time_ms))
-            if len(waiting) >= WAITING_MAX:
-                self._index.overflow()
-        if self.deriveds:
+        with_units = self._with_units
+        if with_units or self.deriveds:
             fact = Fact(
                 queue.topic,
                 queue.queue_id,
@@ -146,6 +142,17 @@ class Dispatcher:
                 prepared_transaction_offset,
                 properties,
             )
+        if not sysflag & _NOT_QUEUED:
+            if with_units:
+                queue.add(fact)
+            else:
+                queue.append(log_offset, size, tags_code)
+        if self._index is not None and sysflag & _TRANSACTION != _ROLLBACK:
+            waiting = self._index.waiting
+            waiting.append((queue.topic, properties, log_offset, store_time_ms))
+            if len(waiting) >= WAITING_MAX:
+                self._index.overflow()
+        if self.deriveds:
             for derived in self.deriveds:
                 derived.fold(fact)
         if self.on_arrival is not None and not sysflag & _NOT_QUEUED:
@@ -184,23 +191,33 @@ class Dispatcher:
             entries.append(_pack_entry(log_offset, size, tags_code))
             waiting.append((topic, text, log_offset, store_time_ms))
             log_offset += size
-        queue.extend(b"".join(entries), log_offset)
-        if self._index is not None and len(waiting) >= WAITING_MAX:
-            self._index.overflow()
-        for derived in self.deriveds:
-            for number, text in enumerate(properties):
-                fact = Fact(
+        facts: list[Fact] = []
+        if self._with_units or self.deriveds:
+            records = zip(properties, log_offsets, sizes, tags_codes, strict=True)
+            facts = [
+                Fact(
                     topic,
                     queue.queue_id,
                     first + number,
-                    log_offsets[number],
-                    sizes[number],
+                    at,
+                    size,
                     sysflag,
                     store_time_ms,
-                    tags_codes[number],
+                    code,
                     0,
                     text + more_properties,
                 )
+                for number, (text, at, size, code) in enumerate(records)
+            ]
+        if self._with_units:
+            for fact in facts:
+                queue.add(fact)
+        else:
+            queue.extend(b"".join(entries), log_offset)
+        if self._index is not None and len(waiting) >= WAITING_MAX:
+            self._index.overflow()
+        for derived in self.deriveds:
+            for fact in facts:
                 derived.fold(fact)
         if self.on_arrival is not None:
             # Who waits is told once for all messages of a tag.

@@ -16,7 +16,8 @@ from ternmq.message import Property
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
-from ternmq.store.queue import ENTRY, FILLER_SIZE, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ENTRY, FILLER_SIZE, TAGS_AT, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue_ext import ADDRESS_BYTE, by_unit
 from ternmq.wire.properties import find
 from ternmq.wire.record import unpack_record
 
@@ -124,6 +125,8 @@ class Query:
         entries = queue.read(queue_offset, count_memory if matches is None else max(count_memory, self._scan_max))
         if not entries:
             return GetResult(GetStatus.OFFSET_FOUND_NULL, min(queue.file_end(queue_offset), high), low, high)
+        if matches is not None and ADDRESS_BYTE in entries[TAGS_AT::ENTRY_BYTES]:
+            matches = by_unit(queue.ext, matches)
 
         written, log_min = commit_log.written, commit_log.min_offset
         memory_from = written - self._memory_bytes

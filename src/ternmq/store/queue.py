@@ -4,6 +4,8 @@ A queue is a row of 20-byte entries; entry *n* is the message of queue offset *n
 
     8 log offset   4 size of the record   8 tags code (Java's hash of the TAGS text, sign-extended; 0 without tags)
 
+In place of the tags code the address of a unit may stand, which holds the code and more (``store.queue_ext``).
+
 Files have 300,000 entries and are named by their first byte. A queue whose first entry is not number 0 begins in
 the middle of a file: what lies before is filled with (0, 0x7FFFFFFF, 0).
 
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.queue_ext import ADDRESS_BYTE, QueueExts
 from ternmq.store.segment import Disk, PlainFile, segment_name, segment_starts
 from ternmq.wire.record import TOPIC_V1_BYTES_MAX
 
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ENTRY: Final = struct.Struct(">qiq")
+#: Where an entry has its tags code, highest byte first.
+TAGS_AT: Final = 12
 FILLER_SIZE: Final = 0x7FFFFFFF
 _FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
 
@@ -90,6 +95,7 @@ class ConsumeQueue:
         "_tail_offset",
         "_unsynced",
         "directory",
+        "ext",
         "log_end",
         "min_offset",
         "next_offset",
@@ -106,6 +112,8 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.directory = owner.directory / topic / str(queue_id)
+        #: Units beside the entries, where the store has such.
+        self.ext = owner.exts.of(topic, queue_id) if owner.exts is not None else None
         #: The topic as records hold it.
         self.topic_bytes = topic.encode()
         is_v1 = len(self.topic_bytes) <= TOPIC_V1_BYTES_MAX
@@ -149,6 +157,11 @@ class ConsumeQueue:
         if len(tail) >= TAIL_BYTES:
             self._all.overflow(self)
 
+    def add(self, fact: Fact) -> None:
+        """Add the entry of a record, with a unit beside it where the store has such."""
+        tags_field = fact.tags_code if self.ext is None else self.ext.tags_field(fact, self._last_address)
+        self.append(fact.log_offset, fact.size, tags_field)
+
     def begin_at(self, queue_offset: int) -> None:
         """Let an empty queue, or one that starts over, begin with this queue offset."""
         self.remove()
@@ -166,6 +179,7 @@ class ConsumeQueue:
         tail, file_bytes = self._tail, self._all.file_bytes
         if not tail:
             return
+        units_bytes = self.ext.write_out() if self.ext is not None else 0
         at = self._tail_offset * ENTRY_BYTES
         done = 0
         while done < len(tail):
@@ -176,7 +190,7 @@ class ConsumeQueue:
             self._unsynced.add(path)
             at += count
             done += count
-        self.unsynced_bytes += done
+        self.unsynced_bytes += done + units_bytes
         self._tail_offset = self.next_offset
         self._tail = bytearray()
         self._all.dirty.pop(self, None)
@@ -197,7 +211,7 @@ class ConsumeQueue:
         paths = sorted(self._unsynced)
         self._unsynced.clear()
         self.unsynced_bytes = 0
-        return paths
+        return [*self.ext.take_unsynced(), *paths] if self.ext is not None else paths
 
     # --- Reading ----------------------------------------------------------------------------------------------
 
@@ -223,6 +237,20 @@ class ConsumeQueue:
             return None
         data = self.read(queue_offset, 1)
         return ENTRY.unpack(data) if data else None
+
+    def _last_address(self) -> int | None:
+        """The newest address of a unit that an entry holds; None if none does. Reads back until it finds one."""
+        end, stride = self.next_offset, PAGE_ENTRIES
+        while end > self.min_offset:
+            per_file = self._all.file_bytes // ENTRY_BYTES
+            begin = max(self.min_offset, end - stride, (end - 1) // per_file * per_file)
+            entries = self.read(begin, end - begin)
+            number = entries[TAGS_AT::ENTRY_BYTES].rfind(ADDRESS_BYTE)
+            if number >= 0:
+                address: int = ENTRY.unpack_from(entries, number * ENTRY_BYTES)[2]
+                return address
+            end, stride = begin, stride * 8
+        return None
 
     def file_end(self, queue_offset: int) -> int:
         """The queue offset with which the file after the one of ``queue_offset`` begins."""
@@ -285,17 +313,23 @@ class ConsumeQueue:
             self._unsynced.add(path)
             self._all.unsynced[self] = None
         self._end_at(end)
+        if self.ext is not None:
+            self.ext.cut(self._last_address)
 
     def raise_min(self, log_min_offset: int) -> None:
         """Let the queue begin with the first record that the log still has."""
         self.min_offset = self._first(
             self.min_offset, self.next_offset, lambda at, size: size != FILLER_SIZE and at >= log_min_offset
         )
+        if self.ext is not None and self.ext.file_count > 1 and (first := self.entry(self.min_offset)) is not None:
+            self.ext.drop_before(first[2])
 
     def remove(self) -> None:
         """Remove the files; the queue is empty and begins with 0."""
         for start in list(self._paths):
             self._drop(start)
+        if self.ext is not None:
+            self.ext.remove()
         self._tail = bytearray()
         self._all.dirty.pop(self, None)
         self._all.unsynced.pop(self, None)
@@ -313,13 +347,15 @@ class ConsumeQueue:
 class ConsumeQueues:
     """All queues of a store, as one thing derived from the log (``store.dispatch.Derived``)."""
 
-    __slots__ = ("directory", "dirty", "disk", "file_bytes", "files", "on_trouble", "table", "unsynced")
+    __slots__ = ("directory", "dirty", "disk", "exts", "file_bytes", "files", "on_trouble", "table", "unsynced")
 
     def __init__(self, disk: Disk, directory: Path, *, file_bytes: int) -> None:
         self.disk = disk
         self.directory = directory
         self.file_bytes = file_bytes
         self.files = FilePool(disk)
+        #: The rows of units beside the queues (C3); set before anything is loaded.
+        self.exts: QueueExts | None = None
         self.table: dict[tuple[str, int], ConsumeQueue] = {}
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
         self.dirty: dict[ConsumeQueue, None] = {}
@@ -373,7 +409,7 @@ class ConsumeQueues:
         gap = fact.queue_offset - queue.next_offset
         if gap and not self._close_gap(queue, fact, gap):
             return
-        queue.append(fact.log_offset, fact.size, fact.tags_code)
+        queue.add(fact)
 
     def _close_gap(self, queue: ConsumeQueue, fact: Fact, gap: int) -> bool:
         """Make ``queue`` continue with the record's queue offset; False if the record cannot belong to it."""
@@ -415,6 +451,8 @@ class ConsumeQueues:
 
     def load(self) -> None:
         """Find all queues; changes nothing. Raises ``CorruptFile``."""
+        if self.exts is not None:
+            self.exts.load()
         for topic, _, is_directory in self.disk.list(self.directory):
             if not is_directory:
                 continue
@@ -436,6 +474,8 @@ class ConsumeQueues:
                 del self.table[key]
         for topic in sorted(gone):
             self.disk.remove(self.directory / topic)
+        if self.exts is not None:
+            self.exts.remove_topics(gone)
 
     def close(self) -> None:
         """Write everything out, sync it and close the files."""

@@ -36,6 +36,7 @@ from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queue_ext import QueueExts
 from ternmq.store.recovery import recover
 from ternmq.store.segment import Disk, FileDisk, Held
 from ternmq.store.watermark import Watermark
@@ -120,6 +121,13 @@ class MessageStore:
         self._abort_path = root / "abort"
         self._log = CommitLog(self._disk, config.commit_log_path, segment_bytes=config.mapped_file_size_commit_log)
         self._queues = ConsumeQueues(self._disk, root / "consumequeue", file_bytes=config.queue_file_bytes)
+        self._exts = self._queues.exts = QueueExts(
+            self._disk,
+            root / "consumequeue_ext",
+            files=self._queues.files,
+            file_bytes=config.mapped_file_size_consume_queue_ext,
+            writes=config.enable_consume_queue_ext,
+        )
         self._index = None
         if config.message_index_enable:
             self._index = Index(
@@ -485,6 +493,18 @@ class MessageStore:
     @on_arrival.setter
     def on_arrival(self, callback: Callable[[str, int, int, int], None] | None) -> None:
         self._dispatcher.on_arrival = callback
+
+    @property
+    def bits(self) -> Callable[[Fact], bytes] | None:
+        """Makes the bit map of a record's unit (C3): which groups' filters it passes. It must not raise.
+
+        Set before ``open``, which folds what the queues lack; without it units have no map.
+        """
+        return self._exts.bits
+
+    @bits.setter
+    def bits(self, make: Callable[[Fact], bytes] | None) -> None:
+        self._exts.bits = make
 
     def add_derived(self, derived: Derived) -> None:
         """Feed a further part from the log; before ``open``, which feeds it what it missed."""
