@@ -106,6 +106,8 @@ async def test_a_span_of_time_is_kept_to_the_millisecond(timed: Timed, admin: Ad
     assert [b"6", b"7"] == await found(begin=times[6])
     assert [b"0", b"1"] == await found(end=times[1])
     assert [] == await found(begin=times[5], end=times[3])
+    # Later messages of the second in which the span ends do not take the places of those within.
+    assert [b"4"] == bodies(await admin.messages.by_key("orders", "k", end=times[5] - 1, count_max=1))
 
 
 async def test_keys_with_equal_hashes_are_told_apart(timed: Timed, admin: Admin) -> None:

@@ -122,7 +122,8 @@ class Messages:
             QueryMessage(
                 topic=topic,
                 key=_one_word(key),
-                count_max=count_max,
+                # All that a broker gives: some of it may lie outside the span by less than a second.
+                count_max=COUNT_MAX,
                 begin_ms=max(begin_ms - _INDEX_STEP_MS, 0),
                 end_ms=end_ms,
             ),
