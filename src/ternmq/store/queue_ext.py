@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ternmq.errors import StoreError
-from ternmq.store.config import UNIT_END_BYTES
+from ternmq.store.config import UNIT_BYTES, UNIT_END_BYTES
 from ternmq.store.segment import Disk, segment_name, segment_starts
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 #: size tags_code store_time_ms bits_bytes
 UNIT: Final = struct.Struct(">hqqh")
+_unpack_unit: Final = UNIT.unpack_from
 #: A unit's size is a signed short.
 UNIT_BYTES_MAX: Final = 32_767
 _END: Final = struct.pack(">h", -1)
@@ -91,7 +92,7 @@ class QueueExt:
         if not self._all.writes:
             return fact.tags_code
         bits = self._all.bits(fact) if self._all.bits is not None else b""
-        if UNIT.size + len(bits) > min(UNIT_BYTES_MAX, self._all.file_bytes - UNIT_END_BYTES):
+        if UNIT_BYTES + len(bits) > min(UNIT_BYTES_MAX, self._all.file_bytes - UNIT_END_BYTES):
             return fact.tags_code
         if self.end < 0:
             try:
@@ -112,7 +113,7 @@ class QueueExt:
         if last_address is None:
             end = 0
         elif unit is not None:
-            end = last_address - ADDRESS_ZERO + UNIT.size + len(unit.bits)
+            end = last_address - ADDRESS_ZERO + UNIT_BYTES + len(unit.bits)
         else:
             end = ((last_address - ADDRESS_ZERO) // file_bytes + 1) * file_bytes
             log.warning("units are missing, the row starts over", extra={"path": str(self.directory), "end": end})
@@ -125,7 +126,7 @@ class QueueExt:
         self.end = end
 
     def _append(self, tags_code: int, store_time_ms: int, bits: bytes) -> int:
-        size, position = UNIT.size + len(bits), self.end
+        size, position = UNIT_BYTES + len(bits), self.end
         left = self._all.file_bytes - position % self._all.file_bytes
         if not self._runs:
             self._runs.append((position, bytearray()))
@@ -238,39 +239,45 @@ class UnitReader:
         self._position = 0
         self._data: bytes | bytearray = b""
 
+    def tags_code(self, address: int) -> int | None:
+        """The tags code of the unit at an address; None if there is none."""
+        at = address - ADDRESS_ZERO - self._position
+        if not 0 <= at <= len(self._data) - UNIT_BYTES:
+            self._load(address, _WINDOW_BYTES)
+            at = 0
+            if len(self._data) < UNIT_BYTES:
+                return None
+        size, tags_code, _, bits_bytes = _unpack_unit(self._data, at)
+        # Anything else is zeros, the end of a file, or never was a unit.
+        return tags_code if 0 <= bits_bytes == size - UNIT_BYTES else None
+
     def unit(self, address: int) -> Unit | None:
         """The unit at an address; None if there is none."""
-        position = address - ADDRESS_ZERO
-        at = position - self._position
-        if not 0 <= at <= len(self._data) - UNIT.size:
-            at = self._load(position, _WINDOW_BYTES)
-            if len(self._data) < UNIT.size:
-                return None
-        size, tags_code, store_time_ms, bits_bytes = UNIT.unpack_from(self._data, at)
-        # Zeros, the end of a file, or what never was a unit.
-        if bits_bytes < 0 or size != UNIT.size + bits_bytes:
+        if self.tags_code(address) is None:
             return None
+        at = address - ADDRESS_ZERO - self._position
+        size, tags_code, store_time_ms, _ = _unpack_unit(self._data, at)
         if at + size > len(self._data):
-            at = self._load(position, size)
+            self._load(address, size)
+            at = 0
             if len(self._data) < size:
                 return None
-        return Unit(tags_code, store_time_ms, bytes(self._data[at + UNIT.size : at + size]))
+        return Unit(tags_code, store_time_ms, bytes(self._data[at + UNIT_BYTES : at + size]))
 
-    def _load(self, position: int, length_bytes: int) -> int:
-        self._position = position
-        self._data = self._ext.bytes_at(position, length_bytes)
-        return 0
+    def _load(self, address: int, length_bytes: int) -> None:
+        self._position = address - ADDRESS_ZERO
+        self._data = self._ext.bytes_at(self._position, length_bytes)
 
 
 def by_unit(ext: QueueExt | None, matches: Callable[[int], bool]) -> Callable[[int], bool]:
     """A filter by tags code for the tags fields of a queue in which addresses stand. A missing unit passes."""
-    reader = UnitReader(ext) if ext is not None else None
+    tags_code_at = UnitReader(ext).tags_code if ext is not None else None
 
     def passes(field: int) -> bool:
         if field > ADDRESS_MAX:
             return matches(field)
-        unit = reader.unit(field) if reader is not None else None
-        return unit is None or matches(unit.tags_code)
+        tags_code = tags_code_at(field) if tags_code_at is not None else None
+        return tags_code is None or matches(tags_code)
 
     return passes
 
