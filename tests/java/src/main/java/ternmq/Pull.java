@@ -10,9 +10,9 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * Pulls each queue of a topic (or only {@code queueId}) from {@code queueOffset} until there is nothing more.
  *
- * <p>Options: {@code namesrv}, {@code group}, {@code topic}, {@code expression}, {@code instance}, {@code queueId},
- * {@code queueOffset}, {@code max} (messages a pull), {@code commit} (store the position reached). Events: one
- * {@code pulled} a reply, after its messages.
+ * <p>Options: {@code namesrv}, {@code group}, {@code topic} (several joined by a comma), {@code expression},
+ * {@code instance}, {@code queueId}, {@code queueOffset}, {@code max} (messages a pull), {@code commit} (store the
+ * position reached). Events: one {@code pulled} a reply, after its messages.
  */
 final class Pull {
     private Pull() {}
@@ -24,11 +24,13 @@ final class Pull {
         consumer.setVipChannelEnabled(options.flag("vip", false));
         consumer.start();
         try {
-            for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(options.text("topic"))) {
-                if (queue.getQueueId() == options.number("queueId", queue.getQueueId())) {
-                    long reached = drain(consumer, queue, options);
-                    if (options.flag("commit", false)) {
-                        consumer.getOffsetStore().updateConsumeOffsetToBroker(queue, reached, false);
+            for (String topic : options.text("topic").split(",")) {
+                for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+                    if (queue.getQueueId() == options.number("queueId", queue.getQueueId())) {
+                        long reached = drain(consumer, queue, options);
+                        if (options.flag("commit", false)) {
+                            consumer.getOffsetStore().updateConsumeOffsetToBroker(queue, reached, false);
+                        }
                     }
                 }
             }

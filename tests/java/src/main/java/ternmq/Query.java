@@ -1,14 +1,15 @@
 package ternmq;
 
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
  * Looks messages and positions up. Options: {@code namesrv}, {@code topic}, and {@code key} (at most {@code max}
- * messages), {@code id} (either kind), or neither: then one event {@code queue} a queue with its smallest and largest
- * queue offset, and with {@code timeMs} the one at that time.
+ * messages), {@code id} (either kind), several of them in {@code keys} and {@code ids}, or neither: then one event
+ * {@code queue} a queue with its smallest and largest queue offset, and with {@code timeMs} the one at that time.
  */
 final class Query {
     private Query() {}
@@ -21,13 +22,17 @@ final class Query {
         admin.start();
         try {
             String topic = options.text("topic");
-            if (options.has("key")) {
-                admin.queryMessage(topic, options.text("key"), options.number("max", 32), 0, Long.MAX_VALUE)
+            List<String> keys = options.has("key") ? List.of(options.text("key")) : options.texts("keys");
+            List<String> ids = options.has("id") ? List.of(options.text("id")) : options.texts("ids");
+            for (String key : keys) {
+                admin.queryMessage(topic, key, options.number("max", 32), 0, Long.MAX_VALUE)
                         .getMessageList()
                         .forEach(Events::message);
-            } else if (options.has("id")) {
-                Events.message(admin.viewMessage(topic, options.text("id")));
-            } else {
+            }
+            for (String id : ids) {
+                Events.message(admin.viewMessage(topic, id));
+            }
+            if (keys.isEmpty() && ids.isEmpty()) {
                 positions(admin, topic, options);
             }
         } finally {
