@@ -277,10 +277,10 @@ class TestUnknownSettings:
 
     def test_a_promise_of_rocketmq_that_nobody_keeps_here_warns(self, caplog: pytest.LogCaptureFixture) -> None:
         """Who brings a file with access control or replication over must not learn later that there is none."""
-        asked = ["aclEnable=true", "enableDLegerCommitLog=True", "fileReservedTime=48", "useTLS=true"]
+        asked = ["aclEnable=true", "enableDLegerCommitLog=True", "useTLS=true"]
         load(BrokerConfig, flags=[*asked, "enableControllerMode=false"], env={"TERNMQ_ACL_ENABLE": "true"})
 
-        assert ["acl_enable", "aclEnable", "enableDLegerCommitLog", "fileReservedTime", "useTLS"] == [
+        assert ["acl_enable", "aclEnable", "enableDLegerCommitLog", "useTLS"] == [
             vars(record)["key"] for record in caplog.records
         ]
         assert {"setting of RocketMQ that is not built yet and does nothing"} == {

@@ -54,6 +54,10 @@ class Chores:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for what was handed in, and take no more."""
         self._pool.shutdown(wait=True)
 
     def __call__(self, work: Work) -> None:

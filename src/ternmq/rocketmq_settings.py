@@ -78,13 +78,12 @@ writeBufferLowWaterMark
 #: Every setting that RocketMQ knows, as it spells it.
 ROCKETMQ_SETTINGS: Final = frozenset(f"{_BROKER} {_STORE} {_NAMESRV} {_NETTY}".split())
 
-#: Those that promise what TernMQ does not keep yet, access control, replication, encryption, deletion of old messages,
+#: Those that promise what TernMQ does not keep yet, access control, replication, encryption,
 #: each with the value that promises nothing (empty: every value promises). Who relies on one must hear of it.
 UNKEPT_PROMISES: Final = {
     "aclEnable": "false",
     "brokerRole": "ASYNC_MASTER",
     "enableControllerMode": "false",
     "enableDLegerCommitLog": "false",
-    "fileReservedTime": "",
     "useTLS": "false",
 }

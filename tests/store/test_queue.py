@@ -91,7 +91,7 @@ def test_the_end_of_a_queue_is_found_wherever_it_is(file_bytes: int, count: int,
     assert (count, count * 10) == (queue.next_offset, queue.log_end)
     for number in (0, 1, count // 3, count - 200, count - 1, count):
         if 0 <= number <= count:
-            queue.min_offset = 0
+            queue.min_offset, queue._log_begin = 0, -1
             queue.raise_min(number * 10 - 5)
             assert (number, count) == (queue.min_offset, queue.next_offset)
     queues.close()

@@ -252,6 +252,8 @@ def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
 class Folding:
     """A derived part that remembers what it was told."""
 
+    needed: int | None = None
+
     def __init__(self, folded: int = 0) -> None:
         self.folded = folded
         self.facts: list[Fact] = []

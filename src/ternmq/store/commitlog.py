@@ -27,12 +27,14 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from ternmq.errors import CorruptRecord, NotRunning, StoreError
 from ternmq.store.prepare import AHEAD_BYTES, Preparer
-from ternmq.store.segment import Disk, Segment, segment_name, segment_starts
+from ternmq.store.paths import LogPaths
+from ternmq.store.segment import Disk, Segment, segment_files, segment_name
 from ternmq.wire.record import MAGIC_BLANK, Record, Sysflag, pack_blank, peek_head, unpack_record
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class CommitLog:
     """The log's segments, where it begins and where it ends."""
 
     __slots__ = (
-        "_directory",
+        "_directories",
         "_disk",
         "_mapped_from",
         "_older",
@@ -77,10 +79,10 @@ class CommitLog:
         "written",
     )
 
-    def __init__(self, disk: Disk, directory: Path, *, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, directories: LogPaths, *, segment_bytes: int) -> None:
         self._disk = disk
-        self._directory = directory
-        self._preparer = Preparer(disk, directory, size=segment_bytes)
+        self._directories = directories
+        self._preparer = Preparer(disk, directories, size=segment_bytes)
         #: Start → file of every segment, in order.
         self._paths: dict[int, Path] = {}
         #: The newest segments without a gap, where they begin, and some older ones, the last used last.
@@ -110,16 +112,22 @@ class CommitLog:
     def load(self) -> None:
         """Find the segments that exist, and change nothing. Raises ``CorruptFile``."""
         size = self.segment_bytes
-        starts = segment_starts(self._disk, self._directory, size=size, key="mappedFileSizeCommitLog")
-        self._paths = {start: self._directory / segment_name(start) for start in starts}
+        self._paths = segment_files(self._disk, self._directories.all, size=size, key="mappedFileSizeCommitLog")
         self._map_newest()
-        if starts:
-            self.min_offset = starts[0]
-            self.written = starts[-1] + size
+        if self._paths:
+            self.min_offset = next(iter(self._paths))
+            self.written = next(reversed(self._paths)) + size
 
     def _map_newest(self) -> None:
         newest = list(self._paths.items())[-MAPPED_MAX:]
-        self._segments = [self._disk.open_segment(path, size=self.segment_bytes) for _, path in newest]
+        self._segments = [
+            self._disk.open_segment(
+                path,
+                size=self.segment_bytes,
+                writable=number == len(newest) or not self._directories.is_read_only(path),
+            )
+            for number, (_, path) in enumerate(newest, 1)
+        ]
         self._mapped_from = newest[0][0] if newest else 0
 
     def begin(self, end: int, store_time_ms: int) -> None:
@@ -129,8 +137,13 @@ class CommitLog:
             self._remove_last(last)
         if not self._segments:
             self._map_newest()
-        # A file that was being made when the process died; ``segment_starts`` leaves out only one of length 0.
-        self._disk.remove(self._directory / segment_name(self._segments[-1].start + size if self._segments else 0))
+        elif self._segments[-1].page.readonly:
+            # It was not the last when it was mapped.
+            self._segments[-1] = self._disk.open_segment(self._segments[-1].path, size=size)
+        # A file that was being made when the process died; ``segment_files`` leaves out only one of length 0.
+        half_made = segment_name(self._segments[-1].start + size if self._segments else 0)
+        for directory in self._directories.writable:
+            self._disk.remove(directory / half_made)
         self._refusal = None
         self.written = self.synced = end
         self.store_time_ms = store_time_ms
@@ -161,7 +174,7 @@ class CommitLog:
             self._disk.remove(segment.path)
             return
         # A record before it is damaged, but those in here may be whole: an operator may want to look at them.
-        aside = self._directory.parent / "cut" / segment.path.name
+        aside = segment.path.parent.parent / "cut" / segment.path.name
         log.error("segment behind a damaged record set aside", extra={"path": str(segment.path), "now": str(aside)})
         self._disk.move(segment.path, aside)
 
@@ -173,7 +186,7 @@ class CommitLog:
     def close(self) -> None:
         self.refuse(NotRunning("the store is closed; open it again to append"))
         self._preparer.close()
-        self._segments, self._older = [], {}
+        self._paths, self._segments, self._older = {}, [], {}
         self.page = memoryview(b"")
 
     # --- Writing ----------------------------------------------------------------------------------------------
@@ -184,7 +197,8 @@ class CommitLog:
         Raises ``DiskFull``, or what ``refuse`` was given. The caller has checked that a segment can hold ``size``.
         """
         if self._refusal is not None:
-            raise self._refusal
+            # One error for many refusals must not gather the frames of all.
+            raise self._refusal.with_traceback(None)
         if self.before_place is not None:
             self.before_place()
         segment_bytes = self.segment_bytes
@@ -296,6 +310,10 @@ class CommitLog:
         return store_time_ms
 
     # --- For flush, recovery and readers ------------------------------------------------------------------------
+
+    def oldest(self, count: int) -> list[Path]:
+        """The files of the oldest segments, at most ``count``, never the last one's."""
+        return list(islice(self._paths.values(), min(count, max(len(self._paths) - 1, 0))))
 
     @property
     def starts(self) -> list[int]:

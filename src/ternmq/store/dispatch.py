@@ -86,6 +86,11 @@ class Derived(Protocol):
         """Make the state durable, if it has any; called when the store closes."""
         ...
 
+    @property
+    def needed(self) -> int | None:
+        """Log offset from which on it cannot do without the records yet: retention waits. None: it can."""
+        ...
+
 
 class Dispatcher:
     """Feeds the derived parts of one store."""

@@ -79,6 +79,8 @@ class Flusher:
         self._checkpoint_path = checkpoint_path
         self._post = post
         self.flushed = Watermark(commit_log.written)
+        #: Called with each tick, for what else is to be done now and then.
+        self.on_tick: Job | None = None
         # The store's thread:
         self._pass_time_ms = -1  # store time that the running pass over all queues vouches for; -1: none runs
         self._pass_at = clock.monotonic()
@@ -130,6 +132,8 @@ class Flusher:
         elif paths := self._queues.take_unsynced(max(1, pages * PAGE_BYTES)):
             self._submit(lambda: self._sync(paths, []))
         self._save_checkpoint()
+        if self.on_tick is not None:
+            self.on_tick()
 
     def close(self) -> None:
         """Stop the thread and have everything on the disk, checkpoint included. Raises ``StoreError``."""

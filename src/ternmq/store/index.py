@@ -380,6 +380,14 @@ class Index:
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
+    def drop_before(self, log_offset: int) -> list[Segment]:
+        """Forget the files whose records all lie before ``log_offset``, never the last; the caller removes them."""
+        gone: list[Segment] = []
+        while len(self._files) > 1 and self._files[0].end_offset < log_offset:
+            gone.append(self._files.pop(0).segment)
+        self._unsynced = [segment for segment in self._unsynced if segment not in gone]
+        return gone
+
     def load(self) -> None:
         """Map the files that exist; changes nothing. Raises ``CorruptFile``."""
         for name, length_bytes, is_directory in self._disk.list(self._directory):

@@ -90,6 +90,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_all",
+        "_log_begin",
         "_paths",
         "_tail",
         "_tail_offset",
@@ -126,6 +127,8 @@ class ConsumeQueue:
         self.next_offset = 0
         #: Log offset behind the record of the last entry.
         self.log_end = 0
+        #: Log offset of the record at ``min_offset``; -1 if nobody has looked yet.
+        self._log_begin = -1
         #: Start in bytes → path, in order.
         self._paths: dict[int, Path] = {}
         self._tail = bytearray()
@@ -298,6 +301,7 @@ class ConsumeQueue:
 
     def _end_at(self, end: int) -> None:
         self.next_offset = self._tail_offset = end
+        self._log_begin = -1
         log_offset, size, _ = ENTRY.unpack(self.read(end - 1, 1)) if end > self.min_offset else (0, 0, 0)
         self.log_end = log_offset + size if size != FILLER_SIZE else 0
 
@@ -317,12 +321,24 @@ class ConsumeQueue:
             self.ext.cut(self._last_address)
 
     def raise_min(self, log_min_offset: int) -> None:
-        """Let the queue begin with the first record that the log still has."""
+        """Let the queue begin with the first record that the log still has. Costs nothing if that is so already."""
+        if self._log_begin >= log_min_offset:
+            return
         self.min_offset = self._first(
             self.min_offset, self.next_offset, lambda at, size: size != FILLER_SIZE and at >= log_min_offset
         )
-        if self.ext is not None and self.ext.file_count > 1 and (first := self.entry(self.min_offset)) is not None:
+        first = self.entry(self.min_offset)
+        self._log_begin = first[0] if first is not None else -1
+        if self.ext is not None and self.ext.file_count > 1 and first is not None:
             self.ext.drop_before(first[2])
+
+    def drop_old_file(self) -> bool:
+        """Delete the oldest file, if all its entries lie before ``min_offset`` and it is not the last one."""
+        start = next(iter(self._paths), 0)
+        if len(self._paths) < 2 or start + self._all.file_bytes > self.min_offset * ENTRY_BYTES:
+            return False
+        self._drop(start)
+        return True
 
     def remove(self) -> None:
         """Remove the files; the queue is empty and begins with 0."""
@@ -336,6 +352,7 @@ class ConsumeQueue:
         self._unsynced.clear()
         self.unsynced_bytes = 0
         self.min_offset = self.next_offset = self._tail_offset = self.log_end = 0
+        self._log_begin = -1
 
     def _drop(self, start: int) -> None:
         path = self._paths.pop(start)
@@ -347,7 +364,18 @@ class ConsumeQueue:
 class ConsumeQueues:
     """All queues of a store, as one thing derived from the log (``store.dispatch.Derived``)."""
 
-    __slots__ = ("directory", "dirty", "disk", "exts", "file_bytes", "files", "on_trouble", "table", "unsynced")
+    __slots__ = (
+        "directory",
+        "dirty",
+        "disk",
+        "exts",
+        "file_bytes",
+        "files",
+        "foreign",
+        "on_trouble",
+        "table",
+        "unsynced",
+    )
 
     def __init__(self, disk: Disk, directory: Path, *, file_bytes: int) -> None:
         self.disk = disk
@@ -357,6 +385,9 @@ class ConsumeQueues:
         #: The rows of units beside the queues (C3); set before anything is loaded.
         self.exts: QueueExts | None = None
         self.table: dict[tuple[str, int], ConsumeQueue] = {}
+        #: Topics that RocketMQ 5 keeps in ``batchconsumequeue``: a queue of ours for one of them would keep it from
+        #: starting on this directory. Their records are left alone.
+        self.foreign: frozenset[str] = frozenset()
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
         self.dirty: dict[ConsumeQueue, None] = {}
         self.unsynced: dict[ConsumeQueue, None] = {}
@@ -382,6 +413,11 @@ class ConsumeQueues:
                     f"queue {queue_id} of topic {topic!r} cannot be stored; use a topic that is a file name "
                     f"of 1 to {TOPIC_BYTES_MAX} bytes, and a queue id from 0 on"
                 )
+            if topic in self.foreign:
+                raise RecordRefused(
+                    f"topic {topic!r} has batch queues of RocketMQ 5 (queue.type=BatchCQ), which TernMQ cannot write; "
+                    "use another topic"
+                )
             queue = self.table[key] = ConsumeQueue(self, topic, queue_id)
         return queue
 
@@ -397,7 +433,7 @@ class ConsumeQueues:
 
     def fold(self, fact: Fact) -> None:
         """Add the entry of a record read from the log, unless it is there already."""
-        if not fact.is_queued:
+        if not fact.is_queued or fact.topic in self.foreign:
             return
         try:
             queue = self.make(fact.topic, fact.queue_id)
@@ -453,8 +489,10 @@ class ConsumeQueues:
         """Find all queues; changes nothing. Raises ``CorruptFile``."""
         if self.exts is not None:
             self.exts.load()
+        batches = self.disk.list(self.directory.with_name("batchconsumequeue"))
+        self.foreign = frozenset(topic for topic, _, is_directory in batches if is_directory)
         for topic, _, is_directory in self.disk.list(self.directory):
-            if not is_directory:
+            if not is_directory or topic in self.foreign:
                 continue
             for name, _, is_queue in self.disk.list(self.directory / topic):
                 # RocketMQ skips what is no number, and so do we.

@@ -19,12 +19,14 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 from zlib import crc32
 
 from ternmq.env import Clock
-from ternmq.errors import NotRunning, RecordRefused, StoreError
+from ternmq.errors import DiskFull, NotRunning, RecordRefused, StoreError
+from ternmq.files import Chores, do_now
 from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
@@ -38,7 +40,8 @@ from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue import ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.recovery import recover
-from ternmq.store.segment import Disk, FileDisk, Held
+from ternmq.store.retention import Retention
+from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
 from ternmq.wire.record import (
     CRC_MASK,
@@ -119,7 +122,7 @@ class MessageStore:
         root = config.store_path_root_dir
         self._checkpoint_path = root / "checkpoint"
         self._abort_path = root / "abort"
-        self._log = CommitLog(self._disk, config.commit_log_path, segment_bytes=config.mapped_file_size_commit_log)
+        self._log = CommitLog(self._disk, config.log_paths, segment_bytes=config.mapped_file_size_commit_log)
         self._queues = ConsumeQueues(self._disk, root / "consumequeue", file_bytes=config.queue_file_bytes)
         self._exts = self._queues.exts = QueueExts(
             self._disk,
@@ -152,6 +155,9 @@ class MessageStore:
         )
         self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         self._flusher: Flusher | None = None
+        self._retention: Retention | None = None
+        #: Where files are deleted.
+        self._chores: Chores | None = None
         # Bound once, for ``put``.
         self._table = self._queues.table
         self._dispatch = self._dispatcher.fresh
@@ -231,6 +237,21 @@ class MessageStore:
             self._log.start_preparing()
             self._flusher.start()
             self._wake = self._flusher.wake
+            self._chores = Chores()
+            self._log.let_go = self._let_go
+        self._retention = Retention(
+            self.config,
+            clock=self._clock,
+            disk=self._disk,
+            commit_log=self._log,
+            log_paths=[self.config.commit_log_path],
+            queues=self._queues,
+            index=self._index,
+            needed=self._needed,
+            chores=self._chores or do_now,
+            post=self._post,
+        )
+        self._flusher.on_tick = self._retention.tick
 
     def _finish_deleting(self) -> None:
         """Remove queues that a process was deleting when it died: their first record is older than the deletion."""
@@ -248,6 +269,8 @@ class MessageStore:
         if self._held is None or self._flusher is None:
             return
         flusher, self._flusher = self._flusher, None
+        if self._retention is not None:
+            self._retention.close()
         try:
             self._log.refuse(NotRunning("the store is closed"))
             if self._index is not None and self._log.written:
@@ -260,6 +283,8 @@ class MessageStore:
         finally:
             self._log.close()
             self._queues.files.close()
+            if self._chores is not None:
+                self._chores.close()
             self._held.release()
 
     def __enter__(self) -> Self:
@@ -458,6 +483,13 @@ class MessageStore:
         self._queues.remove_topics(gone)
 
     @property
+    def retention(self) -> Retention:
+        """What deletes old segments, by itself or when it is asked to (C9)."""
+        if self._retention is None:
+            raise NotRunning("the store is not open; call open() first")
+        return self._retention
+
+    @property
     def written(self) -> int:
         """Where the log ends."""
         return self._log.written
@@ -518,6 +550,15 @@ class MessageStore:
             raise NotRunning("the store is not open; call open() first")
         return self._flusher
 
+    def _needed(self) -> int | None:
+        """Log offset from which on a derived part needs the records; None if none does."""
+        return min((needed for part in self._dispatcher.deriveds if (needed := part.needed) is not None), default=None)
+
+    def _let_go(self, segment: Segment) -> None:
+        """Have the last reference to a segment end on the chores thread."""
+        assert self._chores is not None
+        self._chores(partial(_forget, segment))
+
     def _post(self, job: Job) -> None:
         if self._notify is not None:
             self._notify(job)
@@ -538,6 +579,8 @@ class MessageStore:
     def _catch_up(self) -> None:
         """Before the log takes more: hear the flush thread, and mend what a full disk left undone."""
         self._pick_up()
+        if self._retention is not None and self._retention.refusal:
+            raise DiskFull(self._retention.refusal)
         if self._trouble is None:
             return
         self._queues.write_out(len(self._queues.dirty))
@@ -554,6 +597,10 @@ def _encode_as_java(text: str) -> tuple[bytes, str]:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _forget(_segment: Segment) -> None:
+    """The last reference ends with this call."""
 
 
 def _nothing() -> None:
