@@ -25,7 +25,7 @@ import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -76,6 +76,10 @@ class Segment(Protocol):
         """Claim the blocks of these bytes, whatever they hold. Raises ``DiskFull``."""
         ...
 
+    def wipe(self, begin: int) -> None:
+        """Turn what is not zero from ``begin`` on to zero, durably."""
+        ...
+
     def sync(self) -> None:
         """Return when all that was written before is on the disk."""
         ...
@@ -102,7 +106,11 @@ class Held(Protocol):
 
 
 class Disk(Protocol):
-    """What the store asks of the operating system. All paths are absolute; directories are made when needed."""
+    """What the store asks of the operating system. All paths are absolute; directories are made when needed.
+
+    What a method makes, writes, replaces or moves is durable when it returns, name and all; only ``open_file`` and
+    ``remove`` leave the names to ``sync_names``, because queues are many.
+    """
 
     def list(self, directory: Path) -> list[FileEntry]:
         """Files and directories by name; none if the directory does not exist."""
@@ -113,7 +121,7 @@ class Disk(Protocol):
         ...
 
     def open_file(self, path: Path, *, create_size: int | None = None) -> PlainFile:
-        """Open a file; with ``create_size`` it is made, sparse, if it does not exist."""
+        """Open a file; with ``create_size`` it is made, sparse, if it does not exist or has not its length yet."""
         ...
 
     def read(self, path: Path) -> bytes | None:
@@ -152,6 +160,10 @@ class Disk(Protocol):
         """``fdatasync`` a file by its name; one that is gone meanwhile needs none."""
         ...
 
+    def sync_names(self, directory: Path) -> None:
+        """Return when the names in a directory are on the disk: what was made is found, what was removed is gone."""
+        ...
+
     def lock(self, path: Path) -> Held:
         """Lock a file as RocketMQ does. Raises ``StoreLocked``."""
         ...
@@ -161,17 +173,29 @@ def segment_name(start: int) -> str:
     return f"{start:0{NAME_DIGITS}d}"
 
 
-def segment_starts(disk: Disk, directory: Path, *, size: int, key: str) -> list[int]:
-    """Starts of the segments of a directory, in order; ``CorruptFile`` if one cannot belong to the others.
+def segment_starts(disk: Disk, directory: Path, *, size: int, key: str, lenient: bool = False) -> list[int]:
+    """Starts of the segments of a directory, in order. See ``segment_files``."""
+    return list(segment_files(disk, [directory], size=size, key=key, lenient=lenient))
+
+
+def segment_files(
+    disk: Disk, directories: Iterable[Path], *, size: int, key: str, lenient: bool = False
+) -> dict[int, Path]:
+    """Start and file of each segment in these directories, in order; ``CorruptFile`` if one cannot belong to the rest.
 
     ``key`` is the setting that fixes the size. Subdirectories are no business of ours, as in RocketMQ. A last file
     of length 0 was being made when the process died: it is left out here, and made anew when it is needed.
+
+    ``lenient``: a power cut may have taken names or lengths that nobody had synced. What is found ends before the first
+    file that is missing or empty; the caller can do without the rest.
     """
-    files = [entry for entry in disk.list(directory) if not entry.is_directory]
-    if files and files[-1].length_bytes == 0:
+    files = [(entry, directory) for directory in directories for entry in disk.list(directory)]
+    files = sorted((entry, directory) for entry, directory in files if not entry.is_directory)
+    if files and files[-1][0].length_bytes == 0:
         files.pop()
-    starts: list[int] = []
-    for name, length_bytes, _ in files:
+    found: dict[int, Path] = {}
+    last = -1
+    for (name, length_bytes, _), directory in files:
         path = directory / name
         if not (name.isascii() and name.isdigit()):
             raise CorruptFile(
@@ -179,20 +203,29 @@ def segment_starts(disk: Disk, directory: Path, *, size: int, key: str) -> list[
                 path=str(path),
             )
         start = int(name)
+        if lenient and (length_bytes == 0 or (found and start > last + size)):
+            break
         if length_bytes != size:
             raise CorruptFile(
                 f"{path} has {length_bytes} bytes, but {key} is {size}; set {key} to what the store was made with, or "
                 "restore the file",
                 path=str(path),
             )
-        if start % size or (starts and start != starts[-1] + size):
+        if start in found:
+            raise CorruptFile(
+                f"{path} and {found[start]} have the same name; only one of them can belong to the store, move the "
+                "other away",
+                path=str(path),
+            )
+        if start % size or (found and start != last + size):
             raise CorruptFile(
                 f"{path} does not follow the file before it; restore what is missing between, or set {key} to what the "
                 "store was made with",
                 path=str(path),
             )
-        starts.append(start)
-    return starts
+        found[start] = path
+        last = start
+    return found
 
 
 # --- The real disk --------------------------------------------------------------------------------------------
@@ -221,13 +254,15 @@ class FileDisk:
     def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> MappedSegment:
         with _border(path, "open"):
             if create:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_directory(path.parent)
             # O_EXCL: to make a segment that exists would be a mistake of ours that zeroes records.
             how = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT | os.O_EXCL if create else 0) | os.O_CLOEXEC
             fd = os.open(path, how, 0o644)
             try:
                 if create:
                     os.ftruncate(fd, size)
+                    # First the length, then the name: else a power cut may leave files of length 0 among the others.
+                    os.fsync(fd)
                     _sync_directory(path.parent)
                 page = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
             except BaseException:
@@ -246,6 +281,8 @@ class FileDisk:
                     raise
                 path.parent.mkdir(parents=True, exist_ok=True)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # Also when the file exists: its maker may have died before it got its length.
+            if create_size is not None and os.fstat(fd).st_size < create_size:
                 os.ftruncate(fd, create_size)
         return DescriptorFile(path, fd)
 
@@ -258,18 +295,21 @@ class FileDisk:
 
     def write(self, path: Path, data: bytes) -> None:
         with _border(path, "write"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
+            is_new = not path.exists()
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.pwrite(fd, data, 0)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
+            if is_new:
+                _sync_directory(path.parent)
 
     def replace(self, path: Path, data: bytes) -> None:
         fresh = path.with_name(path.name + ".tmp")
         with _border(path, "write"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
             with fresh.open("wb") as file:
                 file.write(data)
                 file.flush()
@@ -286,8 +326,10 @@ class FileDisk:
 
     def move(self, path: Path, to: Path) -> None:
         with _border(path, "move"):
-            to.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(to.parent)
             path.replace(to)
+            _sync_directory(to.parent)
+            _sync_directory(path.parent)
 
     def modified_ms(self, path: Path) -> int:
         with _border(path, "look at"):
@@ -322,6 +364,10 @@ class FileDisk:
             finally:
                 os.close(fd)
 
+    def sync_names(self, directory: Path) -> None:
+        with _border(directory, "flush"), contextlib.suppress(FileNotFoundError):
+            _sync_directory(directory)
+
     def lock(self, path: Path) -> FileLock:
         return FileLock(path)
 
@@ -353,6 +399,20 @@ class MappedSegment:
     def reserve(self, begin: int, end: int) -> None:
         with _border(self.path, "write"):
             os.posix_fallocate(self._fd, begin, end - begin)
+
+    def wipe(self, begin: int) -> None:
+        is_changed = False
+        with _border(self.path, "write"):
+            # Only where something was written, and most of that is zero already: it was prepared and never used.
+            while (begin_data := _next_data(self._fd, begin)) is not None:
+                begin = os.lseek(self._fd, begin_data, os.SEEK_HOLE)
+                for at in range(begin_data, begin, len(_ZEROS)):
+                    data = os.pread(self._fd, min(len(_ZEROS), begin - at), at)
+                    if data != bytes(len(data)):
+                        os.pwrite(self._fd, _ZEROS[: len(data)], at)
+                        is_changed = True
+            if is_changed:
+                os.fdatasync(self._fd)
 
     def sync(self) -> None:
         # fdatasync on the descriptor writes the same dirty pages as mmap.flush() in half the time, and the file's
@@ -419,7 +479,7 @@ class FileLock:
 
     def __init__(self, path: Path) -> None:
         with _border(path, "lock"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(path.parent)
             key = str(path.resolve())
             if key in _held:
                 raise StoreLocked(str(path.parent))
@@ -439,6 +499,14 @@ class FileLock:
     def release(self) -> None:
         _held.discard(self._key)
         os.close(self._fd)
+
+
+def _make_directory(directory: Path) -> None:
+    """Make a directory and those above it, each of them durably: one that is lost takes all that is in it along."""
+    if not directory.exists():
+        _make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        _sync_directory(directory.parent)
 
 
 def _sync_directory(directory: Path) -> None:

@@ -156,8 +156,13 @@ class SimulatedDisk:
         return SimulatedSegment(self, path, image, size=size, writable=writable)
 
     def open_file(self, path: Path, *, create_size: int | None = None) -> SimulatedFile:
-        makes_it = create_size is not None and self._find(path) is None
-        return SimulatedFile(self, path, self._create(path, create_size or 0) if makes_it else self._image(path))
+        if create_size is not None and self._find(path) is None:
+            return SimulatedFile(self, path, self._create(path, create_size, durably=False))
+        image = self._image(path)
+        if create_size is not None and len(image.cached) < create_size:
+            self._step("size", path)
+            image.set_length(create_size)
+        return SimulatedFile(self, path, image)
 
     def read(self, path: Path) -> bytes | None:
         node = self._find(path)
@@ -272,8 +277,8 @@ class SimulatedDisk:
 
     # --- Names --------------------------------------------------------------------------------------------------
 
-    def _create(self, path: Path, size: int) -> Image:
-        self._make_directory(path.parent)
+    def _create(self, path: Path, size: int, *, durably: bool = True) -> Image:
+        self._make_directory(path.parent, durably=durably)
         self._step("create", path)
         image = Image(self._page_bytes)
         image.modified_ms = self._now_ms()
@@ -283,11 +288,13 @@ class SimulatedDisk:
             image.set_length(size)
         return image
 
-    def _make_directory(self, path: Path) -> None:
+    def _make_directory(self, path: Path, *, durably: bool = True) -> None:
         if self._find(path) is None:
-            self._make_directory(path.parent)
+            self._make_directory(path.parent, durably=durably)
             self._step("create", path)
             self._change((self._directory(path.parent), path.name, _Directory()))
+            if durably:
+                self.sync_names(path.parent)
 
     def _rename(self, path: Path, to: Path) -> None:
         node = self._find(path)
@@ -356,6 +363,15 @@ class SimulatedSegment:
 
     def reserve(self, begin: int, end: int) -> None:
         self._disk.claim_pages(self._image, self.path, begin, end)
+
+    def wipe(self, begin: int) -> None:
+        is_changed = False
+        for at, end in self._image.chunks(begin, self.size - begin):
+            if any(self.page[at:end]):
+                self._disk.write_pages(self._image, self.path, at, bytes(end - at))
+                is_changed = True
+        if is_changed:
+            self.sync()
 
     def sync(self) -> None:
         self._disk.sync_image(self._image, self.path)
