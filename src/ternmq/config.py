@@ -199,6 +199,8 @@ def _to_text(value: object) -> str:
             return "true" if value else "false"
         case enum.Enum():
             return value.name
+        case tuple():
+            return ",".join(map(_to_text, value))
         case _:
             return str(value)
 
@@ -279,6 +281,9 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
         ) from None
     if kind is Path:
         return Path(text).expanduser()
+    if kind == tuple[Path, ...]:
+        # Commas in RocketMQ's files; a list of TOML arrives with semicolons.
+        return tuple(Path(part.strip()).expanduser() for part in re.split("[,;]", text) if part.strip())
     if kind is str:
         return text
     raise TypeError(f"config has no way to read a {kind}; teach it in {__name__}")

@@ -42,7 +42,7 @@ def test_a_queue_file_holds_whole_entries() -> None:
 
 def test_the_log_may_have_a_directory_of_its_own() -> None:
     """C1."""
-    assert Path("/fast") == StoreConfig(store_path_commit_log=Path("/fast")).commit_log_path
+    assert Path("/fast") == StoreConfig(store_path_commit_log=(Path("/fast"),)).commit_log_path
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,14 @@ def test_the_log_may_have_a_directory_of_its_own() -> None:
         ({"sync_flush_timeout": -5}, "syncFlushTimeout = -5"),
         ({"access_message_in_memory_max_ratio": 96}, "accessMessageInMemoryMaxRatio = 96 .* use at most 95"),
         ({"message_delay_level": "1s 5x"}, "messageDelayLevel has '5x', which is no duration; write levels like 1s"),
-        ({"store_path_commit_log": Path("/a,/b")}, "storePathCommitLog = /a,/b names several directories; give one"),
+        (
+            {"store_path_commit_log": (Path("/a"),), "read_only_commit_log_store_paths": (Path("/b"), Path("/a"))},
+            "readOnlyCommitLogStorePaths names every directory of storePathCommitLog; leave at least one",
+        ),
+        (
+            {"mapped_file_size_consume_queue_ext": 31},
+            "mappedFileSizeConsumeQueueExt = 31 is too small; use at least 32",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(changes: dict[str, Any], sentence: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ternmq.env import SystemClock
+from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, STEP_BYTES, Preparer
 from ternmq.store.segment import FileDisk, segment_name
 from ternmq.store.store import MessageStore
@@ -18,7 +19,7 @@ def test_space_is_zeroed_step_by_step_and_not_beyond_the_segment(tmp_path: Path)
     segment = disk.open_segment(tmp_path / segment_name(0), size=size, create=True)
     segment.page[:] = b"x" * size
     segment.ready = 10
-    preparer = Preparer(disk, tmp_path, size=size)
+    preparer = Preparer(disk, LogPaths([tmp_path]), size=size)
 
     preparer.ensure(segment, 11)
     assert (STEP_BYTES, b"x" * 10 + bytes(STEP_BYTES - 10) + b"x" * 1000) == (segment.ready, bytes(segment.page))
@@ -29,7 +30,7 @@ def test_space_is_zeroed_step_by_step_and_not_beyond_the_segment(tmp_path: Path)
 def test_the_next_segment_is_taken_or_removed(tmp_path: Path) -> None:
     """C1: RocketMQ deletes unused ones at a clean stop, too."""
     disk = FileDisk()
-    preparer = Preparer(disk, tmp_path, size=4096)
+    preparer = Preparer(disk, LogPaths([tmp_path]), size=4096)
     preparer.start(last=0)
     preparer.soon(4096)
     taken = preparer.take(4096)
@@ -45,7 +46,7 @@ def test_the_thread_stays_a_little_ahead(tmp_path: Path) -> None:
     """C1: a new GiB is not touched at once."""
     disk = FileDisk()
     segment = disk.open_segment(tmp_path / segment_name(0), size=1 << 30, create=True)
-    preparer = Preparer(disk, tmp_path, size=1 << 30)
+    preparer = Preparer(disk, LogPaths([tmp_path]), size=1 << 30)
     preparer.start(last=0)
     preparer.ahead(segment, 100)
     preparer.close()  # after all that was asked for

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import CorruptRecord, NotRunning, StoreError
-from ternmq.store.prepare import AHEAD_BYTES, Preparer
 from ternmq.store.paths import LogPaths
+from ternmq.store.prepare import AHEAD_BYTES, Preparer
 from ternmq.store.segment import Disk, Segment, segment_files, segment_name
 from ternmq.wire.record import MAGIC_BLANK, Record, Sysflag, pack_blank, peek_head, unpack_record
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import ConfigError
+from ternmq.store.paths import LogPaths
 
 ENTRY_BYTES: Final = 20
 #: A unit without its bit map, and what a file of units keeps free at its end (RocketMQ's ``ConsumeQueueExt``).
@@ -45,8 +46,11 @@ class StoreConfig:
 
     #: The directory of everything (C11). One process at a time holds it.
     store_path_root_dir: Path = field(default_factory=lambda: Path.home() / "store")
-    #: The log's own directory, for a disk of its own; None: ``commitlog`` under the root (C1).
-    store_path_commit_log: Path | None = None
+    #: The log's own directories, for disks of its own, between which segments alternate; none: ``commitlog`` under the
+    #: root (C1). In a file: paths with commas between them.
+    store_path_commit_log: tuple[Path, ...] = ()
+    #: Directories of the log that get no new segments, such as a disk that is to be emptied.
+    read_only_commit_log_store_paths: tuple[Path, ...] = ()
 
     # --- Sizes of files: fixed when a directory is first used -----------------------------------------------------
 
@@ -133,10 +137,10 @@ class StoreConfig:
     message_delay_level: str = _DELAY_LEVELS
 
     def __post_init__(self) -> None:
-        if self.store_path_commit_log is not None and "," in str(self.store_path_commit_log):
+        if not set(self._log_directories) - set(self.read_only_commit_log_store_paths):
             raise ConfigError(
-                f"storePathCommitLog = {self.store_path_commit_log} names several directories; give one, several disks "
-                "belong under one file system"
+                "readOnlyCommitLogStorePaths names every directory of storePathCommitLog; leave at least one to write "
+                "to"
             )
         _at_least("mappedFileSizeCommitLog", self.mapped_file_size_commit_log, 4096, "bytes")
         _at_least("mappedFileSizeConsumeQueue", self.mapped_file_size_consume_queue, ENTRY_BYTES, "bytes")
@@ -177,8 +181,18 @@ class StoreConfig:
         parse_delay_levels(self.message_delay_level)
 
     @property
+    def _log_directories(self) -> tuple[Path, ...]:
+        return self.store_path_commit_log or (self.store_path_root_dir / "commitlog",)
+
+    @property
+    def log_paths(self) -> LogPaths:
+        """Where the log is, and where it grows."""
+        return LogPaths(self._log_directories, self.read_only_commit_log_store_paths)
+
+    @property
     def commit_log_path(self) -> Path:
-        return self.store_path_commit_log or self.store_path_root_dir / "commitlog"
+        """The log's directory; of several the first."""
+        return self.log_paths.writable[0]
 
     @property
     def queue_file_bytes(self) -> int:

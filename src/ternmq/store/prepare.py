@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
 from ternmq.errors import StoreError
-from ternmq.store.segment import Disk, Segment, segment_name
+from ternmq.store.paths import LogPaths
+from ternmq.store.segment import Disk, Segment
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ STEP_BYTES: Final = 256 * 1024
 class Preparer:
     """Makes and zeroes the segments of one log. Without ``start`` all is done when it is asked for."""
 
-    __slots__ = ("_directory", "_disk", "_last", "_lock", "_next", "_orders", "_size", "_thread")
+    __slots__ = ("_directories", "_disk", "_last", "_lock", "_next", "_orders", "_size", "_thread")
 
-    def __init__(self, disk: Disk, directory: Path, *, size: int) -> None:
+    def __init__(self, disk: Disk, directories: LogPaths, *, size: int) -> None:
         self._disk = disk
-        self._directory = directory
+        self._directories = directories
         self._size = size
         self._lock = threading.Lock()
         #: Start of the newest segment that the log has: an order for that one or an older comes too late.
@@ -94,7 +94,8 @@ class Preparer:
             segment.ready = end
 
     def _make(self, start: int) -> Segment:
-        return self._disk.open_segment(self._directory / segment_name(start), size=self._size, create=True)
+        path = self._directories.of_new(start, segment_bytes=self._size)
+        return self._disk.open_segment(path, size=self._size, create=True)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
