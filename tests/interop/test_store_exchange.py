@@ -28,7 +28,7 @@ from ternmq.client.pull import PullConsumer
 from ternmq.env import Env, SystemClock
 from ternmq.errors import NetworkError, SendFailed, StoreLocked
 from ternmq.message import Message, MessageQueue, SendReceipt
-from ternmq.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, retry_topic
+from ternmq.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, is_system_topic, retry_topic
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
@@ -41,7 +41,7 @@ from ternmq.wire.record import Record, Sysflag, pack_host, unpack_record
 from tests.interop import jvm, rocketmq
 from tests.interop.java import Event, Java
 from tests.store.killed import body_of, config_for
-from tests.store.small import draft, log_queues_index, quiet_store
+from tests.store.small import RECORDED, RecordedStore, draft, log_queues_index, quiet_store, unpack_stores
 from tests.store.test_killed import put_until_killed
 
 pytestmark = pytest.mark.interop
@@ -51,6 +51,7 @@ TOPIC: Final = "exchange"
 GROUP: Final = "readers"
 KILLED_TOPIC: Final = "orders"  # what ``tests.store.killed`` writes to
 SERVED: Final = (TOPIC, retry_topic(GROUP), KILLED_TOPIC)
+BATCH_TOPIC: Final = "batches"
 
 Place = tuple[str, int, int]
 
@@ -61,12 +62,12 @@ Place = tuple[str, int, int]
 class Directory:
     """A store that changes hands. All brokers listen on one port: message ids carry it."""
 
-    def __init__(self, path: Path, version: str) -> None:
+    def __init__(self, path: Path, version: str, config: StoreConfig, name_server: NameServer) -> None:
         self.version = version
-        self.config = config_for(path / "store")
-        self.root = self.config.store_path_root_dir
+        self.config = config
+        self.root = config.store_path_root_dir
         self.port = rocketmq.free_port(neighbours=(-2, 1))
-        self.names = ""
+        self.names = f"127.0.0.1:{name_server.port}"
         self._path = path
 
     def records(self) -> list[Record]:
@@ -114,16 +115,14 @@ class Directory:
 @pytest.fixture(params=jvm.VERSIONS)
 async def directory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
     async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
-        directory = Directory(tmp_path, request.param)
-        directory.names = f"127.0.0.1:{name_server.port}"
-        yield directory
-        # A few MB a test would be kept by pytest for three sessions.
-        shutil.rmtree(directory.root)
+        yield Directory(tmp_path, request.param, config_for(tmp_path / "store"), name_server)
 
 
 def settings_of(config: StoreConfig) -> dict[str, object]:
-    """The sizes of a store's files, as RocketMQ's settings."""
+    """Place and file sizes of a store, as RocketMQ's settings."""
     return {
+        "storePathRootDir": config.store_path_root_dir,
+        "storePathCommitLog": config.commit_log_path,
         "mappedFileSizeCommitLog": config.mapped_file_size_commit_log,
         "mappedFileSizeConsumeQueue": config.mapped_file_size_consume_queue,
         "maxHashSlotNum": config.max_hash_slot_num,
@@ -160,6 +159,19 @@ async def drained(directory: Directory, topics: Sequence[str] = SERVED) -> dict[
     return found
 
 
+async def bodies_of(consumer: PullConsumer, topics: Iterable[str]) -> dict[Place, bytes]:
+    """The same by our own client."""
+    pulled: dict[Place, bytes] = {}
+    for topic in topics:
+        for queue in await consumer.queues(topic):
+            queue_offset, end = 0, await consumer.max_offset(queue)
+            while queue_offset < end:
+                result = await consumer.pull(queue, queue_offset)
+                pulled |= {(topic, queue.queue_id, one.queue_offset): one.body for one in result.messages}
+                queue_offset = result.next_offset
+    return pulled
+
+
 # --- Writing in TernMQ --------------------------------------------------------------------------------------------
 
 
@@ -182,7 +194,7 @@ async def write_as_broker(directory: Directory) -> None:
 def write_as_store(directory: Directory) -> dict[str, bytes]:
     """Every other kind of record; returns the bodies of those that no consumer gets, by their offset ids."""
     born_v6 = pack_host("2001:db8::7", 40_000)
-    hidden = {}
+    hidden: dict[str, bytes] = {}
     with directory.store() as store:
 
         def put(topic: str, queue_id: int, body: bytes, sysflag: int = 0, **properties: str) -> int:
@@ -259,7 +271,12 @@ async def rocketmq_serves_and_adds(directory: Directory, hidden: dict[str, bytes
 
 async def rocketmq_adds(directory: Directory) -> None:
     names, delayed_to = directory.names, MessageQueue(TOPIC, BROKER, 1)
+    if directory.version >= "5":
+        # Queues of a kind that TernMQ does not write: were it to make its own for this topic, RocketMQ would not start.
+        attribute = ("-r", "1", "-w", "1", "-a", "+queue.type=BatchCQ")
+        await directory.java.admin(names, "updateTopic", "-c", "DefaultCluster", "-t", BATCH_TOPIC, *attribute)
     async with directory.java.producer(names, compressOver=1000) as producer:
+        await producer.send(topic=BATCH_TOPIC, count=10, mode="batch", body="batch of RocketMQ 5")
         await producer.send(topic=TOPIC, count=100, key="java", tags="标签", body="by Java")
         await producer.send(topic=TOPIC, count=10, mode="batch", key="batch", body="batch by Java")
         await producer.send(topic=TOPIC, count=1, key="java-large", bodyBytes=30_000)
@@ -294,14 +311,7 @@ async def ternmq_serves_and_adds(directory: Directory) -> None:
     topics = (*SERVED, "made-by-rocketmq")
     written = directory.messages(topics)
     async with directory.in_ternmq(), PullConsumer(GROUP, name_servers=directory.names) as consumer:
-        pulled: dict[Place, bytes] = {}
-        for topic in topics:
-            for queue in await consumer.queues(topic):
-                queue_offset, end = 0, await consumer.max_offset(queue)
-                while queue_offset < end:
-                    result = await consumer.pull(queue, queue_offset)
-                    pulled |= {(topic, queue.queue_id, one.queue_offset): one.body for one in result.messages}
-                    queue_offset = result.next_offset
+        pulled = await bodies_of(consumer, topics)
         assert {place: message["body"] for place, message in written.items()} == pulled
         # What Java's consumer had committed at RocketMQ.
         assert 252 <= (await consumer.committed(MessageQueue(TOPIC, BROKER, 0)) or 0)
@@ -349,9 +359,41 @@ async def rocketmq_has(directory: Directory, acknowledged: list[tuple[int, int, 
     """C8: what TernMQ had acknowledged when it was killed, and all that came before."""
     async with directory.in_rocketmq() as broker:
         written = directory.messages()
-        served = await drained(directory)
+        served = await drained(directory, (*SERVED, BATCH_TOPIC))
         broker.kill()
+    batch = [served.pop((BATCH_TOPIC, 0, number))["body"] for number in range(10)]
+    assert [b"batch of RocketMQ 5-%d" % number for number in range(10)] == batch
     assert written == served
     for queue_id, queue_offset, log_offset, number in acknowledged:
         message = served[KILLED_TOPIC, queue_id, queue_offset]
         assert (log_offset, body_of(number)) == (message["logOffset"], message["body"])
+
+
+# --- Recorded directories -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_a_recorded_directory_goes_back_to_rocketmq(name: str, tmp_path: Path) -> None:
+    """C11: TernMQ opened it and added to it; RocketMQ of the version that wrote it serves all of that."""
+    unpack_stores(tmp_path / "unpacked")
+    recorded = RecordedStore(tmp_path / "unpacked", name, tmp_path)
+    # Not all of the system's own topics have a route until they are used again.
+    queues = [(topic, queue_id) for topic, queue_id in recorded.queues if not is_system_topic(topic)]
+    topics = {topic for topic, _ in queues}
+    bodies = {
+        (record.topic, record.queue_id, record.queue_offset): decompress(record.body, record.sysflag)
+        for record in LogReader(recorded.root)
+        if record.topic in topics
+    }
+    with quiet_store(recorded.config, clock=SystemClock()) as store:
+        for topic, queue_id in queues:
+            placed = store.put(draft(topic, queue_id, b"by TernMQ"))
+            bodies[topic, queue_id, placed.queue_offset] = b"by TernMQ"
+
+    async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
+        directory = Directory(tmp_path, name.split("-")[1], recorded.config, name_server)
+        async with directory.in_rocketmq() as broker, PullConsumer(GROUP, name_servers=directory.names) as consumer:
+            served = await bodies_of(consumer, topics)
+            broker.kill()
+
+    assert bodies == {place: served[place] for place in bodies}

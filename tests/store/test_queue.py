@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ternmq.errors import RecordRefused
 from ternmq.store.dispatch import Fact
 from ternmq.store.queue import ENTRY, OPEN_FILES_MAX, TAIL_BYTES, ConsumeQueue, ConsumeQueues
 from ternmq.store.segment import FileDisk, segment_name
@@ -232,6 +233,20 @@ def test_strange_names_below_consumequeue_are_skipped(tmp_path: Path) -> None:
     with quiet_store(small_config(tmp_path)) as store:
         assert [("orders", 0)] == list(store.queues())
         assert [b"hello"] == bodies(store)
+
+
+def test_topics_with_batch_queues_are_left_to_rocketmq(tmp_path: Path) -> None:
+    """C11: RocketMQ 5 does not start on a directory in which such a topic has queues of the common kind, too."""
+    with quiet_store(small_config(tmp_path)) as store:
+        store.put(draft("batches"))
+        store.put(draft("orders"))
+    (tmp_path / "consumequeue").rename(tmp_path / "thrown away")
+    (tmp_path / "batchconsumequeue" / "batches" / "0").mkdir(parents=True)
+    with quiet_store(small_config(tmp_path)) as store:
+        assert [("orders", 0)] == list(store.queues())
+        with pytest.raises(RecordRefused, match="BatchCQ"):
+            store.put(draft("batches"))
+    assert not (tmp_path / "consumequeue" / "batches").exists()
 
 
 def test_deleting_names_that_are_no_topics_deletes_nothing(tmp_path: Path) -> None:
