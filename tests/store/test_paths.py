@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ternmq.config import load, to_properties
-from ternmq.errors import CorruptFile, StoreError
+from ternmq.errors import CorruptFile, DiskFull, StoreError
 from ternmq.store.paths import LogPaths
-from ternmq.store.segment import FileDisk, segment_name
+from ternmq.store.segment import FileDisk, Usage, segment_name
 from ternmq.store.store import MessageStore, StoreConfig
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, bodies, draft, files, quiet_store, small_config
@@ -239,6 +239,45 @@ def test_the_log_is_one_wherever_its_segments_are(
             (root / "store" / "abort").touch()
     found = sorted(number for each in segments(root).values() for number in each)
     assert list(range(len(found))) == found
+
+
+class _Uneven(FileDisk):
+    """A disk of which each directory is as full as it is told."""
+
+    __slots__ = ("percents",)
+
+    def __init__(self) -> None:
+        self.percents: dict[str, int] = {}
+
+    def usage(self, path: Path) -> Usage:
+        percent = self.percents.get(path.name, 10)
+        return Usage(percent, 100 - percent)
+
+
+def test_a_full_disk_is_left_out_while_another_has_room(tmp_path: Path) -> None:
+    """C1, C9: messages are taken as long as one directory has room, and their segments go there."""
+    disk, clock = _Uneven(), ManualClock()
+    config = config_of(tmp_path, "a", "b", delete_when="")
+    with MessageStore(config, store_host=HOST, clock=clock, disk=disk, threads=False) as store:
+
+        def look() -> None:
+            clock.advance(100)
+            store.tick()
+
+        put(store, 6)
+        disk.percents = {"a": 99}
+        look()
+        put(store, 6)
+        disk.percents = {"a": 99, "b": 99}
+        look()
+        with pytest.raises(DiskFull, match="is 99 % full"):
+            put(store, 3)
+        disk.percents = {}
+        look()
+        put(store, 3)
+        found = store.min_offset("orders", 0), store.max_offset("orders", 0)
+        assert list(range(*found)) == numbers(store)
+    assert [2, 3] == [number for number in segments(tmp_path)["b"] if number in (2, 3)]
 
 
 # --- Trouble ----------------------------------------------------------------------------------------------------

@@ -59,7 +59,6 @@ class CommitLog:
     """The log's segments, where it begins and where it ends."""
 
     __slots__ = (
-        "_directories",
         "_disk",
         "_mapped_from",
         "_older",
@@ -68,6 +67,7 @@ class CommitLog:
         "_refusal",
         "_segments",
         "before_place",
+        "directories",
         "let_go",
         "min_offset",
         "page",
@@ -81,7 +81,7 @@ class CommitLog:
 
     def __init__(self, disk: Disk, directories: LogPaths, *, segment_bytes: int) -> None:
         self._disk = disk
-        self._directories = directories
+        self.directories = directories
         self._preparer = Preparer(disk, directories, size=segment_bytes)
         #: Start → file of every segment, in order.
         self._paths: dict[int, Path] = {}
@@ -112,7 +112,7 @@ class CommitLog:
     def load(self) -> None:
         """Find the segments that exist, and change nothing. Raises ``CorruptFile``."""
         size = self.segment_bytes
-        self._paths = segment_files(self._disk, self._directories.all, size=size, key="mappedFileSizeCommitLog")
+        self._paths = segment_files(self._disk, self.directories.all, size=size, key="mappedFileSizeCommitLog")
         self._map_newest()
         if self._paths:
             self.min_offset = next(iter(self._paths))
@@ -124,7 +124,7 @@ class CommitLog:
             self._disk.open_segment(
                 path,
                 size=self.segment_bytes,
-                writable=number == len(newest) or not self._directories.is_read_only(path),
+                writable=number == len(newest) or not self.directories.is_read_only(path),
             )
             for number, (_, path) in enumerate(newest, 1)
         ]
@@ -142,7 +142,7 @@ class CommitLog:
             self._segments[-1] = self._disk.open_segment(self._segments[-1].path, size=size)
         # A file that was being made when the process died; ``segment_files`` leaves out only one of length 0.
         half_made = segment_name(self._segments[-1].start + size if self._segments else 0)
-        for directory in self._directories.writable:
+        for directory in self.directories.writable:
             self._disk.remove(directory / half_made)
         self._refusal = None
         self.written = self.synced = end

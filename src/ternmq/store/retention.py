@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -67,6 +67,8 @@ class Look(NamedTuple):
     usage: Usage
     #: When the oldest segments were last written to, oldest first.
     modified_ms: list[int]
+    #: Directories of the log on disks above the middle mark.
+    full: frozenset[Path] = frozenset()
 
 
 class Marks(NamedTuple):
@@ -113,7 +115,6 @@ class Retention:
         clock: Clock,
         disk: Disk,
         commit_log: CommitLog,
-        log_paths: Sequence[Path],
         queues: ConsumeQueues,
         index: Index | None,
         needed: Callable[[], int | None],
@@ -123,7 +124,6 @@ class Retention:
         self._clock = clock
         self._disk = disk
         self._log = commit_log
-        self._log_paths = tuple(log_paths)
         self._queues = queues
         self._index = index
         self._needed = needed
@@ -174,11 +174,13 @@ class Retention:
     def _look(self, oldest: list[Path]) -> None:
         try:
             self._remove_undeleted()
+            in_logs = [(self._disk.usage(path), path) for path in self._log.directories.writable]
             # Of several log directories the emptiest counts, as new segments can go there.
-            in_log = min(((self._disk.usage(path), path) for path in self._log_paths), key=_percent)
+            in_log = min(in_logs, key=_percent)
             in_queues = self._disk.usage(self._queues.directory), self._queues.directory
             usage, path = max(in_log, in_queues, key=_percent)
-            look = Look(path, usage, [self._disk.modified_ms(path) for path in oldest])
+            full = frozenset(path for usage, path in in_logs if usage.percent > self._marks.force)
+            look = Look(path, usage, [self._disk.modified_ms(path) for path in oldest], full)
         except StoreError as error:
             log.warning("the disk could not be looked at; nothing is deleted", extra={"error": str(error)})
             self._post(self._end_look)
@@ -215,6 +217,7 @@ class Retention:
         self._is_looking = False
         if self._closed:
             return
+        self._log.directories.full = look.full
         self._judge(look)
         now_ms = self._clock.now_ms()
         count = count_to_delete(

@@ -221,6 +221,8 @@ class MessageStore:
                 "queues": len(self._queues),
             },
         )
+        # Now, while there may be space: a full disk later takes what overwrites it.
+        self._disk.write(self._checkpoint_path, checkpoint.pack())
         self._disk.write(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
         self._flusher = Flusher(
             self.config,
@@ -244,7 +246,6 @@ class MessageStore:
             clock=self._clock,
             disk=self._disk,
             commit_log=self._log,
-            log_paths=[self.config.commit_log_path],
             queues=self._queues,
             index=self._index,
             needed=self._needed,
