@@ -25,7 +25,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from ternmq.env import Clock
-from ternmq.errors import StoreError
+from ternmq.errors import DiskFull, StoreError
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
@@ -203,7 +203,7 @@ class Flusher:
         data = self._checkpoint.pack()
         if data != self._saved:
             self._saved = data
-            self._submit(lambda: self._disk.write(self._checkpoint_path, data))
+            self._submit(lambda: self._write_checkpoint(data))
 
     def _submit(self, job: Job) -> None:
         if self._thread is not None:
@@ -268,6 +268,13 @@ class Flusher:
         self._news = (end, store_time_ms)
         if is_first:
             self._post(self._take_news)
+
+    def _write_checkpoint(self, data: bytes) -> None:
+        try:
+            self._disk.write(self._checkpoint_path, data)
+        except DiskFull as error:
+            # An older one is as true, only less useful. With the next change it is tried again.
+            log.warning("the checkpoint could not be written", extra={"error": str(error)})
 
     def _sync(self, paths: list[Path], segments: list[Segment], then: Job | None = None) -> None:
         for path in paths:
