@@ -65,6 +65,16 @@ async def test_a_group_whose_members_have_left_stays_listed(cluster: EmbeddedClu
     assert [("billing", 0, "")] == [(g.name, g.members, g.model) for g in await admin.groups.all(system=False)]
 
 
+async def test_a_group_is_made_with_its_settings(admin: Admin) -> None:
+    """D2"""
+    brokers = await admin.groups.create("careful", retry_max=3, broadcast=False)
+
+    for broker in brokers:
+        config = (await admin.groups.table(broker))["careful"]
+        assert (3, False) == (config.retry_max_times, config.consume_broadcast_enable)
+    assert ["broker-a", "broker-b"] == sorted(broker.name for broker in brokers)
+
+
 async def test_an_unknown_group_is_an_error(admin: Admin) -> None:
     with pytest.raises(GroupMissing, match="no broker knows the group 'nobody'; see `tern group list`"):
         await admin.groups.progress("nobody")

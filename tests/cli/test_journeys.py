@@ -60,6 +60,14 @@ def test_what_is_sent_is_consumed_and_the_progress_shows(on_cluster: Tern) -> No
     assert {"group": "billing", "members": 0, "model": None, "lag": 0} in groups
 
 
+def test_a_group_can_be_made_beforehand(on_cluster: Tern) -> None:
+    """T1, D2: for brokers that do not make groups by themselves."""
+    made = json.loads(on_cluster("group", "create", "beforehand", "--retry-max", "5", "--json").stdout)
+
+    assert ("beforehand", 5) == (made["group"], made["retry_max"])
+    assert "beforehand" in on_cluster("group", "list").stdout
+
+
 def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
     """F3: read twice, by tag, from a time, and no group appears."""
     on_cluster("topic", "create", "look", "--queues", "1")

@@ -145,6 +145,11 @@ class SyncGroups:
     def names(self) -> list[str]:
         return self._run(self._noun().names())
 
+    def create(
+        self, group: str, *, retry_max: int = 16, broadcast: bool = True, cluster: str | None = None
+    ) -> list[BrokerInfo]:
+        return self._run(self._noun().create(group, retry_max=retry_max, broadcast=broadcast, cluster=cluster))
+
     def table(self, broker: BrokerInfo) -> Mapping[str, SubscriptionGroupConfig]:
         return self._run(self._noun().table(broker))
 

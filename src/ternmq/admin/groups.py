@@ -12,7 +12,8 @@ from ternmq.admin.clients import Clients
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
-from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.names import check_group
+from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
@@ -84,6 +85,23 @@ class Groups:
         """The groups that one broker keeps, with their settings."""
         response = await self._instance.ask(broker.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups())
         return decode(response.body, GroupTable).subscription_group_table
+
+    async def create(
+        self, group: str, *, retry_max: int = 16, broadcast: bool = True, cluster: str | None = None
+    ) -> list[BrokerInfo]:
+        """Create the group on each master of the cluster, or change it there; returns those masters.
+
+        Needed only where brokers do not make groups by themselves (autoCreateSubscriptionGroup), or for other values
+        than these. Raises ``InvalidName``, ``ConfigError`` for an unknown cluster.
+        """
+        config = SubscriptionGroupConfig(
+            group_name=check_group(group), retry_max_times=retry_max, consume_broadcast_enable=broadcast
+        )
+        masters = await self._brokers.masters_of(cluster)
+        for master in masters:
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            await self._instance.ask(master.address, code, None, encode(config))
+        return masters
 
     async def all(self, *, system: bool = True) -> list[GroupInfo]:
         """All groups with their members and lag; without ``system``, not those that brokers and tools bring along."""

@@ -1,4 +1,4 @@
-"""``tern group``: list, progress, reset, clone (D2, D4, L2)."""
+"""``tern group``: create, list, progress, reset, clone (D2, D4, L2)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,40 @@ from ternmq.cli.times import format_ms, parse_position
 if TYPE_CHECKING:
     from ternmq.admin.offsets import Move
 
-app = typer.Typer(no_args_is_help=True, help="List consumer groups, see how far they are, and move them.")
+app = typer.Typer(no_args_is_help=True, help="Create and list consumer groups, see how far they are, and move them.")
 
 Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
+
+
+@app.command()
+def create(
+    group: Group,
+    retry_max: Annotated[int, typer.Option(help="Attempts before a message becomes a dead letter.", min=0)] = 16,
+    broadcast: Annotated[bool, typer.Option(help="Whether members may consume by broadcast.")] = True,
+    cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Create a group, or change it.
+
+    Consumers make their groups by themselves, unless brokers forbid it (autoCreateSubscriptionGroup=false).
+
+    Example:
+
+        tern group create billing --retry-max 5
+    """
+    from ternmq.admin import Admin
+    from ternmq.admin.brokers import BrokerInfo
+
+    async def work() -> list[BrokerInfo]:
+        async with Admin(name_servers) as admin:
+            return await admin.groups.create(group, retry_max=retry_max, broadcast=broadcast, cluster=cluster)
+
+    brokers = sorted(broker.name for broker in run(work()))
+    Output(as_json=as_json).item(
+        {"group": group, "retry_max": retry_max, "broadcast": broadcast, "brokers": brokers},
+        f"group {group} is on {', '.join(brokers)}",
+    )
 
 
 @app.command("list")
