@@ -128,6 +128,10 @@ class Disk(Protocol):
         """A small file's content, or None without such a file."""
         ...
 
+    def read_at(self, path: Path, at: int, length_bytes: int) -> bytes:
+        """A part of a file, without mapping it; fewer bytes at its end. Any thread may ask."""
+        ...
+
     def write(self, path: Path, data: bytes) -> None:
         """Make or overwrite a small file in place."""
         ...
@@ -292,6 +296,14 @@ class FileDisk:
                 return path.read_bytes()
             except FileNotFoundError:
                 return None
+
+    def read_at(self, path: Path, at: int, length_bytes: int) -> bytes:
+        with _border(path, "read"):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(fd, length_bytes, at)
+            finally:
+                os.close(fd)
 
     def write(self, path: Path, data: bytes) -> None:
         with _border(path, "write"):

@@ -168,6 +168,9 @@ class SimulatedDisk:
         node = self._find(path)
         return bytes(node.cached) if isinstance(node, Image) else None
 
+    def read_at(self, path: Path, at: int, length_bytes: int) -> bytes:
+        return bytes(self._image(path).cached[at : at + length_bytes])
+
     def write(self, path: Path, data: bytes) -> None:
         is_new = self._find(path) is None
         image = self._create(path, 0) if is_new else self._image(path)
