@@ -25,6 +25,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -35,6 +36,8 @@ NAME_DIGITS: Final = 20
 PAGE_BYTES: Final = 4096
 
 _ZEROS: Final = memoryview(bytes(256 * 1024))
+#: C's ``struct flock`` on Linux: kind, whence, start, length, process.
+_FLOCK: Final = struct.Struct("@hhqqi0q")
 
 
 class FileEntry(NamedTuple):
@@ -236,9 +239,12 @@ def segment_files(
 
 
 class FileDisk:
-    """The machine's file system."""
+    """The machine's file system. One that is not ``writable`` opens files for reading only: for tools."""
 
-    __slots__ = ()
+    __slots__ = ("_writable",)
+
+    def __init__(self, *, writable: bool = True) -> None:
+        self._writable = writable
 
     def list(self, directory: Path) -> list[FileEntry]:
         with _border(directory, "read"):
@@ -256,6 +262,8 @@ class FileDisk:
         return found
 
     def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> MappedSegment:
+        writable = writable and self._writable
+        assert writable or not create, "this disk is only read"
         with _border(path, "open"):
             if create:
                 _make_directory(path.parent)
@@ -279,7 +287,7 @@ class FileDisk:
     def open_file(self, path: Path, *, create_size: int | None = None) -> DescriptorFile:
         with _border(path, "open"):
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                fd = os.open(path, (os.O_RDWR if self._writable else os.O_RDONLY) | os.O_CLOEXEC)
             except FileNotFoundError:
                 if create_size is None:
                     raise
@@ -511,6 +519,25 @@ class FileLock:
     def release(self) -> None:
         _held.discard(self._key)
         os.close(self._fd)
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds this lock file, 0 if it is not known which; None if nobody does. Locks nothing itself."""
+    if str(path.resolve()) in _held:
+        # To open and close the file here would drop the lock.
+        return os.getpid()
+    with _border(path, "read"):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+        finally:
+            os.close(fd)
+    # A process that this one cannot see, in another container, is shown as -1 or 0.
+    return None if kind == fcntl.F_UNLCK else max(pid, 0)
 
 
 def _make_directory(directory: Path) -> None:
