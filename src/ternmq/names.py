@@ -15,6 +15,8 @@ GROUP_LENGTH_MAX: Final = 120
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
+#: A broker serves longer groups than our clients make: Java's may have any whose retry topic has a place.
+SERVED_GROUP_LENGTH_MAX: Final = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
 #: RocketMQ 5 names its own topics with this prefix.
 SYSTEM_PREFIX: Final = "rmq_sys_"
 
@@ -78,9 +80,9 @@ def check_topic(topic: str) -> str:
     return _check("topic", topic, length_max)
 
 
-def check_group(group: str) -> str:
+def check_group(group: str, *, length_max: int = GROUP_LENGTH_MAX) -> str:
     """Return ``group``, or raise ``InvalidName`` with the rule that it breaks."""
-    return _check("group", group, GROUP_LENGTH_MAX)
+    return _check("group", group, length_max)
 
 
 def _check(kind: str, name: str, length_max: int) -> str:

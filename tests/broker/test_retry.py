@@ -14,7 +14,7 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.ids import offset_id
 from ternmq.wire.properties import parse
-from ternmq.wire.record import Record
+from ternmq.wire.record import MAGIC_V1, MAGIC_V2, Record
 from tests.broker.calls import Caller, serving
 
 RETRY, DEAD = "%RETRY%readers", "%DLQ%readers"
@@ -74,6 +74,24 @@ async def test_the_origin_stays_the_first_through_all_retries(broker: Caller) ->
     assert properties["RETRY_TOPIC"] == "orders"
     assert properties["ORIGIN_MESSAGE_ID"] == offset_id(record.store_host, record.log_offset)
     assert properties["DELAY"] == "7"
+
+
+@pytest.mark.parametrize("length", [120, 121, 248])
+async def test_a_group_may_have_a_long_name(broker: Caller, length: int) -> None:
+    """H1, C1: its retry topic has up to 255 characters, and its records are of version 2, as in RocketMQ 5."""
+    group = "g" * length
+    record = await stored(broker)
+
+    assert (await broker.send_back(group, record.log_offset)).code == 0
+
+    [again] = await broker.records(f"%RETRY%{group}")
+    assert (bytes(again.body), again.reconsume_times) == (b"body", 1)
+    assert again.magic == (MAGIC_V1 if length == 120 else MAGIC_V2)
+    for _ in range(16):
+        again = (await broker.records(f"%RETRY%{group}"))[-1]
+        assert (await broker.send_back(group, again.log_offset)).code == 0
+    [dead] = await broker.records(f"%DLQ%{group}")
+    assert bytes(dead.body) == b"body"
 
 
 async def test_after_the_last_attempt_a_message_is_a_dead_letter(broker: Caller) -> None:

@@ -66,7 +66,7 @@ class Groups:
                 broker=self._broker_name,
             )
         try:
-            names.check_group(group)
+            names.check_group(group, length_max=names.SERVED_GROUP_LENGTH_MAX)
         except InvalidName as error:
             raise GroupMissing(str(error), broker=self._broker_name) from None
         config = SubscriptionGroupConfig(group_name=group)
@@ -90,7 +90,7 @@ class Groups:
     def put(self, config: SubscriptionGroupConfig) -> None:
         """Create or change a group; raises ``InvalidParameter`` for a bad name."""
         try:
-            names.check_group(config.group_name)
+            names.check_group(config.group_name, length_max=names.SERVED_GROUP_LENGTH_MAX)
         except InvalidName as error:
             raise InvalidParameter(str(error)) from None
         self._table[config.group_name] = config

@@ -15,7 +15,7 @@ from zlib import crc32
 from ternmq.errors import RecordRefused
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.dispatch import Dispatcher
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
 #: Flag, body and properties of a message, as a batch on the wire has them.
@@ -41,20 +41,20 @@ class BatchWriter:
     def __init__(
         self,
         commit_log: CommitLog,
-        queues: ConsumeQueues,
         dispatcher: Dispatcher,
         *,
         store_host: bytes,
         now_ms: Callable[[], int],
+        queue_of: Callable[[str, int], ConsumeQueue],
         check_sizes: Callable[[int, int, int], None],
         batch_bytes_max: int,
         unchecked_bytes_max: int,
     ) -> None:
         self._log = commit_log
-        self._queues = queues
         self._dispatcher = dispatcher
         self._store_host = store_host
         self._now_ms = now_ms
+        self._queue_of = queue_of
         self._check_sizes = check_sizes
         self._batch_bytes_max = batch_bytes_max
         #: Below that no limit can be broken.
@@ -75,7 +75,7 @@ class BatchWriter:
 
         Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
         """
-        queue = self._queues.make(topic, queue_id)
+        queue = self._queue_of(topic, queue_id)
         store_time_ms = self._now_ms()
         sysflag &= _NO_TRANSACTION
         shared, head = shared_fields(sysflag, born_time_ms, born_host, store_time_ms, self._store_host)

@@ -90,6 +90,9 @@ class StoreConfig:
 
     #: Bytes of the largest body; the whole record may have 64 KiB more.
     max_message_size: int = 4 << 20
+    #: Whether topics of more than 127 bytes (retry topics of long groups) are stored, in records of version 2. RocketMQ
+    #: 4 takes the first of these for the log's end: turn it off where it may have to read the directory.
+    auto_message_version_on_topic_len: bool = True
 
     # --- Recovery (C8) --------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.recovery import recover
 from ternmq.store.retention import Retention
@@ -51,6 +51,7 @@ from ternmq.wire.record import (
     NO_HOST_FLAGS,
     PROPERTIES_BYTES_MAX,
     RECORD_BYTES_MIN,
+    TOPIC_V1_BYTES_MAX,
     Sysflag,
     pack_fixed_v4_into,
     pack_record,
@@ -145,10 +146,10 @@ class MessageStore:
         self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
         self._batches = BatchWriter(
             self._log,
-            self._queues,
             self._dispatcher,
             store_host=store_host,
             now_ms=clock.now_ms,
+            queue_of=self._queue_of,
             check_sizes=self._check_sizes,
             batch_bytes_max=self._record_bytes_max,
             unchecked_bytes_max=self._unchecked_bytes_max,
@@ -305,7 +306,7 @@ class MessageStore:
         Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
         """
         topic, queue_id, body, text, sysflag = draft.topic, draft.queue_id, draft.body, draft.properties, draft.sysflag
-        queue = self._table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
+        queue = self._table.get((topic, queue_id)) or self._queue_of(topic, queue_id)
         try:
             properties = text.encode()
         except UnicodeEncodeError:
@@ -350,6 +351,8 @@ class MessageStore:
                     (body, queue.topic_part, _pack_short(len(properties)), properties)
                 )
             else:
+                if not queue.topic_part:
+                    self._queue_of(topic, queue_id)  # made by others, or before the setting was changed
                 pack_record(
                     commit_log.page,
                     at,
@@ -406,6 +409,16 @@ class MessageStore:
         if self._is_sync:
             self._wake()
         return placed
+
+    def _queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue that a record goes to, new if there was none. Raises ``RecordRefused`` if no record can name it."""
+        topic_bytes = len(topic.encode("utf-8", "replace"))
+        if topic_bytes > TOPIC_V1_BYTES_MAX and not self.config.auto_message_version_on_topic_len:
+            raise RecordRefused(
+                f"the topic {topic[:40]!r}… has {topic_bytes} bytes, at most {TOPIC_V1_BYTES_MAX} are stored; use a "
+                "shorter name, or set autoMessageVersionOnTopicLen=true if no RocketMQ 4 has to read this log"
+            )
+        return self._queues.make(topic, queue_id)
 
     def _check_sizes(self, body_bytes: int, properties_bytes: int, size: int) -> None:
         """Raise ``RecordRefused`` for what a record may not have."""
