@@ -13,6 +13,7 @@ class TroubledDisk(FileDisk):
     """A real disk that can be full, fail to sync, or sync only when it is allowed to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_full = False
         self.fails_to_sync = False
         self.sync_count = 0
@@ -51,6 +52,9 @@ class TroubledSegment:
     def reserve(self, begin: int, end: int) -> None:
         self._check_space()
         self._real.reserve(begin, end)
+
+    def wipe(self, begin: int) -> None:
+        self._real.wipe(begin)
 
     def sync(self) -> None:
         self._disk.is_syncing.set()

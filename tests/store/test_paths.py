@@ -153,6 +153,7 @@ class _Watched(FileDisk):
     __slots__ = ("written",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.written: list[str] = []
 
     def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> Any:
@@ -247,6 +248,7 @@ class _Uneven(FileDisk):
     __slots__ = ("percents",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.percents: dict[str, int] = {}
 
     def usage(self, path: Path) -> Usage:
