@@ -29,12 +29,13 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ternmq.errors import CorruptRecord, NotRunning, StoreError
 from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, Preparer
 from ternmq.store.segment import Disk, Segment, segment_files, segment_name
+from ternmq.types import Buffer
 from ternmq.wire.record import MAGIC_BLANK, Record, Sysflag, pack_blank, peek_head, unpack_record
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,20 @@ BLANK_BYTES: Final = 8
 MAPPED_MAX: Final = 32
 OLDER_MAX: Final = 16
 
+_LOG_OFFSET_AT: Final = 28
 _SYSFLAG_AT: Final = 36
 _STORE_TIME_AT: Final = 56
 _STORE_TIME_V6_AT: Final = 68
-_LOG_OFFSET: Final = struct.Struct(">q")
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
+
+
+class Piece(NamedTuple):
+    """A part of a segment by its place on disk, for those who must not touch the mapping."""
+
+    path: Path
+    at: int
+    length_bytes: int
 
 
 class CommitLog:
@@ -288,16 +297,20 @@ class CommitLog:
 
     def record(self, log_offset: int) -> memoryview | None:
         """The whole record at ``log_offset``; None if none starts there."""
-        head = self.view(log_offset, BLANK_BYTES)
+        head = self.view(log_offset, _STORE_TIME_AT)
         if head is None:
             return None
-        size, magic = peek_head(head)
-        if magic == MAGIC_BLANK or size <= 0:
+        size = record_size(head, log_offset)
+        return self.view(log_offset, size) if size else None
+
+    def piece(self, log_offset: int, length_bytes: int | None = None) -> Piece | None:
+        """Where these bytes lie, without ``length_bytes`` up to the segment's end; None if they are not all there."""
+        start = log_offset - log_offset % self.segment_bytes
+        path = self._paths.get(start)
+        room = min(start + self.segment_bytes, self.written) - log_offset
+        if path is None or room <= 0 or (length_bytes or 0) > room:
             return None
-        record = self.view(log_offset, size)
-        if record is None or size < _STORE_TIME_AT or _LOG_OFFSET.unpack_from(record, 28)[0] != log_offset:
-            return None
-        return record
+        return Piece(path, log_offset - start, length_bytes or room)
 
     def store_time(self, log_offset: int) -> int:
         """When the record at ``log_offset`` was stored; -1 if there is none."""
@@ -347,6 +360,16 @@ class CommitLog:
         # A dict keeps its order of insertion: taken out and put in again, the segment is the newest.
         self._older[start] = segment
         return segment
+
+
+def record_size(data: Buffer, log_offset: int) -> int:
+    """Size of the record that ``data`` begins with, if it says that it stands at ``log_offset``; else 0."""
+    if len(data) < _STORE_TIME_AT:
+        return 0
+    size, magic = peek_head(data)
+    if magic == MAGIC_BLANK or size < _STORE_TIME_AT or _LONG.unpack_from(data, _LOG_OFFSET_AT)[0] != log_offset:
+        return 0
+    return size
 
 
 def _forget(_segment: Segment) -> None:

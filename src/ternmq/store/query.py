@@ -13,7 +13,7 @@ from typing import Final
 
 from ternmq.errors import CorruptFile, CorruptRecord
 from ternmq.message import Property
-from ternmq.store.commitlog import CommitLog
+from ternmq.store.commitlog import CommitLog, Piece
 from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
 from ternmq.store.queue import ENTRY, FILLER_SIZE, TAGS_AT, ConsumeQueue, ConsumeQueues
@@ -57,6 +57,8 @@ class GetResult:
     body_bytes: int = 0
     #: Whether the next read is from so far back that a slave should serve it.
     is_behind: bool = False
+    #: Where the records are if they were left to ``store.cold``; ``buffers`` is empty then.
+    cold: list[Piece] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,10 +105,12 @@ class Query:
         count_max: int,
         bytes_max: int | None = None,
         matches: Callable[[int], bool] | None = None,
+        leave_cold: bool = False,
     ) -> GetResult:
         """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code.
 
-        At least one is returned if there is any, whatever its size.
+        At least one is returned if there is any, whatever its size. With ``leave_cold``, records that are probably not
+        in memory are not touched: see ``GetResult.cold``.
         """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -163,14 +167,22 @@ class Query:
             status = GetStatus.MESSAGE_WAS_REMOVING
         else:
             status = GetStatus.NO_MATCHED_MESSAGE
-        buffers = commit_log.views(runs)
+        buffers: list[memoryview] | None
+        pieces: list[Piece] | None = None
+        # Log offsets grow along a queue: if any record is cold, the first one is.
+        if leave_cold and runs and runs[0][0] < memory_from:
+            found = [commit_log.piece(start, end - start) for start, end in runs]
+            pieces = [piece for piece in found if piece is not None]
+            buffers = [] if len(pieces) == len(found) else None
+        else:
+            buffers = commit_log.views(runs)
         if buffers is None:
             raise CorruptFile(
                 f"{queue.directory} has entries that point outside the log; stop the broker and move the consumequeue "
                 "directory away: it is built again from the log",
                 path=str(queue.directory),
             )
-        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from)
+        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from, pieces)
 
     # --- By time ------------------------------------------------------------------------------------------------
 
@@ -207,6 +219,10 @@ class Query:
         return -1 if entry is None or entry[1] == FILLER_SIZE else self._log.store_time(entry[0])
 
     # --- By log offset and by key ---------------------------------------------------------------------------------
+
+    def cold_record(self, log_offset: int) -> Piece | None:
+        """Where a record is, and all behind it, if it is probably not in memory; None if it is, or not there at all."""
+        return self._log.piece(log_offset) if log_offset < self._log.written - self._memory_bytes else None
 
     def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:
         """One whole record; None if none starts there, or not one of ``size`` bytes."""

@@ -191,10 +191,12 @@ class Retention:
         self._post(self._continue)
 
     def _remove_undeleted(self) -> None:
-        """Remove files in order. One that cannot be removed keeps the others, as a log with a gap would not open."""
+        """Remove files in order, each for good before the next: a log with a gap would not open."""
         while self._undeleted:
+            path = self._undeleted[0]
             try:
-                self._disk.remove(self._undeleted[0])
+                self._disk.remove(path)
+                self._disk.sync_names(path.parent)
             except StoreError as error:
                 log.warning("a segment could not be deleted; tried again", extra={"error": str(error)})
                 return

@@ -29,7 +29,8 @@ from ternmq.errors import DiskFull, NotRunning, RecordRefused, StoreError
 from ternmq.files import Chores, do_now
 from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
 from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.commitlog import BLANK_BYTES, CommitLog
+from ternmq.store.cold import ColdReader
+from ternmq.store.commitlog import BLANK_BYTES, CommitLog, Piece
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Derived, Dispatcher, Fact
@@ -155,6 +156,8 @@ class MessageStore:
             unchecked_bytes_max=self._unchecked_bytes_max,
         )
         self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
+        #: Reads what is probably not in memory, without holding up anybody.
+        self.cold = ColdReader(self._disk, threads=threads)
         self._flusher: Flusher | None = None
         self._retention: Retention | None = None
         #: Where files are deleted.
@@ -285,6 +288,7 @@ class MessageStore:
         finally:
             self._log.close()
             self._queues.files.close()
+            self.cold.close()
             if self._chores is not None:
                 self._chores.close()
             self._held.release()
@@ -449,9 +453,18 @@ class MessageStore:
         count_max: int,
         bytes_max: int | None = None,
         matches: Callable[[int], bool] | None = None,
+        leave_cold: bool = False,
     ) -> GetResult:
         """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code. See ``Query.get``."""
-        return self._query.get(topic, queue_id, queue_offset, count_max=count_max, bytes_max=bytes_max, matches=matches)
+        return self._query.get(
+            topic,
+            queue_id,
+            queue_offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            matches=matches,
+            leave_cold=leave_cold,
+        )
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message; 0 without such a queue."""
@@ -478,6 +491,10 @@ class MessageStore:
     def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:
         """One whole record; None if none starts there, or not one of ``size`` bytes."""
         return self._query.record_at(log_offset, size)
+
+    def cold_record(self, log_offset: int) -> Piece | None:
+        """Where a record is that ``cold`` should read; None if ``record_at`` can."""
+        return self._query.cold_record(log_offset)
 
     def query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic by key or unique key, stored in this time."""

@@ -11,13 +11,17 @@ views of the log: the reply's body is never copied. What the store found decides
 
 Every one of these carries the queue's bounds and the offset to go on at; the remark is the store's status.
 
+Records from far back, which are probably not in memory, are read on other threads (``store.cold``) and the pull is
+answered later; meanwhile the loop serves those who keep up.
+
 A client that pulls commits its progress with the same request; that counts when the request first comes, not when it
 is carried out again after a hold, or it could undo a later commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -33,14 +37,16 @@ from ternmq.errors import (
     ConfigError,
     InvalidParameter,
     NoPermission,
+    StoreError,
     SubscriptionInvalid,
     SubscriptionMissing,
     SubscriptionOutdated,
+    SystemBusy,
     SystemFailure,
 )
 from ternmq.filter.tags import TagFilter
 from ternmq.net.peer import Peer, Route
-from ternmq.store.query import GetStatus
+from ternmq.store.query import GetResult, GetStatus
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
@@ -48,6 +54,9 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.ids import java_hash
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+
+#: Pulls that may wait for the disk at once; beyond that clients are told to come back later.
+COLD_MAX: Final = 1_000
 
 _TAG: Final = "TAG"
 _MASTER: Final = 0
@@ -92,6 +101,7 @@ class PullHandlers:
         self._clients = clients
         self._offsets = offsets
         self._stats = stats
+        self._cold_count = 0
         self.holds = Holds(resume=self._resume, max_offset=store.max_offset, capacity=config.max_suspended_pulls)
 
     def routes(self) -> dict[int, Route]:
@@ -100,8 +110,8 @@ class PullHandlers:
             RequestCode.LITE_PULL_MESSAGE: Route(self.pull, PULL),
         }
 
-    def pull(self, peer: Peer, request: Request[PullMessage]) -> Reply | None:
-        """Answer a pull, or hold it (None)."""
+    def pull(self, peer: Peer, request: Request[PullMessage]) -> Reply | Awaitable[Reply] | None:
+        """Answer a pull, now or when the disk has it, or hold it (None)."""
         return self._pull(peer, request, first=True)
 
     def _resume(self, peer: Peer, request: Request[Any]) -> None:
@@ -111,10 +121,11 @@ class PullHandlers:
         except Exception as error:
             peer.fail(request, error)
         else:
-            assert reply is not None, "only a pull seen for the first time is held"
+            # What a hold waited for has just come, and is in memory.
+            assert isinstance(reply, Reply), "only a pull seen for the first time is held or waits for the disk"
             peer.reply(request, reply)
 
-    def _pull(self, peer: Peer, request: Request[PullMessage], *, first: bool) -> Reply | None:
+    def _pull(self, peer: Peer, request: Request[PullMessage], *, first: bool) -> Reply | Awaitable[Reply] | None:
         header = request.fields
         topic, queue_id = header.topic, header.queue_id
         self._check(header)
@@ -131,7 +142,15 @@ class PullHandlers:
             count_max=max(header.count_max, 1),
             bytes_max=header.bytes_max or None,
             matches=matches,
+            leave_cold=first,
         )
+        if found.cold is not None:
+            if self._cold_count >= COLD_MAX:
+                raise SystemBusy(
+                    f"[OVERLOAD]system busy: {self._cold_count} pulls of old messages wait for the disk already; pull "
+                    "again later"
+                )
+            return self._when_read(request, found, matches)
         status = found.status
         code = _CODES[status]
         if status in _EMPTY_QUEUE and header.queue_offset == 0:
@@ -151,17 +170,28 @@ class PullHandlers:
                     timeout_ms=header.suspend_timeout_ms if self._long_polling else self._short_polling_ms,
                 )
                 return None
-        return Reply(
-            code,
-            remark=status.name,
-            header=PullReply(
-                suggested_broker_id=_MASTER,
-                next_offset=found.next_offset,
-                min_offset=found.min_offset,
-                max_offset=found.max_offset,
-            ),
-            body=found.buffers,
-        )
+        return _reply(code, found, found.buffers)
+
+    async def _when_read(self, request: Request[PullMessage], found: GetResult, matches: Matches | None) -> Reply:
+        """The answer to a pull whose records are being read."""
+        assert found.cold is not None
+        header = request.fields
+        body: bytes | list[memoryview]
+        self._cold_count += 1
+        try:
+            body = await asyncio.wrap_future(self._store.cold.read(found.cold))
+        except StoreError:
+            # Retention was quicker: what is left now? If it was not, the same error comes again.
+            found = self._store.get(header.topic, header.queue_id, header.queue_offset, count_max=1, matches=matches)
+            body = found.buffers
+        finally:
+            self._cold_count -= 1
+        code = _CODES[found.status]
+        if code == ResponseCode.SUCCESS:
+            self._stats.got(header.topic, header.consumer_group, found.count, found.body_bytes)
+        else:
+            self._stats.missed()
+        return _reply(code, found, body)
 
     def _move(self, header: PullMessage, queue_offset: int) -> Reply:
         topic, queue_id = header.topic, header.queue_id
@@ -231,6 +261,20 @@ class PullHandlers:
                 f"The broker does not support consumer to filter message by {kind}; subscribe by tag (TAG)"
             )
         return _tag_filter(expression or "")
+
+
+def _reply(code: int, found: GetResult, body: bytes | list[memoryview]) -> Reply:
+    return Reply(
+        code,
+        remark=found.status.name,
+        header=PullReply(
+            suggested_broker_id=_MASTER,
+            next_offset=found.next_offset,
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+        ),
+        body=body,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
 from typing import Final
 
 from ternmq.broker.flow import QUERY
-from ternmq.errors import NotFound, SystemFailure
+from ternmq.errors import NotFound, StoreError, SystemFailure
 from ternmq.net.peer import Peer, Route
+from ternmq.store.commitlog import Piece
 from ternmq.store.store import MessageStore
+from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
@@ -28,15 +32,22 @@ class QueryHandlers:
             RequestCode.QUERY_MESSAGE: Route(self.query, QUERY),
         }
 
-    def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply:
+    def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
         """One record, by the log offset in its offset id."""
-        header = request.fields
-        record = self._store.record_at(header.log_offset)
-        if record is None:
-            raise SystemFailure(
-                f"can not find message by the offset, {header.log_offset}: it is deleted, or of another broker"
-            )
-        return Reply(body=[record])
+        log_offset = request.fields.log_offset
+        piece = self._store.cold_record(log_offset)
+        if piece is not None:
+            return self._view_cold(log_offset, piece)
+        return _viewed(self._store.record_at(log_offset), log_offset)
+
+    async def _view_cold(self, log_offset: int, piece: Piece) -> Reply:
+        record: Buffer | None
+        try:
+            record = await asyncio.wrap_future(self._store.cold.record(log_offset, piece))
+        except StoreError:
+            # Deleted meanwhile; or it cannot be read, which is then said here.
+            record = self._store.record_at(log_offset)
+        return _viewed(record, log_offset)
 
     def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply:
         """Records by key or unique key within a span of store time; the index may find too much, the client checks."""
@@ -54,3 +65,9 @@ class QueryHandlers:
             header=QueryReply(last_update_ms=result.last_update_ms, last_update_offset=result.last_update_offset),
             body=result.buffers,
         )
+
+
+def _viewed(record: Buffer | None, log_offset: int) -> Reply:
+    if record is None:
+        raise SystemFailure(f"can not find message by the offset, {log_offset}: it is deleted, or of another broker")
+    return Reply(body=record)

@@ -1,0 +1,133 @@
+"""Records that are probably not in memory: named, not touched, and read on other threads (C1, F3)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ternmq.errors import CorruptFile, StoreError
+from ternmq.store.segment import FileDisk
+from ternmq.store.store import MessageStore
+from ternmq.wire.record import unpack_records
+from tests.manual_clock import ManualClock
+from tests.store.small import HOST, draft, quiet_store, small_config
+
+BODY = b"x" * 1000
+
+
+def fill(store: MessageStore, count: int = 20) -> list[int]:
+    """Two queues by turns; returns where the records of the first are."""
+    places = []
+    for number in range(count):
+        places.append(store.put(draft(body=b"%03d" % number + BODY)).log_offset)
+        store.put(draft(queue_id=1, body=BODY))
+    return places
+
+
+def test_what_is_in_memory_is_not_left_out(tmp_path: Path) -> None:
+    """F3: the usual way stays as it is."""
+    with quiet_store(small_config(tmp_path)) as store:
+        places = fill(store)
+        found = store.get("orders", 0, 0, count_max=32, leave_cold=True)
+        assert (None, 20) == (found.cold, found.count)
+        assert store.cold_record(places[0]) is None
+
+
+def test_what_lies_far_back_is_named_by_file_and_place(tmp_path: Path) -> None:
+    """C1: with ``accessMessageInMemoryMaxRatio`` = 0 everything does; what is read is what a view would show."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        places = fill(store)
+        found = store.get("orders", 0, 3, count_max=32, leave_cold=True)
+        same = store.get("orders", 0, 3, count_max=32)
+        assert found.cold is not None
+        assert ([], 8, 11) == (found.buffers, found.count, found.next_offset)
+        assert [(path.name, at) for path, at, _ in found.cold] == [
+            (f"{place - place % 4096:020d}", place % 4096) for place in places[3:11]
+        ]
+        assert b"".join(same.buffers) == store.cold.read(found.cold).result()
+        assert (same.status, same.count, same.body_bytes) == (found.status, found.count, found.body_bytes)
+
+
+def test_records_side_by_side_are_one_piece(tmp_path: Path) -> None:
+    """F3: as they are one view."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        for number in range(20):
+            store.put(draft(body=b"%d" % number))
+        found = store.get("orders", 0, 0, count_max=8, leave_cold=True)
+        assert found.cold is not None
+        assert 1 == len(found.cold)
+        records = unpack_records(store.cold.read(found.cold).result())
+        assert [b"%d" % number for number in range(8)] == [bytes(record.body) for record in records]
+
+
+@pytest.mark.parametrize("body_bytes", [1, 3000, 3900])
+def test_a_record_is_read_by_its_place(body_bytes: int, tmp_path: Path) -> None:
+    """C10: whatever its size; nothing where none begins."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        first = store.put(draft(body=b"a" * body_bytes)).log_offset
+        place = store.put(draft(body=b"b" * body_bytes)).log_offset
+        store.put(draft())
+        for log_offset in (first, place):
+            piece, record = store.cold_record(log_offset), store.record_at(log_offset)
+            assert piece is not None
+            assert record is not None
+            assert bytes(record) == store.cold.record(log_offset, piece).result()
+        for wrong in (1, place + 1, store.written - 5):
+            piece = store.cold_record(wrong)
+            assert piece is not None
+            assert store.cold.record(wrong, piece).result() is None
+        assert store.cold_record(store.written) is None
+        assert store.cold_record(-1) is None
+
+
+def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
+    """C10: the first page tells how much there is."""
+    config = small_config(tmp_path, mapped_file_size_commit_log=1 << 20, access_message_in_memory_max_ratio=0)
+    with quiet_store(config) as store:
+        store.put(draft(body=b"a" * 100_000))
+        store.put(draft())
+        piece, record = store.cold_record(0), store.record_at(0)
+        assert piece is not None
+        assert record is not None
+        assert bytes(record) == store.cold.record(0, piece).result()
+
+
+def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    """C9: retention does not ask who is reading."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        fill(store)
+        found = store.get("orders", 0, 0, count_max=1, leave_cold=True)
+        assert found.cold is not None
+        store._log.drop_first().unlink()
+        with pytest.raises(StoreError, match="No such file"):
+            store.cold.read(found.cold).result()
+
+
+def test_an_entry_that_points_nowhere_is_told_here_too(tmp_path: Path) -> None:
+    """C2: with the cure."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        store.put(draft())
+        store._queues.make("orders", 0).append(4096 * 10, 100, 0)
+        with pytest.raises(CorruptFile, match="has entries that point outside the log"):
+            store.get("orders", 0, 1, count_max=1, leave_cold=True)
+
+
+def test_reads_run_on_threads_of_their_own(tmp_path: Path) -> None:
+    """C1: and end with the store."""
+    names = []
+
+    class Watched(FileDisk):
+        def read_at(self, path: Path, at: int, length_bytes: int) -> bytes:
+            names.append(threading.current_thread().name)
+            return super().read_at(path, at, length_bytes)
+
+    config = small_config(tmp_path, access_message_in_memory_max_ratio=0)
+    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=Watched()) as store:
+        fill(store)
+        found = store.get("orders", 0, 0, count_max=4, leave_cold=True)
+        assert found.cold is not None
+        store.cold.read(found.cold).result()
+    assert {"ternmq-cold"} == {name.rsplit("_", 1)[0] for name in names}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ternmq-cold")]
