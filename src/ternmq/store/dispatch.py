@@ -132,7 +132,7 @@ class Dispatcher:
             code = self._tags.get(tags)
             tags_code = code if code is not None else self._learn_tags(tags, properties)
         if queue.topic == SCHEDULE_TOPIC:
-            tags_code = self._schedule_time(properties, store_time_ms) or tags_code
+            tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
         with_units = self._with_units
         if with_units or self.deriveds:
             fact = Fact(
@@ -236,7 +236,7 @@ class Dispatcher:
         tags = find(properties, Property.TAGS)
         tags_code = java_hash(tags) if tags else 0
         if record.topic == SCHEDULE_TOPIC:
-            tags_code = self._schedule_time(properties, record.store_time_ms) or tags_code
+            tags_code = due_time(properties, record.store_time_ms, self._delays_ms) or tags_code
         return Fact(
             record.topic,
             record.queue_id,
@@ -269,10 +269,11 @@ class Dispatcher:
         code = self._tags[tags] = java_hash(tags)
         return code
 
-    def _schedule_time(self, properties: str, store_time_ms: int) -> int:
-        """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2)."""
-        text = find(properties, Property.DELAY) or ""
-        level = int(text) if text.isascii() and text.isdigit() else 0
-        if not level or not self._delays_ms:
-            return 0
-        return store_time_ms + self._delays_ms[min(level, len(self._delays_ms)) - 1]
+
+def due_time(properties: str, store_time_ms: int, delays_ms: tuple[int, ...]) -> int:
+    """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2); 0: never."""
+    text = find(properties, Property.DELAY) or ""
+    level = int(text) if text.isascii() and text.isdigit() else 0
+    if not level or not delays_ms:
+        return 0
+    return store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]

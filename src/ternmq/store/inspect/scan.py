@@ -1,0 +1,178 @@
+"""The log from end to end, past what is damaged (C8).
+
+Recovery stops at the first record that is none, because what is behind it was not acknowledged or cannot be trusted. A
+tool that is to say what is left must go on. After a damaged place the scan takes up again
+
+- behind the record, if only its body is wrong and something sensible follows where it says that it ends;
+- else at the next whole record in the segment: its magic number is searched for, and it must check in full and know its
+  own log offset, so that no message that contains records (a copy of a log, say) is taken for one;
+- else in the next segment that begins with a record.
+
+Zeros are the log's end, unless whole records follow. What lies behind the last whole record is a *torn tail*.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq.errors import CorruptRecord
+from ternmq.store.commitlog import BLANK_BYTES, CommitLog
+from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, Record, peek_head, unpack_record
+
+#: Told how many bytes of the log are done, now and then.
+Progress = Callable[[int], object]
+
+_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
+#: Both begin with these three bytes.
+_MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
+_SEARCH_BYTES: Final = 4 << 20
+#: Records between two calls of ``progress``.
+_STRIDE: Final = 4096
+
+
+class Damage(enum.Enum):
+    """What can be wrong at a place in the log."""
+
+    CRC = "the body of the record does not match its CRC"
+    LENGTH = "the lengths inside the record do not add up to its size"
+    NO_RECORD = "no record begins here"
+    MISPLACED = "the record says that it belongs to another place"
+    HOLE = "there are zeros where records should be"
+    NO_BLANK = "the segment ends without a blank"
+
+
+@dataclass(slots=True, frozen=True)
+class Damaged:
+    """Bytes from ``begin`` up to ``end`` that are no records."""
+
+    kind: Damage
+    begin: int
+    end: int
+    #: Whole records that were found behind it.
+    records_behind: int = 0
+
+
+class LogScan:
+    """Iterates over all whole records; afterwards ``damages`` tells where there are none, in order."""
+
+    def __init__(self, log: CommitLog, log_offset: int | None = None, *, progress: Progress | None = None) -> None:
+        self._log = log
+        self._size = log.segment_bytes
+        self._progress = progress or _tell_nobody
+        self._starts = log.starts
+        self._begin = log_offset if log_offset is not None else log.min_offset
+        #: Log offset behind the last whole record, or behind the blank of the last segment.
+        self.position = self._begin
+        self.records = 0
+        #: Kind, begin, end, and how many records stand before it.
+        self._found: list[tuple[Damage, int, int, int]] = []
+
+    @property
+    def damages(self) -> list[Damaged]:
+        """The damaged places that have whole records behind them."""
+        return [
+            Damaged(kind, begin, end, self.records - before)
+            for kind, begin, end, before in self._found
+            if before < self.records
+        ]
+
+    @property
+    def torn_tail(self) -> Damaged | None:
+        """What stands behind the last whole record, unless it is zeros."""
+        tail = next((found for found in self._found if found[3] == self.records), None)
+        if tail is None or tail[0] in (Damage.HOLE, Damage.NO_BLANK):
+            return None
+        return Damaged(*tail[:3])
+
+    def __iter__(self) -> Iterator[Record]:
+        for start in self._starts:
+            if start + self._size > self._begin:
+                page = self._log.view(start, self._size)
+                assert page is not None, "segments that were listed are there"
+                yield from self._segment(page, start, max(self._begin - start, 0))
+                self._progress(start + self._size - self._begin)
+
+    def _segment(self, page: memoryview, start: int, at: int) -> Iterator[Record]:
+        size, told = self._size, self.records
+        while at + BLANK_BYTES <= size:
+            total, magic = peek_head(page, at)
+            if magic == MAGIC_BLANK:
+                self.position = start + size
+                return
+            try:
+                record = unpack_record(page, at, end=size)
+            except CorruptRecord:
+                at = self._skip(page, start, at, _kind(page, at, size))
+                continue
+            if record.log_offset != start + at:
+                at = self._skip(page, start, at, Damage.MISPLACED)
+                continue
+            at += total
+            self.position = start + at
+            self.records += 1
+            yield record
+            if self.records - told >= _STRIDE:
+                told = self.records
+                self._progress(self.position - self._begin)
+        if at < size:
+            self._found.append((Damage.NO_BLANK, start + at, start + size, self.records))
+
+    def _skip(self, page: memoryview, start: int, at: int, kind: Damage) -> int:
+        """Note something damaged; returns where in the segment to go on, its size if there is nothing more in it."""
+        end = at + peek_head(page, at)[0]
+        if kind is not Damage.CRC or not _is_sensible(page, start, end, self._size):
+            end = _next_record(page, start, at + 1, self._size)
+        self._found.append((kind, start + at, start + end, self.records))
+        return end
+
+
+def _kind(page: memoryview, at: int, size: int) -> Damage:
+    """What is wrong with a record that does not check."""
+    total, magic = peek_head(page, at)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        return Damage.HOLE if total == magic == 0 else Damage.NO_RECORD
+    try:
+        unpack_record(page, at, end=size, check_crc=False)
+    except CorruptRecord:
+        return Damage.LENGTH
+    return Damage.CRC
+
+
+def _is_sensible(page: memoryview, start: int, at: int, size: int) -> bool:
+    """Whether the log goes on here: with a record, a blank, or zeros where it ends."""
+    if at + BLANK_BYTES > size:
+        return False
+    total, magic = peek_head(page, at)
+    return magic == MAGIC_BLANK or total == magic == 0 or _is_record(page, start, at, size)
+
+
+def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:
+    try:
+        return unpack_record(page, at, end=size).log_offset == start + at
+    except CorruptRecord:
+        return False
+
+
+def _next_record(page: memoryview, start: int, at: int, size: int) -> int:
+    """The next whole record from ``at`` on; ``size`` if there is none."""
+    last = size - RECORD_BYTES_MIN
+    for piece_at in range(at + 4, last + 4, _SEARCH_BYTES):
+        piece = bytes(page[piece_at : piece_at + _SEARCH_BYTES + 2])
+        found = piece.find(_MAGIC_BEGIN)
+        while found >= 0:
+            candidate = piece_at + found - 4
+            if (
+                candidate <= last
+                and peek_head(page, candidate)[1] in _MAGICS
+                and _is_record(page, start, candidate, size)
+            ):
+                return candidate
+            found = piece.find(_MAGIC_BEGIN, found + 1)
+    return size
+
+
+def _tell_nobody(_: int) -> None:
+    """Nobody looks at the progress."""

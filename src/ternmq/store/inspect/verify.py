@@ -1,0 +1,267 @@
+"""Everything that can be wrong with a store directory, and what it costs (C2, C4, C5, C7, C8).
+
+One pass over the log feeds the checks of queues and index; then come checkpoint and tables. Nothing is changed, and a
+broker may run meanwhile: what it has not written out yet is noted, not blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ternmq.errors import CorruptFile
+from ternmq.message import Property
+from ternmq.names import SCHEDULE_TOPIC
+from ternmq.store.checkpoint import CHECKPOINT_BYTES
+from ternmq.store.dispatch import due_time
+from ternmq.store.inspect.check_index import IndexCheck
+from ternmq.store.inspect.check_queues import QueueCheck
+from ternmq.store.inspect.faults import REBUILD, Fault, plural
+from ternmq.store.inspect.scan import Damage, LogScan, Progress
+from ternmq.store.inspect.sizes import InspectConfig
+from ternmq.store.inspect.view import StoreView
+from ternmq.store.key_hash import Keyed, KeyHashes
+from ternmq.wire.bodies.codec import Body
+from ternmq.wire.bodies.groups import GroupTable
+from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
+from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.ids import java_hash
+from ternmq.wire.properties import find
+from ternmq.wire.record import Record, Sysflag
+
+_TABLES: Final[dict[str, type[Body]]] = {
+    "topics.json": TopicTable,
+    "subscriptionGroup.json": GroupTable,
+    "consumerOffset.json": ConsumerOffsets,
+    "delayOffset.json": DelayOffsets,
+}
+#: Records whose keys are hashed together.
+_KEYED_MAX: Final = 256
+#: Tags whose hash is kept; beyond that the table starts over.
+_TAGS_MAX: Final = 4096
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What was looked at, and what was found."""
+
+    records: int
+    log_bytes: int
+    queue_entries: int
+    index_entries: int
+    findings: list[Fault]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """What needs somebody."""
+        return [finding for finding in self.findings if not finding.is_note]
+
+
+def verify(
+    root: Path, config: InspectConfig | None = None, *, progress: Callable[[int, int], object] | None = None
+) -> Verdict:
+    """Check all of a directory. ``progress`` is told of bytes done and all bytes.
+
+    Raises ``StoreError`` for what is no store, or cannot be read; ``CorruptFile`` for log files that do not fit.
+    """
+    findings: list[Fault] = []
+    view = StoreView(root, config, on_corrupt=lambda error: findings.append(_file_of_queue(error)))
+    total_bytes = len(view.log.starts) * view.sizes.segment
+    told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
+    scan = LogScan(view.log, progress=told)
+    derived = _DerivedCheck(view)
+    last: Record | None = None
+    for record in scan:
+        derived.expect(record)
+        last = record
+    findings += _log_faults(view, scan)
+    findings += derived.faults()
+    findings += _checkpoint_faults(view, last.store_time_ms if last is not None else 0)
+    findings += _table_faults(view)
+    return Verdict(
+        scan.records,
+        scan.position - view.log.min_offset,
+        sum(queue.next_offset - queue.min_offset for queue in view.queues),
+        derived.index.entries,
+        findings,
+    )
+
+
+class _DerivedCheck:
+    """Tells the checks of queues and index what each record must have left there."""
+
+    def __init__(self, view: StoreView) -> None:
+        self._view = view
+        self._deleted = view.deleted.is_deleted
+        self.index = IndexCheck(view)
+        self._queues: dict[tuple[str, int], QueueCheck] = {}
+        self._hashes = KeyHashes()
+        self._keyed: list[Keyed] = []
+        self._tags: dict[str, int] = {}
+
+    def expect(self, record: Record) -> None:
+        topic, properties, log_offset = record.topic, record.properties, record.log_offset
+        if not record.sysflag & Sysflag.PREPARED and not self._deleted(topic, log_offset):
+            check = self._queues.get((topic, record.queue_id)) or self._check(topic, record.queue_id)
+            check.expect(record.queue_offset, log_offset, record.size, self._tags_code(record))
+        if record.sysflag & Sysflag.TRANSACTION_MASK != Sysflag.ROLLBACK:
+            self._keyed.append((topic, properties, log_offset, record.store_time_ms))
+            if len(self._keyed) >= _KEYED_MAX:
+                self._expect_keys()
+
+    def _check(self, topic: str, queue_id: int) -> QueueCheck:
+        key = (topic, queue_id)
+        check = self._queues[key] = QueueCheck(key, self._view.queues.table.get(key))
+        return check
+
+    def _tags_code(self, record: Record) -> int:
+        if record.topic == SCHEDULE_TOPIC:
+            due_ms = due_time(record.properties, record.store_time_ms, self._view.delays_ms)
+            if due_ms:
+                return due_ms
+        tags = find(record.properties, Property.TAGS)
+        if not tags:
+            return 0
+        code = self._tags.get(tags)
+        if code is None:
+            if len(self._tags) >= _TAGS_MAX:
+                self._tags.clear()
+            code = self._tags[tags] = java_hash(tags)
+        return code
+
+    def _expect_keys(self) -> None:
+        self.index.expect(self._hashes.entries(self._keyed))
+        self._keyed.clear()
+
+    def faults(self) -> Iterator[Fault]:
+        self._expect_keys()
+        try:
+            topics = self._view.table("topics.json", TopicTable)
+        except CorruptFile:
+            topics = None
+        known = topics.topic_config_table if topics is not None else None
+        for key, queue in self._view.queues.table.items():
+            self._queues.setdefault(key, QueueCheck(key, queue))
+        for key, check in sorted(self._queues.items(), key=lambda item: item[0]):
+            # RocketMQ keeps some topics in queues of another kind, and these are not ours to judge.
+            if key[0] not in self._view.queues.foreign:
+                yield from check.faults(self._view, is_known=known is None or key[0] in known)
+        yield from self.index.faults()
+
+
+# --- The log ------------------------------------------------------------------------------------------------------
+
+
+def _log_faults(view: StoreView, scan: LogScan) -> Iterator[Fault]:
+    for damaged in scan.damages:
+        begin, behind = damaged.begin, plural(damaged.records_behind, "record")
+        is_lost = damaged.kind is not Damage.NO_BLANK
+        lost = "one message" if damaged.kind is Damage.CRC else f"what was in {damaged.end - begin:,} bytes"
+        yield Fault(
+            kind={Damage.CRC: "record-crc", Damage.LENGTH: "record-length", Damage.NO_BLANK: "segment-end"}.get(
+                damaged.kind, "log-damage"
+            ),
+            path=view.segment_path(begin),
+            at=begin,
+            what=f"at log offset {begin:,}: {damaged.kind.value}",
+            cost=(f"{lost} cannot be read; " if is_lost else "")
+            + f"a start that recovers from before here cuts the log, and loses the {behind} behind it",
+            cure="copy the directory before a broker starts on it, and take the segment from a slave or a backup",
+        )
+    tail = scan.torn_tail
+    if tail is None:
+        return
+    is_note = view.holder is not None
+    yield Fault(
+        kind="torn-tail",
+        path=view.segment_path(tail.begin),
+        at=tail.begin,
+        what=f"the log ends at {tail.begin:,} with something that is no whole record: {tail.kind.value}",
+        cost="none, a broker is writing"
+        if is_note
+        else "at most the message that was being written when the broker died, or the machine",
+        cure="" if is_note else "start a broker on it: it cuts the rest off",
+        is_note=is_note,
+    )
+
+
+def _file_of_queue(error: CorruptFile) -> Fault:
+    return Fault(
+        kind="file-length",
+        path=error.path,
+        at=0,
+        what=str(error).removeprefix(error.path).strip(),
+        cost="a broker does not start on it; consumers of that queue get nothing",
+        cure=f"move it away, then {REBUILD}",
+    )
+
+
+# --- Beside the log -----------------------------------------------------------------------------------------------
+
+
+def _checkpoint_faults(view: StoreView, last_ms: int) -> Iterator[Fault]:
+    path = view.root / "checkpoint"
+    data = view.disk.read(path)
+    if data is None or len(data) != CHECKPOINT_BYTES:
+        found = "is missing" if data is None else f"has {len(data):,} bytes, not {CHECKPOINT_BYTES:,}"
+        yield Fault(
+            kind="checkpoint",
+            path=str(path),
+            at=0,
+            what=f"the checkpoint {found}",
+            cost="none after a clean stop; after a crash the whole log is read at the start",
+            cure="start and stop a broker on it",
+            # A store that has taken no message needs none.
+            is_note=not view.log.starts or view.holder is not None,
+        )
+        return
+    checkpoint = view.checkpoint
+    ahead = max(checkpoint.log_time_ms, checkpoint.queue_time_ms) - last_ms
+    if ahead > 0 and view.holder is None:
+        yield Fault(
+            kind="checkpoint",
+            path=str(path),
+            at=0,
+            what=f"the checkpoint vouches for records of {ahead:,} ms after the last one in the log",
+            cost="records were lost; and after a crash a start may trust more of the queues than it should",
+            cure=f"{REBUILD}, or start and stop a broker on it",
+        )
+
+
+def _table_faults(view: StoreView) -> Iterator[Fault]:
+    for name, kind in _TABLES.items():
+        try:
+            table = view.table(name, kind)
+        except CorruptFile as error:
+            yield Fault(
+                kind="table",
+                path=error.path,
+                at=0,
+                what=str(error),
+                cost="a broker does not start on it",
+                cure="restore it, or remove it to start with an empty table",
+            )
+            continue
+        if isinstance(table, ConsumerOffsets):
+            yield from _offset_faults(view, table)
+
+
+def _offset_faults(view: StoreView, table: ConsumerOffsets) -> Iterator[Fault]:
+    """Groups that stand behind the end of a queue."""
+    for key, queues in sorted(table.offset_table.items()):
+        topic, _, group = key.partition("@")
+        for queue_id, queue_offset in sorted(queues.items()):
+            queue = view.queues.table.get((topic, queue_id))
+            end = queue.next_offset if queue is not None else 0
+            if queue_offset > end and not view.may_lag:
+                yield Fault(
+                    kind="offset-ahead",
+                    path=str(view.root / "config" / "consumerOffset.json"),
+                    at=queue_offset,
+                    what=f"group {group} is at queue offset {queue_offset:,} of queue {queue_id} of {topic}, which ends "
+                    f"at {end:,}",
+                    cost="messages were lost; the group goes on at the queue's end",
+                    cure=f"`tern group reset {group} {topic}` moves it, if it should read some again",
+                )

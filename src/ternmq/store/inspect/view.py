@@ -1,0 +1,115 @@
+"""A store directory, opened to be looked at: no lock, nothing changed, beside a running broker or without one (C11).
+
+``StoreView`` finds out how large the files are (``sizes``), opens log, queues and index through a disk that only reads,
+and knows what else lies there: checkpoint, ``abort``, tables. Everything else in this package begins with one.
+
+A broker that runs goes on writing while we look. So the log's end is read once, and who finds the queues behind it must
+ask ``may_lag``: newest entries may be in the broker's memory only, and after a crash in nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ternmq.errors import CorruptFile, CorruptRecord, StoreError
+from ternmq.files import TableFile
+from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.commitlog import CommitLog
+from ternmq.store.config import parse_delay_levels
+from ternmq.store.deleted import DeletedTopics
+from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
+from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queue_ext import QueueExts
+from ternmq.store.segment import FileDisk, lock_holder, segment_files
+from ternmq.wire.bodies.codec import BodyT, decode
+from ternmq.wire.record import Record, unpack_record
+
+#: One of these is in every store, also in one that has taken no message yet.
+_MARKS: Final = ("commitlog", "consumequeue", "checkpoint", "config")
+
+
+class StoreView:
+    """One directory. Raises ``StoreError`` if it is no store, or cannot be read; ``CorruptFile`` for what does not fit.
+
+    ``on_corrupt`` is told of queue files that do not fit, instead, and the queue is left out.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        config: InspectConfig | None = None,
+        *,
+        on_corrupt: Callable[[CorruptFile], None] | None = None,
+    ) -> None:
+        self.root = root
+        self.config = config or InspectConfig()
+        self.disk = FileDisk(writable=False)
+        self._check_is_store()
+        self.holder = lock_holder(root / "lock")
+        self.was_closed = self.disk.read(root / "abort") is None
+        self.checkpoint = Checkpoint.load(self.disk, root / "checkpoint")
+        self.sizes: Sizes = find_sizes(self.disk, root, self.config)
+        self.delays_ms = parse_delay_levels(self.config.message_delay_level)
+        self.deleted = DeletedTopics(self.disk, root / "deletedTopics.json")
+        self.deleted.load()
+        self.log = CommitLog(self.disk, self.config.log_paths(root), segment_bytes=self.sizes.segment)
+        self.log.load()
+        self._segments = segment_files(
+            self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
+        )
+        self.queues = ConsumeQueues(self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file)
+        self.queues.exts = QueueExts(
+            self.disk,
+            root / "consumequeue_ext",
+            files=self.queues.files,
+            file_bytes=self.sizes.ext_file,
+            writes=False,
+        )
+        self.queues.load(on_corrupt=on_corrupt)
+
+    def _check_is_store(self) -> None:
+        if not self.root.is_dir():
+            what = "is a file" if self.root.exists() else "does not exist"
+            raise StoreError(f"{self.root} {what}; give the directory that storePathRootDir names")
+        # Also asks whether it may be read.
+        names = {entry.name for entry in self.disk.list(self.root)}
+        if not names.intersection(_MARKS) and not self.config.store_path_commit_log:
+            raise StoreError(
+                f"{self.root} is no store, it has no commitlog; give the directory that storePathRootDir names"
+            )
+
+    @property
+    def may_lag(self) -> bool:
+        """Whether the newest entries of queues and index may be missing although nothing is wrong."""
+        return not self.was_closed or self.holder is not None
+
+    @property
+    def index_files(self) -> list[tuple[Path, int]]:
+        """Files of the index and their lengths, the oldest first."""
+        directory = self.root / "index"
+        return [
+            (directory / name, length_bytes)
+            for name, length_bytes, is_directory in self.disk.list(directory)
+            if not is_directory and name.isascii() and name.isdigit()
+        ]
+
+    def table(self, name: str, kind: type[BodyT]) -> BodyT | None:
+        """A table of ``config/``, or its backup; None without one. Raises ``CorruptFile``."""
+        return TableFile(self.root / "config" / name).load(lambda data: decode(data, kind))
+
+    def segment_path(self, log_offset: int) -> str:
+        """The file in which this byte of the log is, or would be."""
+        start = log_offset - log_offset % self.sizes.segment
+        return str(self._segments.get(start) or self.log.directories.of_new(start, segment_bytes=self.sizes.segment))
+
+    def record(self, log_offset: int) -> Record | None:
+        """The record at a log offset, if a whole one stands there."""
+        data = self.log.record(log_offset)
+        if data is None:
+            return None
+        try:
+            return unpack_record(data)
+        except CorruptRecord:
+            return None
