@@ -157,10 +157,16 @@ class CommitLog:
         self.written = self.synced = end
         self.store_time_ms = store_time_ms
         self.start = end - end % size
+        for directory in self.directories.all:
+            # Also the name of a segment whose maker died before he had synced it.
+            self._disk.sync_names(directory)
         if self._segments and self._segments[-1].start == self.start:
             segment = self._segments[-1]
             self.page = segment.page
             segment.ready = end - self.start
+            # What lies behind the end may be whole records. One of them could begin where a later record ends, and a
+            # walk would go on into it. So zeros must be on the disk before the first of those records.
+            segment.wipe(segment.ready)
         else:
             # An empty log, or one whose last segment is full: the next is made when a record comes.
             self.page = memoryview(b"")
@@ -337,6 +343,12 @@ class CommitLog:
         """The segments that hold bytes from ``begin`` up to ``end``. Any thread may ask."""
         size = self.segment_bytes
         return [segment for segment in self._segments.copy() if segment.start < end and segment.start + size > begin]
+
+    def sync(self, begin: int, end: int) -> None:
+        """Return when the bytes from ``begin`` up to ``end`` are on the disk, whoever wrote them."""
+        for start, path in self._paths.items():
+            if start < end and start + self.segment_bytes > begin:
+                self._disk.sync_file(path)
 
     def walk(self, log_offset: int, *, check_crc: bool = True) -> LogWalk:
         """The records from ``log_offset`` on, where one must start."""

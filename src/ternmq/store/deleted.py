@@ -45,6 +45,12 @@ class DeletedTopics:
         self._ends |= dict.fromkeys(topics, log_end)
         self._disk.replace(self._path, msgspec.json.encode(self._ends))
 
+    def cut(self, log_end: int) -> None:
+        """Let no deletion lie behind the log's end: what a power cut took is gone, and its place is used again."""
+        if any(end > log_end for end in self._ends.values()):
+            self._ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
+            self._disk.replace(self._path, msgspec.json.encode(self._ends))
+
     def __contains__(self, topic: str) -> bool:
         return topic in self._ends
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -81,8 +81,11 @@ class Flusher:
         self.flushed = Watermark(commit_log.written)
         #: Called with each tick, for what else is to be done now and then.
         self.on_tick: Job | None = None
+        #: Called when a sync has failed: pages may be lost although the machine never stopped.
+        self.on_failure: Job | None = None
         # The store's thread:
         self._pass_time_ms = -1  # store time that the running pass over all queues vouches for; -1: none runs
+        self._pass_offset = 0  # the same as a log offset
         self._pass_at = clock.monotonic()
         self._saved = checkpoint.pack()
         self._closed = False
@@ -95,7 +98,7 @@ class Flusher:
         self._woken = False
         self._tick_waits = False
         self._news: tuple[int, int] | None = None
-        #: Why the thread has ended.
+        #: Why nothing is flushed any more.
         self.failure: StoreError | None = None
 
     # --- The store's thread -------------------------------------------------------------------------------------
@@ -111,10 +114,16 @@ class Flusher:
             self._orders.put(_nothing)
 
     def flush_now(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Return when all that was written is on the disk. Raises ``StoreError``, from then on always."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
         store_time_ms, end = self._log.store_time_ms, self._log.written
-        for segment in self._log.dirty(self.flushed.value, end):
-            segment.sync()
+        try:
+            for segment in self._log.dirty(self.flushed.value, end):
+                segment.sync()
+        except StoreError as error:
+            self._fail(error)
+            raise
         self._log.synced = end
         self._advance(end, store_time_ms)
 
@@ -130,7 +139,7 @@ class Flusher:
         elif idle_ms >= self._config.flush_consume_queue_thorough_interval:
             self._begin_pass()
         elif paths := self._queues.take_unsynced(max(1, pages * PAGE_BYTES)):
-            self._submit(lambda: self._sync(paths, []))
+            self._submit(lambda: self._sync(paths))
         self._save_checkpoint()
         if self.on_tick is not None:
             self.on_tick()
@@ -150,6 +159,7 @@ class Flusher:
             self._checkpoint.index_time_ms = self._index.end_time_ms
             self._index.close()
         self._checkpoint.queue_time_ms = self._log.store_time_ms
+        self._checkpoint.log_offset = self._checkpoint.derived_offset = self._log.written
         self._disk.write(self._checkpoint_path, self._checkpoint.pack())
 
     def _take_news(self) -> None:
@@ -158,15 +168,25 @@ class Flusher:
             self._advance(*news)
 
     def _advance(self, end: int, store_time_ms: int) -> None:
-        self._checkpoint.log_time_ms = store_time_ms
-        self.flushed.advance(end)
+        # After a failure, another sync of the same pages succeeds and proves nothing.
+        if self.failure is None:
+            self._checkpoint.log_time_ms = store_time_ms
+            self._checkpoint.log_offset = end
+            self.flushed.advance(end)
+
+    def _fail(self, error: StoreError) -> None:
+        self.failure = error
+        self._failed()
 
     def _failed(self) -> None:
         log.error("flush failed; the store takes no more messages", extra={"error": str(self.failure)})
         self._log.refuse(StoreError(f"{self.failure}; the store takes no more messages until it is opened again"))
+        if self.on_failure is not None:
+            self.on_failure()
 
     def _begin_pass(self) -> None:
         self._pass_time_ms = self._log.store_time_ms
+        self._pass_offset = self._log.written
         self._pass_at = self._clock.monotonic()
         self._continue_pass()
 
@@ -176,7 +196,9 @@ class Flusher:
             return
         try:
             done = self._queues.write_out(QUEUES_AT_ONCE)
-            if done and self._index is not None:
+            if done and self._index is not None and self._log.written:
+                # Without any file recovery would take the index for lost, and fold the whole log.
+                self._index.ensure_file()
                 self._index.write_out()
         except StoreError as error:
             log.warning("queues could not be written out", extra={"error": str(error)})
@@ -185,19 +207,23 @@ class Flusher:
         if not done:
             self._submit(lambda: self._post(self._continue_pass))
             return
-        paths = self._queues.take_unsynced(0)
-        segments = self._index.take_unsynced() if self._index is not None else []
-        index_time_ms = self._index.end_time_ms if self._index is not None else 0
+        paths, names = self._queues.take_unsynced(0), self._queues.files.take_unsynced_names()
+        segments: list[Segment] = []
+        index_time_ms = 0
+        if self._index is not None:
+            segments, index_time_ms = self._index.take_unsynced(), self._index.end_time_ms
+            names.append(self._index.directory)
 
         def end_pass() -> None:
             if self._closed:
                 return
+            self._checkpoint.derived_offset = self._pass_offset
             self._checkpoint.queue_time_ms = self._pass_time_ms
             self._checkpoint.index_time_ms = index_time_ms
             self._pass_time_ms = -1
             self._save_checkpoint()
 
-        self._submit(lambda: self._sync(paths, segments, then=end_pass))
+        self._submit(lambda: self._sync(paths, segments, names, then=end_pass))
 
     def _save_checkpoint(self) -> None:
         data = self._checkpoint.pack()
@@ -208,8 +234,12 @@ class Flusher:
     def _submit(self, job: Job) -> None:
         if self._thread is not None:
             self._orders.put(job)
-        else:
+            return
+        try:
             job()
+        except StoreError as error:
+            self._fail(error)
+            raise
 
     # --- The flush thread ---------------------------------------------------------------------------------------
 
@@ -240,6 +270,12 @@ class Flusher:
                 if not self._tick_waits:
                     self._tick_waits = True
                     self._post(self.tick)
+
+    def _flush_log_between(self) -> None:
+        """Senders must not wait until thousands of queue files are synced."""
+        if self._thread is not None and self._woken:
+            self._woken = False
+            self._flush_log(is_sync=True)
 
     def _flush_log(self, is_sync: bool) -> None:
         commit_log, config = self._log, self._config
@@ -276,11 +312,22 @@ class Flusher:
             # An older one is as true, only less useful. With the next change it is tried again.
             log.warning("the checkpoint could not be written", extra={"error": str(error)})
 
-    def _sync(self, paths: list[Path], segments: list[Segment], then: Job | None = None) -> None:
+    def _sync(
+        self,
+        paths: Sequence[Path],
+        segments: Sequence[Segment] = (),
+        names: Sequence[Path] = (),
+        then: Job | None = None,
+    ) -> None:
         for path in paths:
             self._disk.sync_file(path)
+            self._flush_log_between()
         for segment in segments:
             segment.sync()
+            self._flush_log_between()
+        for directory in names:
+            self._disk.sync_names(directory)
+            self._flush_log_between()
         if then is not None:
             self._post(then)
 

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _HEADER: Final = struct.Struct(">qqqqii")
 _SLOT: Final = struct.Struct(">i")
 _ENTRY: Final = struct.Struct(">iqii")
+#: Where no entry was written. (The first record of a log has one like it if its key's hash is 0.)
+_NO_ENTRY: Final = (0, 0, 0, 0)
 _SECONDS_MAX: Final = 0x7FFFFFFF
 #: Claimed on disk at a time for entries to come: some 50,000.
 _RESERVE_BYTES: Final = 1 << 20
@@ -100,7 +102,8 @@ class IndexFile:
         return self.count <= 1
 
     def begin_after(self, time_ms: int, log_offset: int) -> None:
-        """A new file continues where the last one ended."""
+        """A new file continues where the last one ended. Raises ``DiskFull``."""
+        self._reserve(INDEX_HEADER_BYTES)
         self.begin_time_ms = self.end_time_ms = time_ms
         self.begin_offset = self.end_offset = log_offset
         self.write_header()
@@ -157,8 +160,9 @@ class IndexFile:
     def _reserve(self, end: int) -> None:
         """Claim slots and entries up to ``end`` and some more; a store to what is not claimed could end the process."""
         end = min(self.segment.size, end + _RESERVE_BYTES)
-        self.segment.reserve(self._reserved, end)
-        self._reserved = end
+        if end > self._reserved:
+            self.segment.reserve(self._reserved, end)
+            self._reserved = end
 
     # --- Reading ------------------------------------------------------------------------------------------------
 
@@ -191,23 +195,26 @@ class IndexFile:
         return INDEX_HEADER_BYTES + key_hash % self._slots * INDEX_SLOT_BYTES
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
-        return _ENTRY.unpack_from(self._page, self._entries_at + number * INDEX_ENTRY_BYTES)
+        return _ENTRY.unpack_from(self._page, self._entry_at(number))
+
+    def _entry_at(self, number: int) -> int:
+        return self._entries_at + number * INDEX_ENTRY_BYTES
 
     # --- Cutting ------------------------------------------------------------------------------------------------
 
     def cut(self, log_offset: int, store_time: Callable[[int], int], *, distrust: bool) -> None:
-        """Undo the entries of records at ``log_offset`` and behind; with ``distrust`` make all slots anew."""
-        kept = self._kept(log_offset)
-        last = self.count
-        # A process that died between a slot and the header left entries which nobody counted.
-        while last < self._entries_max and self._is_newest(last):
+        """Undo the entries of records at ``log_offset`` and behind; with ``distrust`` make all slots anew.
+
+        What is undone becomes zero. Otherwise a page that comes back after a later power cut could hold entries of
+        records that are long gone, and nobody could tell.
+        """
+        kept, last = self._kept(log_offset), self.count
+        # A process that died between an entry and the header left entries which nobody counted.
+        while last < self._entries_max and self._entry(last) != _NO_ENTRY:
             last += 1
-        for number in range(last - 1, kept - 1, -1):
-            key_hash, _, _, previous = self._entry(number)
-            if not 0 < previous < number:
-                previous = 0
-                self.used_slots -= 1
-            _pack_slot(self._page, self._slot_at(key_hash), previous)
+        self._reserve(self._entry_at(last))
+        if not distrust:
+            self._undo(kept, last)
         self.count = kept
         if distrust:
             self._remake_slots()
@@ -216,6 +223,22 @@ class IndexFile:
             exact_ms = store_time(self.end_offset)
             self.end_time_ms = exact_ms if exact_ms >= 0 else self.begin_time_ms + seconds * 1000
         self.write_header()
+        if distrust:
+            # Pages of entries may have come to the disk beyond one that did not.
+            self.segment.wipe(self._entry_at(kept))
+        else:
+            begin, end = self._entry_at(kept), self._entry_at(last)
+            self._page[begin:end] = bytes(end - begin)
+
+    def _undo(self, kept: int, last: int) -> None:
+        """Give slots their previous entry back, from the newest to the oldest. To do it twice does no harm."""
+        for number in range(last - 1, kept - 1, -1):
+            key_hash, _, _, previous = self._entry(number)
+            if not 0 < previous < number:
+                previous = 0
+                if number < self.count:
+                    self.used_slots -= 1
+            _pack_slot(self._page, self._slot_at(key_hash), previous)
 
     def _kept(self, log_offset: int) -> int:
         """The first entry of a record at ``log_offset`` or behind, or the first that a lost page left empty."""
@@ -223,7 +246,7 @@ class IndexFile:
         while low < high:
             middle = (low + high) // 2
             entry = self._entry(middle)
-            if entry[1] >= log_offset or entry == (0, 0, 0, 0):
+            if entry[1] >= log_offset or entry == _NO_ENTRY:
                 high = middle
             else:
                 low = middle + 1
@@ -242,17 +265,11 @@ class IndexFile:
             _pack_slot(self._page, slot_at, number)
         self.used_slots = len(used)
 
-    def _is_newest(self, number: int) -> bool:
-        entry_hash, _, _, _ = self._entry(number)
-        newest: int = _unpack_slot(self._page, self._slot_at(entry_hash))[0]
-        return newest == number
-
 
 class Index:
     """All index files of a store, derived from the log (``store.dispatch.Derived``)."""
 
     __slots__ = (
-        "_directory",
         "_disk",
         "_entries",
         "_entries_left",
@@ -263,6 +280,7 @@ class Index:
         "_slots",
         "_taken",
         "_unsynced",
+        "directory",
         "on_trouble",
         "waiting",
     )
@@ -271,7 +289,7 @@ class Index:
         self, disk: Disk, directory: Path, *, slots: int, entries: int, file_bytes: int, now_ms: Callable[[], int]
     ) -> None:
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self._slots = slots
         self._entries = entries
         self._file_bytes = file_bytes
@@ -327,10 +345,15 @@ class Index:
     def _next_file(self) -> IndexFile:
         last = self._files[-1] if self._files else None
         name = self._name(last.segment.path.name if last is not None else "")
-        segment = self._disk.open_segment(self._directory / name, size=self._file_bytes, create=True)
+        segment = self._disk.open_segment(self.directory / name, size=self._file_bytes, create=True)
         file = IndexFile(segment, slots=self._slots, entries=self._entries)
         if last is not None:
-            file.begin_after(last.end_time_ms, last.end_offset)
+            try:
+                file.begin_after(last.end_time_ms, last.end_offset)
+            except StoreError:
+                # Without a header it would end every search that comes upon it.
+                self._disk.remove(segment.path)
+                raise
             self._unsynced.append(last.segment)
         self._files.append(file)
         return file
@@ -355,6 +378,9 @@ class Index:
         """Forget what came from ``log_offset`` on. ``store_time`` tells when a record was stored, as its entry only
         knows the second; ``distrust`` means that pages may be missing in what is left, too."""
         self.write_out()
+        for name, length_bytes, is_directory in self._disk.list(self.directory):
+            if not length_bytes and not is_directory:
+                self._disk.remove(self.directory / name)
         while self._files:
             last = self._files[-1]
             last.cut(log_offset, store_time, distrust=distrust)
@@ -390,10 +416,11 @@ class Index:
 
     def load(self) -> None:
         """Map the files that exist; changes nothing. Raises ``CorruptFile``."""
-        for name, length_bytes, is_directory in self._disk.list(self._directory):
-            if is_directory or not (name.isascii() and name.isdigit()):
+        for name, length_bytes, is_directory in self._disk.list(self.directory):
+            # One of length 0 was being made when the process died.
+            if is_directory or not length_bytes or not (name.isascii() and name.isdigit()):
                 continue
-            path = self._directory / name
+            path = self.directory / name
             if length_bytes != self._file_bytes:
                 raise CorruptFile(
                     f"{path} has {length_bytes} bytes, but maxHashSlotNum and maxIndexNum make {self._file_bytes}; set "

@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ternmq.errors import RecordRefused, StoreError
+from ternmq.errors import CorruptFile, RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.queue_ext import ADDRESS_BYTE, QueueExts
 from ternmq.store.segment import Disk, PlainFile, segment_name, segment_starts
@@ -55,14 +55,17 @@ _pack_entry: Final = ENTRY.pack
 
 
 class FilePool:
-    """Open queue files, the least recently used closed first."""
+    """Open queue files, the least recently used closed first; and which directories have names that are not synced."""
 
-    __slots__ = ("_disk", "_files", "_limit")
+    __slots__ = ("_disk", "_files", "_limit", "unsynced_names")
 
     def __init__(self, disk: Disk, limit: int = OPEN_FILES_MAX) -> None:
         self._disk = disk
         self._limit = limit
         self._files: dict[Path, PlainFile] = {}
+        #: Directories in which files were made or removed, in order. Without a sync of these a power cut may bring
+        #: files back, or take them although they were synced.
+        self.unsynced_names: dict[Path, None] = {}
 
     def get(self, path: Path, create_size: int | None = None) -> PlainFile:
         file = self._files.pop(path, None)
@@ -70,14 +73,26 @@ class FilePool:
             if len(self._files) >= self._limit:
                 self._files.pop(next(iter(self._files))).close()
             file = self._disk.open_file(path, create_size=create_size)
+            if create_size is not None:
+                # The queue's directory, the topic's, that of all queues, and the store's: any of them may be new.
+                self.unsynced_names |= dict.fromkeys(path.parents[:4])
         # A dict keeps its order of insertion: taken out and put in again, the file is the newest.
         self._files[path] = file
         return file
 
-    def drop(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
+        """Close a file and remove it."""
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
+        self._disk.remove(path)
+        self.unsynced_names[path.parent] = None
+
+    def take_unsynced_names(self) -> list[Path]:
+        """Directories to sync."""
+        directories = list(self.unsynced_names)
+        self.unsynced_names.clear()
+        return directories
 
     def close(self) -> None:
         for file in self._files.values():
@@ -288,10 +303,12 @@ class ConsumeQueue:
 
     # --- Life: load, cut, remove --------------------------------------------------------------------------------
 
-    def load(self) -> None:
+    def load(self, *, lenient: bool = False) -> None:
         """Find the files and the end of the queue; changes nothing. Raises ``CorruptFile``."""
         file_bytes = self._all.file_bytes
-        starts = segment_starts(self._all.disk, self.directory, size=file_bytes, key="mappedFileSizeConsumeQueue")
+        starts = segment_starts(
+            self._all.disk, self.directory, size=file_bytes, key="mappedFileSizeConsumeQueue", lenient=lenient
+        )
         if not starts:
             return
         self._paths = {start: self.directory / segment_name(start) for start in starts}
@@ -354,11 +371,17 @@ class ConsumeQueue:
         self.min_offset = self.next_offset = self._tail_offset = self.log_end = 0
         self._log_begin = -1
 
+    def remove_strays(self) -> None:
+        """Remove files that ``load`` left out: behind one that is missing, or without their length."""
+        for name, _, is_directory in self._all.disk.list(self.directory):
+            path = self.directory / name
+            if not is_directory and path not in self._paths.values():
+                self._all.files.remove(path)
+
     def _drop(self, start: int) -> None:
         path = self._paths.pop(start)
         self._unsynced.discard(path)
-        self._all.files.drop(path)
-        self._all.disk.remove(path)
+        self._all.files.remove(path)
 
 
 class ConsumeQueues:
@@ -464,9 +487,13 @@ class ConsumeQueues:
     def cut(self, log_offset: int, *, distrust: bool = False) -> None:
         """Forget what came from ``log_offset`` on; with ``distrust`` also what may lie behind a queue's visible end.
 
-        After a power cut, a page that was never written may hide entries behind it from ``load``.
+        After a power cut, a page that was never written may hide entries behind it from ``load``, and so may a file.
         """
+        if distrust and self.exts is not None:
+            self.exts.remove_strays()
         for queue in self:
+            if distrust:
+                queue.remove_strays()
             if distrust or queue.log_end > log_offset:
                 queue.cut(log_offset)
 
@@ -485,10 +512,13 @@ class ConsumeQueues:
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Find all queues; changes nothing. Raises ``CorruptFile``."""
+    def load(self, *, lenient: bool = False, on_corrupt: Callable[[CorruptFile], None] | None = None) -> None:
+        """Find all queues; changes nothing. Raises ``CorruptFile``, or tells ``on_corrupt`` and leaves that queue out.
+
+        ``lenient``: what a power cut left of files that were not synced is no reason to refuse; a cut follows.
+        """
         if self.exts is not None:
-            self.exts.load()
+            self.exts.load(lenient=lenient)
         batches = self.disk.list(self.directory.with_name("batchconsumequeue"))
         self.foreign = frozenset(topic for topic, _, is_directory in batches if is_directory)
         for topic, _, is_directory in self.disk.list(self.directory):
@@ -497,7 +527,13 @@ class ConsumeQueues:
             for name, _, is_queue in self.disk.list(self.directory / topic):
                 # RocketMQ skips what is no number, and so do we.
                 if is_queue and name.isascii() and name.isdigit():
-                    self.make(topic, int(name)).load()
+                    try:
+                        self.make(topic, int(name)).load(lenient=lenient)
+                    except CorruptFile as error:
+                        if on_corrupt is None:
+                            raise
+                        del self.table[topic, int(name)]
+                        on_corrupt(error)
 
     def raise_min(self, log_min_offset: int) -> None:
         for queue in self:
@@ -511,7 +547,7 @@ class ConsumeQueues:
                 queue.remove()
                 del self.table[key]
         for topic in sorted(gone):
-            self.disk.remove(self.directory / topic)
+            self.files.remove(self.directory / topic)
         if self.exts is not None:
             self.exts.remove_topics(gone)
 
@@ -520,6 +556,8 @@ class ConsumeQueues:
         self.write_out(len(self.dirty))
         for path in self.take_unsynced(0):
             self.disk.sync_file(path)
+        for directory in self.files.take_unsynced_names():
+            self.disk.sync_names(directory)
         self.files.close()
 
 

@@ -187,10 +187,12 @@ class QueueExt:
 
     # --- Life: load, cut, remove --------------------------------------------------------------------------------
 
-    def load(self) -> None:
+    def load(self, *, lenient: bool = False) -> None:
         """Find the files; changes nothing. Raises ``CorruptFile``."""
         size = self._all.file_bytes
-        starts = segment_starts(self._all.disk, self.directory, size=size, key="mappedFileSizeConsumeQueueExt")
+        starts = segment_starts(
+            self._all.disk, self.directory, size=size, key="mappedFileSizeConsumeQueueExt", lenient=lenient
+        )
         self._paths = {start: self.directory / segment_name(start) for start in starts}
 
     def cut(self, last_address: Callable[[], int | None]) -> None:
@@ -222,11 +224,17 @@ class QueueExt:
         self._unsynced.clear()
         self.end = 0
 
+    def remove_strays(self) -> None:
+        """Remove files that ``load`` left out: behind one that is missing, or without their length."""
+        for name, _, is_directory in self._all.disk.list(self.directory):
+            path = self.directory / name
+            if not is_directory and path not in self._paths.values():
+                self._all.files.remove(path)
+
     def _drop(self, start: int) -> None:
         path = self._paths.pop(start)
         self._unsynced.discard(path)
-        self._all.files.drop(path)
-        self._all.disk.remove(path)
+        self._all.files.remove(path)
 
 
 class UnitReader:
@@ -307,7 +315,7 @@ class QueueExts:
             ext = self.table[key] = QueueExt(self, topic, queue_id)
         return ext
 
-    def load(self) -> None:
+    def load(self, *, lenient: bool = False) -> None:
         """Find all rows; changes nothing. Raises ``CorruptFile``."""
         for topic, _, is_directory in self.disk.list(self.directory):
             if not is_directory:
@@ -315,7 +323,11 @@ class QueueExts:
             for name, _, is_queue in self.disk.list(self.directory / topic):
                 if is_queue and name.isascii() and name.isdigit():
                     ext = self.table[topic, int(name)] = QueueExt(self, topic, int(name))
-                    ext.load()
+                    ext.load(lenient=lenient)
+
+    def remove_strays(self) -> None:
+        for ext in self.table.values():
+            ext.remove_strays()
 
     def remove_topics(self, topics: Iterable[str]) -> None:
         """Remove the rows of these topics, also of queues that do not exist."""
@@ -325,7 +337,7 @@ class QueueExts:
                 ext.remove()
                 del self.table[key]
         for topic in sorted(gone):
-            self.disk.remove(self.directory / topic)
+            self.files.remove(self.directory / topic)
 
     def complain(self, error: StoreError) -> None:
         """Say once that entries stay without units."""

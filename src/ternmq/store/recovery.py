@@ -62,7 +62,7 @@ def recover(
     starts = commit_log.starts
     if not starts:
         return _empty(commit_log, queues, index, dispatcher)
-    lacks_part = not len(queues) or (index is not None and not len(index))
+    folds_all = lacks_part(queues, index)
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None:
         start, store_time_ms = vouched
@@ -71,7 +71,7 @@ def recover(
         queues.cut(start, distrust=True)
         if index is not None:
             index.cut(start, commit_log.store_time, distrust=lost_pages)
-    if lacks_part:
+    if folds_all:
         start = starts[0]
     for derived in dispatcher.deriveds:
         start = min(start, max(starts[0], derived.folded))
@@ -83,6 +83,10 @@ def recover(
         store_time_ms = record.store_time_ms
         count += 1
     end = walk.position
+    if not was_closed:
+        # A process that died left records in the page cache only. Nobody would sync them after those to come.
+        commit_log.sync(start, end)
+    checkpoint.cut(end)
     queues.cut(end)
     for derived in dispatcher.deriveds:
         if derived.folded > end:
@@ -90,6 +94,11 @@ def recover(
     commit_log.begin(end, store_time_ms)
     queues.raise_min(commit_log.min_offset)
     return Recovered(start, end, count, walk.trouble)
+
+
+def lacks_part(queues: ConsumeQueues, index: Index | None) -> bool:
+    """Whether queues or index were thrown away, and are to be folded from the log's beginning."""
+    return not len(queues) or (index is not None and not len(index))
 
 
 def _empty(commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, dispatcher: Dispatcher) -> Recovered:
@@ -125,9 +134,11 @@ def _vouched(commit_log: CommitLog, queues: ConsumeQueues) -> tuple[int, int] | 
 
 def _trusted_start(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
     """Start of the newest segment whose first record is older than what the checkpoint vouches for."""
-    until_ms = checkpoint.trusted_time_ms - MARGIN_MS
+    until_ms, until = checkpoint.trusted_time_ms - MARGIN_MS, checkpoint.trusted_offset
     starts = commit_log.starts
     for start in reversed(starts):
+        if until is not None and start > until:
+            continue
         record = next(iter(commit_log.walk(start)), None)
         if record is not None and 0 < record.store_time_ms <= until_ms:
             return start

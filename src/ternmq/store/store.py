@@ -14,6 +14,7 @@ Who needs more waits for ``flushed`` to reach ``Placed.end_offset``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
@@ -40,7 +41,7 @@ from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
-from ternmq.store.recovery import recover
+from ternmq.store.recovery import lacks_part, recover
 from ternmq.store.retention import Retention
 from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
@@ -185,23 +186,31 @@ class MessageStore:
         self._notify = notify
         self._held = self._disk.lock(root / "lock")
         try:
+            # Also of names that a process made which died before it had synced them.
+            self._disk.sync_names(root)
+            abort = self._disk.read(self._abort_path)
             self._log.load()
-            self._queues.load()
+            self._queues.load(lenient=abort is not None)
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
-            self._recover()
+            self._recover(abort)
         except BaseException:
             self._log.close()
             self._queues.files.close()
             self._held.release()
             raise
 
-    def _recover(self) -> None:
-        abort = self._disk.read(self._abort_path)
+    def _recover(self, abort: bytes | None) -> None:
         boot_id = self._disk.boot_id()
         was_closed = abort is None
         checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
+        # From here on files change. A crash must be taken for one, and no file for older than it is.
+        if was_closed:
+            self._write_abort(boot_id)
+        if lacks_part(self._queues, self._index) and checkpoint.trusted_time_ms:
+            checkpoint.distrust_derived()
+            self._disk.write(self._checkpoint_path, checkpoint.pack())
         recovered = recover(
             self._log,
             self._queues,
@@ -213,6 +222,7 @@ class MessageStore:
             lost_pages=not was_closed and (not boot_id or boot_id.encode() not in (abort or b"")),
             check_crc=self.config.check_crc_on_recover,
         )
+        self._deleted.cut(recovered.end)
         self._finish_deleting()
         log.info(
             "store opened",
@@ -227,7 +237,8 @@ class MessageStore:
         )
         # Now, while there may be space: a full disk later takes what overwrites it.
         self._disk.write(self._checkpoint_path, checkpoint.pack())
-        self._disk.write(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
+        # Only now: a recovery after a power cut that is killed half-way is one after a power cut still.
+        self._write_abort(boot_id)
         self._flusher = Flusher(
             self.config,
             clock=self._clock,
@@ -257,13 +268,23 @@ class MessageStore:
             post=self._post,
         )
         self._flusher.on_tick = self._retention.tick
+        self._flusher.on_failure = self._lost_pages
+
+    def _write_abort(self, boot_id: str) -> None:
+        self._disk.replace(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
+
+    def _lost_pages(self) -> None:
+        """Let the next start trust no page that was not synced, as after a power cut."""
+        with contextlib.suppress(StoreError):
+            self._write_abort("")
 
     def _finish_deleting(self) -> None:
         """Remove queues that a process was deleting when it died: their first record is older than the deletion."""
         for queue in list(self._queues):
             if queue.topic in self._deleted:
+                # One of whose files only the last was left has no entry now, and would keep its numbering.
                 first = queue.entry(queue.min_offset)
-                if first is not None and self._deleted.is_deleted(queue.topic, first[0]):
+                if self._deleted.is_deleted(queue.topic, first[0] if first else self._log.min_offset):
                     self._queues.remove_topics([queue.topic])
 
     def close(self) -> None:

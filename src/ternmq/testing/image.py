@@ -95,13 +95,12 @@ class Image:
         """The kernel writes some dirty pages at a time of its own choice."""
         if len(self._durable) != len(self.cached):
             return
-        durable = bytearray(self._durable)
-        for page, begin, end in self._dirty():
+        clean, durable = bytearray(self._clean), bytearray(self._durable)
+        for page, begin, end in [*self._dirty()]:
             if random.random() < 0.5:
-                durable[begin:end] = self.cached[begin:end]
+                clean[begin:end] = durable[begin:end] = self.cached[begin:end]
                 self._claimed_durably.add(page)
-        # They stay dirty: to write a page twice does no harm, and spares a fourth image.
-        self._durable = bytes(durable)
+        self._clean, self._durable = bytes(clean), bytes(durable)
 
     def evict(self) -> None:
         """Forget clean pages, so that the next look reads the disk: a failed sync comes to light."""
