@@ -230,7 +230,7 @@ def shown_default(value: object) -> str:
     match value:
         case bool():
             return str(value).lower()
-        case None | "":
+        case None | "" | ():
             return "none"
         case enum.Enum():
             return value.name

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ternmq.config import load, to_properties
 from ternmq.errors import CorruptFile, DiskFull, StoreError
 from ternmq.store.paths import LogPaths
+from ternmq.store.reader import LogReader
 from ternmq.store.segment import FileDisk, Usage, segment_name
 from ternmq.store.store import MessageStore, StoreConfig
 from tests.manual_clock import ManualClock
@@ -118,6 +119,8 @@ def test_segments_alternate_between_directories(threads: bool, tmp_path: Path) -
     assert {"a": [0, 2, 4], "b": [1, 3]} == segments(tmp_path)
     assert not (tmp_path / "store" / "commitlog").exists()
 
+    reader = LogReader(tmp_path / "store", directories=config.store_path_commit_log)
+    assert list(range(15)) == [int(bytes(record.body[:3])) for record in reader]
     with quiet_store(config) as store:
         put(store, 3)
         assert list(range(18)) == numbers(store)

@@ -6,12 +6,12 @@ directory can be read whose settings nobody knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ternmq.errors import StoreError
 from ternmq.store.commitlog import LogWalk
-from ternmq.store.segment import Disk, FileDisk, Segment, segment_name, segment_starts
+from ternmq.store.segment import Disk, FileDisk, Segment, segment_files
 from ternmq.wire.record import Record
 
 
@@ -22,25 +22,31 @@ class LogReader:
     """
 
     def __init__(
-        self, root: Path, *, log_offset: int | None = None, check_crc: bool = True, disk: Disk | None = None
+        self,
+        root: Path,
+        *,
+        directories: Sequence[Path] = (),
+        log_offset: int | None = None,
+        check_crc: bool = True,
+        disk: Disk | None = None,
     ) -> None:
+        """``directories``: where the log is, if not in ``commitlog`` under ``root``."""
         disk = disk if disk is not None else FileDisk()
-        directory = root / "commitlog"
-        sizes = [entry.length_bytes for entry in disk.list(directory) if not entry.is_directory and entry.length_bytes]
+        directories = directories or [root / "commitlog"]
+        entries = [entry for directory in directories for entry in disk.list(directory)]
+        sizes = [entry.length_bytes for entry in entries if not entry.is_directory and entry.length_bytes]
         if not sizes:
-            raise StoreError(f"there is no log in {directory}; give the directory that storePathRootDir names")
+            names = " and ".join(map(str, directories))
+            raise StoreError(f"there is no log in {names}; give the directory that storePathRootDir names")
         size = sizes[0]
-        starts = segment_starts(disk, directory, size=size, key="mappedFileSizeCommitLog")
-        known = frozenset(starts)
+        files = segment_files(disk, directories, size=size, key="mappedFileSizeCommitLog")
 
         def segment_at(position: int) -> Segment | None:
             # One at a time: a directory may have more files than a process may open.
-            start = position - position % size
-            if start not in known:
-                return None
-            return disk.open_segment(directory / segment_name(start), size=size, writable=False)
+            path = files.get(position - position % size)
+            return disk.open_segment(path, size=size, writable=False) if path is not None else None
 
-        first = starts[0] if log_offset is None else log_offset
+        first = min(files) if log_offset is None else log_offset
         self._walk = LogWalk(segment_at, first, segment_bytes=size, check_crc=check_crc)
 
     def __iter__(self) -> Iterator[Record]:
