@@ -461,6 +461,24 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
     assert before == files(tmp_path)
 
 
+def test_files_that_a_power_cut_left_behind_are_removed(tmp_path: Path) -> None:
+    """C3, C8: behind one that is missing, or without their length; and of queues that are gone."""
+    store = opened(config_of(tmp_path))
+    put(store, 20)
+    store.close()
+    (tmp_path / "abort").touch()
+    for queue_id in ("0", "7"):
+        directory = tmp_path / "consumequeue_ext" / "orders" / queue_id
+        directory.mkdir(exist_ok=True)
+        (directory / segment_name(1000)).touch()
+        (directory / segment_name(2000)).write_bytes(b"\7" * 200)
+    for _ in range(2):
+        store = opened(config_of(tmp_path))
+        assert list(range(20)) == found(store, RED)
+        store.close()
+    assert {"orders/0"} == {name.rpartition("/")[0] for name in files(tmp_path / "consumequeue_ext")}
+
+
 def test_a_full_disk_takes_neither_entry_nor_unit(tmp_path: Path) -> None:
     """C3, C9: what was put is served from memory, and written when there is space again."""
     disk = TroubledDisk()
