@@ -25,6 +25,7 @@ class CountingDisk(FileDisk):
     """Counts the mappings that it made."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.mapped = 0
 
     def open_segment(self, path: Path, *, size: int, create: bool = False, writable: bool = True) -> MappedSegment:

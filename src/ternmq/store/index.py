@@ -346,14 +346,17 @@ class Index:
         last = self._files[-1] if self._files else None
         name = self._name(last.segment.path.name if last is not None else "")
         segment = self._disk.open_segment(self.directory / name, size=self._file_bytes, create=True)
-        file = IndexFile(segment, slots=self._slots, entries=self._entries)
-        if last is not None:
-            try:
+        try:
+            # Before the first look at it: on tmpfs even a read takes a block, and without one the process ends.
+            segment.reserve(0, INDEX_HEADER_BYTES)
+            file = IndexFile(segment, slots=self._slots, entries=self._entries)
+            if last is not None:
                 file.begin_after(last.end_time_ms, last.end_offset)
-            except StoreError:
-                # Without a header it would end every search that comes upon it.
-                self._disk.remove(segment.path)
-                raise
+        except StoreError:
+            # Without a header it would end every search that comes upon it.
+            self._disk.remove(segment.path)
+            raise
+        if last is not None:
             self._unsynced.append(last.segment)
         self._files.append(file)
         return file

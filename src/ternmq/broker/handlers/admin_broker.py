@@ -1,4 +1,4 @@
-"""The broker itself, as tools ask: its state 28, its settings 26, and cleaning up 316 (D5, D6).
+"""The broker itself, as tools ask: its state 28, its settings 26, and cleaning up 306, 316, 329 (D5, D6, C9).
 
 Tools of RocketMQ parse some of the state's values as numbers and print the rest as it is; names are theirs.
 """
@@ -61,6 +61,8 @@ class BrokerHandlers:
             RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, ADMIN),
             RequestCode.GET_BROKER_CONFIG: Route(self.get_config, ADMIN),
             RequestCode.CLEAN_UNUSED_TOPIC: Route(self.clean_unused_topics, ADMIN),
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: Route(self.clean_expired_queues, ADMIN),
+            RequestCode.DELETE_EXPIRED_COMMITLOG: Route(self.delete_expired, ADMIN),
         }
 
     def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
@@ -87,6 +89,16 @@ class BrokerHandlers:
         if unused:
             log.info("queues of unknown topics deleted", extra={"topics": sorted(unused)})
             self._store.delete_topics(unused)
+        return Reply()
+
+    def clean_expired_queues(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Delete the files of queues whose messages are all gone; begun now, finished soon."""
+        self._store.retention.drop_expired_queues()
+        return Reply()
+
+    def delete_expired(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Delete segments past ``fileReservedTime`` at any hour, within the next seconds and in twenty rounds."""
+        self._store.retention.ask()
         return Reply()
 
     def _lane_table(self) -> dict[str, str]:
