@@ -373,6 +373,15 @@ class FileDisk:
         except OSError:
             return ""
 
+    def next_data(self, path: Path, at: int) -> int | None:
+        """The first position of a file from ``at`` on that is not in a hole, which reads as zeros; None if none is."""
+        with _border(path, "read"):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return _next_data(fd, at)
+            finally:
+                os.close(fd)
+
     def sync_file(self, path: Path) -> None:
         with _border(path, "flush"):
             try:
@@ -576,6 +585,6 @@ def _ours(error: OSError, path: Path, doing: str) -> StoreError:
         case errno.EMFILE | errno.ENFILE:
             return StoreError(f"{what}; raise the limit of open files (ulimit -n)")
         case errno.ENOTDIR | errno.EEXIST | errno.EISDIR:
-            return StoreError(f"{what}; storePathRootDir must be a directory of the broker's own")
+            return StoreError(f"{what}; storePathRootDir and storePathCommitLog must be the broker's own directories")
         case _:
             return StoreError(f"{what}; look at the disk and the system's log")

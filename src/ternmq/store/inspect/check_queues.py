@@ -26,7 +26,7 @@ from ternmq.store.queue_ext import ADDRESS_MAX, UnitReader
 #: Entries that are compared together.
 _RUN_BYTES: Final = 200 * ENTRY_BYTES
 #: Queues of RocketMQ's light topics hold entries of records of other topics.
-_LIGHT_PREFIX: Final = "%LMQ%"
+LIGHT_PREFIX: Final = "%LMQ%"
 _pack_entry: Final = ENTRY.pack
 
 
@@ -124,7 +124,7 @@ class QueueCheck:
             if self.records:
                 yield self._without_queue(path, is_known=is_known)
             return
-        if topic.startswith(_LIGHT_PREFIX):
+        if topic.startswith(LIGHT_PREFIX):
             return
         log_min = view.log.min_offset
         first = self.first if self.records else self.queue.next_offset
@@ -159,7 +159,7 @@ class QueueCheck:
                 path=path,
                 at=wrong.first,
                 count=wrong.count,
-                what=f"{entries}, the first at queue offset {wrong.first:,}, lead to the wrong place or hold wrong tags",
+                what=f"{entries}, the first at queue offset {wrong.first:,}, lead to a wrong place or hold wrong tags",
                 cost="consumers get other messages than those, or none",
                 cure=REBUILD,
             )

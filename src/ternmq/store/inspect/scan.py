@@ -58,8 +58,17 @@ class Damaged:
 class LogScan:
     """Iterates over all whole records; afterwards ``damages`` tells where there are none, in order."""
 
-    def __init__(self, log: CommitLog, log_offset: int | None = None, *, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        log_offset: int | None = None,
+        *,
+        next_data: Callable[[int], int] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """``next_data`` tells where in its segment the file goes on behind a hole: a GiB of zeros is long."""
         self._log = log
+        self._next_data = next_data
         self._size = log.segment_bytes
         self._progress = progress or _tell_nobody
         self._starts = log.starts
@@ -124,7 +133,11 @@ class LogScan:
         """Note something damaged; returns where in the segment to go on, its size if there is nothing more in it."""
         end = at + peek_head(page, at)[0]
         if kind is not Damage.CRC or not _is_sensible(page, start, end, self._size):
-            end = _next_record(page, start, at + 1, self._size)
+            at_least = at + 1
+            if kind is Damage.HOLE and self._next_data is not None:
+                # A record may begin with zeros in the last bytes of a hole.
+                at_least = max(at_least, self._next_data(start + at) - start - BLANK_BYTES)
+            end = _next_record(page, start, at_least, self._size)
         self._found.append((kind, start + at, start + end, self.records))
         return end
 

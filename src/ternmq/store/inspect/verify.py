@@ -70,7 +70,7 @@ def verify(
     view = StoreView(root, config, on_corrupt=lambda error: findings.append(_file_of_queue(error)))
     total_bytes = len(view.log.starts) * view.sizes.segment
     told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
-    scan = LogScan(view.log, progress=told)
+    scan = LogScan(view.log, next_data=view.next_data, progress=told)
     derived = _DerivedCheck(view)
     last: Record | None = None
     for record in scan:
@@ -84,7 +84,7 @@ def verify(
         scan.records,
         scan.position - view.log.min_offset,
         sum(queue.next_offset - queue.min_offset for queue in view.queues),
-        derived.index.entries,
+        derived.index.files.entries,
         findings,
     )
 
@@ -137,11 +137,7 @@ class _DerivedCheck:
 
     def faults(self) -> Iterator[Fault]:
         self._expect_keys()
-        try:
-            topics = self._view.table("topics.json", TopicTable)
-        except CorruptFile:
-            topics = None
-        known = topics.topic_config_table if topics is not None else None
+        known = self._view.known_topics()
         for key, queue in self._view.queues.table.items():
             self._queues.setdefault(key, QueueCheck(key, queue))
         for key, check in sorted(self._queues.items(), key=lambda item: item[0]):
@@ -260,8 +256,8 @@ def _offset_faults(view: StoreView, table: ConsumerOffsets) -> Iterator[Fault]:
                     kind="offset-ahead",
                     path=str(view.root / "config" / "consumerOffset.json"),
                     at=queue_offset,
-                    what=f"group {group} is at queue offset {queue_offset:,} of queue {queue_id} of {topic}, which ends "
-                    f"at {end:,}",
+                    what=f"group {group} is at queue offset {queue_offset:,} of {topic}, queue {queue_id}, and that "
+                    f"ends at {end:,}",
                     cost="messages were lost; the group goes on at the queue's end",
                     cure=f"`tern group reset {group} {topic}` moves it, if it should read some again",
                 )

@@ -9,6 +9,7 @@ ask ``may_lag``: newest entries may be in the broker's memory only, and after a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,10 +21,11 @@ from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import parse_delay_levels
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queue import FILLER_SIZE, ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.segment import FileDisk, lock_holder, segment_files
 from ternmq.wire.bodies.codec import BodyT, decode
+from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.record import Record, unpack_record
 
 #: One of these is in every store, also in one that has taken no message yet.
@@ -99,10 +101,35 @@ class StoreView:
         """A table of ``config/``, or its backup; None without one. Raises ``CorruptFile``."""
         return TableFile(self.root / "config" / name).load(lambda data: decode(data, kind))
 
+    def known_topics(self) -> set[str] | None:
+        """The topics of ``topics.json``; None if nobody can tell."""
+        try:
+            table = self.table("topics.json", TopicTable)
+        except CorruptFile:
+            return None
+        return set(table.topic_config_table) if table is not None else None
+
     def segment_path(self, log_offset: int) -> str:
         """The file in which this byte of the log is, or would be."""
         start = log_offset - log_offset % self.sizes.segment
         return str(self._segments.get(start) or self.log.directories.of_new(start, segment_bytes=self.sizes.segment))
+
+    def next_data(self, log_offset: int) -> int:
+        """The first log offset from this one on that is not in a hole of its segment's file; else the segment's end."""
+        start = log_offset - log_offset % self.sizes.segment
+        found = self.disk.next_data(self._segments[start], log_offset - start)
+        return start + (found if found is not None else self.sizes.segment)
+
+    def first_offset(self, queue: ConsumeQueue) -> int:
+        """The first queue offset whose record the log still has; the queue's end if it has none."""
+        log_min = self.log.min_offset
+
+        def is_there(queue_offset: int) -> bool:
+            log_offset, size, _ = queue.entry(queue_offset) or (0, FILLER_SIZE, 0)
+            return size != FILLER_SIZE and log_offset >= log_min
+
+        offsets = range(queue.min_offset, queue.next_offset)
+        return queue.min_offset + bisect_left(offsets, True, key=is_there)
 
     def record(self, log_offset: int) -> Record | None:
         """The record at a log offset, if a whole one stands there."""

@@ -1,0 +1,146 @@
+"""The files of the index, read entry by entry and checked on the way (C4).
+
+A search goes from a slot to its newest entry and on from entry to entry. So while entries pass by, a table is kept of
+what every slot should hold: each entry must name the one that its slot held before, and in the end the file's slots
+must be equal to the table. A chain that is broken hides all that is behind it.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
+from ternmq.store.inspect.sizes import INDEX_ENTRY, INDEX_HEADER
+from ternmq.store.inspect.view import StoreView
+
+#: Entries unpacked at a time.
+_CHUNK: Final = 4096
+
+
+class IndexFiles:
+    """Iterates over hash and log offset of all entries, in order; afterwards ``faults`` tells what is wrong there."""
+
+    def __init__(self, view: StoreView) -> None:
+        self._view = view
+        self.faults: list[Fault] = []
+        #: How many entries were read.
+        self.entries = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        sizes = self._view.sizes
+        for path, length_bytes in self._view.index_files:
+            if length_bytes == sizes.index_file:
+                yield from self._read_file(path)
+            else:
+                self.faults.append(
+                    Fault(
+                        kind="file-length",
+                        path=str(path),
+                        at=length_bytes,
+                        what=f"the file has {length_bytes:,} bytes, not {sizes.index_file:,} as the others",
+                        cost="a broker does not start on it; messages are not found by key",
+                        cure=f"remove it, then {REBUILD}",
+                    )
+                )
+
+    def _read_file(self, path: Path) -> Iterator[tuple[int, int]]:
+        sizes = self._view.sizes
+        slot_count = sizes.index_slots
+        page = self._view.disk.open_segment(path, size=sizes.index_file, writable=False).page
+        _, _, begin_offset, end_offset, _, count = INDEX_HEADER.unpack_from(page)
+        count = min(max(count, 1), sizes.index_entries)
+        self.entries += count - 1
+        entries_at = INDEX_HEADER_BYTES + slot_count * INDEX_SLOT_BYTES
+        newest = array("i", bytes(INDEX_SLOT_BYTES * slot_count))
+        broken, wrong = Tally(), Tally()
+        first = last = -1
+        for begin in range(1, count, _CHUNK):
+            end = min(begin + _CHUNK, count)
+            data = page[entries_at + begin * INDEX_ENTRY_BYTES : entries_at + end * INDEX_ENTRY_BYTES]
+            chunk: list[tuple[int, int]] = []
+            for number, (key_hash, log_offset, _, previous) in enumerate(INDEX_ENTRY.iter_unpack(data), begin):
+                slot = key_hash % slot_count
+                if previous != newest[slot]:
+                    broken.add(number)
+                newest[slot] = number
+                chunk.append((key_hash, log_offset))
+            chunk = _in_order(chunk, begin, last, end_offset, wrong)
+            if chunk:
+                first, last = chunk[0][1] if first < 0 else first, chunk[-1][1]
+            yield from chunk
+        wrong_slots = _differing(newest, page[INDEX_HEADER_BYTES:entries_at])
+        if wrong.count:
+            self.faults.append(self._wrong(path, wrong))
+        if broken.count:
+            self.faults.append(self._broken(path, broken.first, broken.count, "entry", "name a wrong previous one"))
+        if wrong_slots:
+            self.faults.append(self._broken(path, 0, wrong_slots, "slot", "do not lead to their newest entry"))
+        if count > 1 and not wrong.count and (first, last) != (begin_offset, end_offset):
+            self.faults.append(
+                Fault(
+                    kind="index-header",
+                    path=str(path),
+                    at=0,
+                    what=f"the header names the log offsets {begin_offset:,} to {end_offset:,}, the entries "
+                    f"{first:,} to {last:,}",
+                    cost="a broker adds entries twice, or leaves some out",
+                    cure=REBUILD,
+                )
+            )
+
+    def _wrong(self, path: Path, wrong: Tally) -> Fault:
+        entries = plural(wrong.count, "entry", "entries")
+        return Fault(
+            kind="index-wrong",
+            path=str(path),
+            at=wrong.first,
+            count=wrong.count,
+            what=f"{entries}, the first is number {wrong.first:,}, hold log offsets that are out of order",
+            cost="these messages are not found by their keys",
+            cure=REBUILD,
+        )
+
+    def _broken(self, path: Path, at: int, count: int, thing: str, what: str) -> Fault:
+        lags = self._view.holder is not None
+        return Fault(
+            kind="index-chain",
+            path=str(path),
+            at=at,
+            count=count,
+            what=f"{plural(count, thing, 'entries' if thing == 'entry' else '')} {what}",
+            cost="none, a broker is writing" if lags else "messages behind them are not found by key",
+            cure="" if lags else REBUILD,
+            is_note=lags,
+        )
+
+
+def _in_order(
+    entries: list[tuple[int, int]], first_number: int, last: int, end_offset: int, wrong: Tally
+) -> list[tuple[int, int]]:
+    """The entries without those whose log offset cannot be: before the last one's, or behind the next one's."""
+    offsets = [log_offset for _, log_offset in entries]
+    if offsets[0] >= last and offsets[-1] <= end_offset and offsets == sorted(offsets):
+        return entries
+    kept: list[tuple[int, int]] = []
+    for number, (entry, following) in enumerate(zip(entries, [*offsets[1:], end_offset], strict=True), first_number):
+        if last <= entry[1] <= (following if following >= last else end_offset):
+            kept.append(entry)
+            last = entry[1]
+        else:
+            wrong.add(number)
+    return kept
+
+
+def _differing(wanted: array[int], slots: memoryview) -> int:
+    """How many slots of the file differ."""
+    if sys.byteorder == "little":
+        wanted.byteswap()
+    if wanted.tobytes() == slots:
+        return 0
+    found = array("i", bytes(slots))
+    return sum(ours != theirs for ours, theirs in zip(wanted, found, strict=True))

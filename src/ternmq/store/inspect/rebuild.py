@@ -1,0 +1,146 @@
+"""Queues and index made anew from the log (C5).
+
+They are built beside the old ones, with the same folds that a broker uses, and take their place when they are whole and
+on the disk::
+
+    DIR/rebuild.tmp/consumequeue  ─┐  first the old ones go to DIR/replaced.tmp, then the new ones come,
+    DIR/rebuild.tmp/index         ─┴▶ then the old ones are removed
+
+The log is not touched. Damaged places in it are passed over, and queue offsets that are lost there are left out, so
+that all later messages keep theirs. A queue of which the log has no record any more keeps its end, or else its next
+message would get a queue offset that consumers have behind them. Deleted topics stay deleted: those that TernMQ has
+noted, and those that neither ``topics.json`` knows nor a queue exists of.
+
+Files that TernMQ does not write (RocketMQ's batch queues) stay. The bit maps beside queue entries (C3) go, since
+nothing leads to them any more; filters then look at each message.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from ternmq.env import Clock
+from ternmq.errors import StoreError
+from ternmq.store.dispatch import Dispatcher
+from ternmq.store.index import Index
+from ternmq.store.inspect.check_queues import LIGHT_PREFIX
+from ternmq.store.inspect.scan import Damaged, LogScan, Progress
+from ternmq.store.inspect.sizes import InspectConfig
+from ternmq.store.inspect.view import StoreView
+from ternmq.store.queue import FILLER_SIZE, ConsumeQueues
+from ternmq.store.segment import FileDisk
+
+_PARTS: Final = ("consumequeue", "index")
+_GONE: Final = ("consumequeue_ext",)
+_FRESH: Final = "rebuild.tmp"
+_REPLACED: Final = "replaced.tmp"
+
+
+@dataclass(slots=True, frozen=True)
+class Rebuilt:
+    """What was made."""
+
+    records: int
+    log_bytes: int
+    queues: int
+    #: Places in the log that hold no records although some follow.
+    damages: list[Damaged]
+
+
+def rebuild(
+    root: Path,
+    config: InspectConfig | None = None,
+    *,
+    out: Path | None = None,
+    clock: Clock,
+    progress: Callable[[int, int], object] | None = None,
+) -> Rebuilt:
+    """Make queues and index anew, in place, or in an empty directory ``out``; then nothing in ``root`` is changed.
+
+    Raises ``StoreLocked`` while a broker holds the directory that is to be changed, other ``StoreError``s for what
+    cannot be read or written; then the old files are as they were.
+    """
+    view = StoreView(root, config, on_corrupt=lambda _: None)
+    disk = FileDisk()
+    if out is not None and (out.is_file() or (out.is_dir() and disk.list(out))):
+        raise StoreError(f"{out} exists and is not empty; name a new directory for what is made")
+    with ExitStack() as stack:
+        if out is None:
+            # Whoever else looks at the lock, broker or second rebuild, stays out.
+            stack.callback(disk.lock(root / "lock").release)
+            disk.remove(root / _FRESH)
+        fresh = out or root / _FRESH
+        rebuilt = _build(view, disk, fresh, clock, progress)
+        if out is None:
+            _swap(disk, root)
+    return rebuilt
+
+
+def _build(
+    view: StoreView, disk: FileDisk, fresh: Path, clock: Clock, progress: Callable[[int, int], object] | None
+) -> Rebuilt:
+    sizes = view.sizes
+    queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
+    queues.foreign = view.queues.foreign
+    index = Index(
+        disk,
+        fresh / "index",
+        slots=sizes.index_slots,
+        entries=sizes.index_entries,
+        file_bytes=sizes.index_file,
+        now_ms=clock.now_ms,
+    )
+    # There is no put that could be refused later: a full disk ends the work at once.
+    queues.on_trouble = index.on_trouble = _raise
+    dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
+    total_bytes = len(view.log.starts) * sizes.segment
+    told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
+    scan = LogScan(view.log, next_data=view.next_data, progress=told)
+    topics = view.known_topics()
+    known = topics | {topic for topic, _ in view.queues.table} if topics is not None else None
+    try:
+        for record in scan:
+            if known is not None and record.topic not in known:
+                queues.foreign |= {record.topic}
+            dispatcher.refold(record)
+        _keep_numbers(view, queues)
+        if scan.records:
+            index.ensure_file()
+        queues.close()
+        index.close()
+    finally:
+        queues.files.close()
+    return Rebuilt(scan.records, scan.position - view.log.min_offset, len(queues), scan.damages)
+
+
+def _keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
+    """Let queues that the log has no record of go on with the queue offset that is next."""
+    for key, old in view.queues.table.items():
+        if key[0].startswith(LIGHT_PREFIX):
+            # Their entries are made by RocketMQ alone.
+            shutil.copytree(old.directory, queues.directory / key[0] / str(key[1]))
+        elif key not in queues.table and old.next_offset > 0:
+            queue = queues.make(*key)
+            queue.begin_at(old.next_offset - 1)
+            queue.append(0, FILLER_SIZE, 0)
+
+
+def _swap(disk: FileDisk, root: Path) -> None:
+    fresh, replaced = root / _FRESH, root / _REPLACED
+    disk.remove(replaced)
+    for name in (*_PARTS, *_GONE):
+        if (root / name).exists():
+            disk.move(root / name, replaced / name)
+        if (fresh / name).exists():
+            disk.move(fresh / name, root / name)
+    disk.remove(fresh)
+    disk.remove(replaced)
+
+
+def _raise(error: StoreError) -> NoReturn:
+    raise error
