@@ -122,7 +122,7 @@ def settings_of(config: StoreConfig) -> dict[str, object]:
     """Place and file sizes of a store, as RocketMQ's settings."""
     return {
         "storePathRootDir": config.store_path_root_dir,
-        "storePathCommitLog": config.commit_log_path,
+        "storePathCommitLog": config.log_paths.writable[0],
         "mappedFileSizeCommitLog": config.mapped_file_size_commit_log,
         "mappedFileSizeConsumeQueue": config.mapped_file_size_consume_queue,
         "maxHashSlotNum": config.max_hash_slot_num,

@@ -27,7 +27,7 @@ def test_the_defaults_are_rocketmqs() -> None:
         config.flush_commit_log_thorough_interval,
         config.sync_flush_timeout,
     )
-    assert Path("/store/commitlog") == config.commit_log_path
+    assert (Path("/store/commitlog"),) == config.log_paths.writable
     assert (18, 1_000, 7_200_000) == (
         len(config.delay_levels_ms),
         config.delay_levels_ms[0],
@@ -42,7 +42,7 @@ def test_a_queue_file_holds_whole_entries() -> None:
 
 def test_the_log_may_have_a_directory_of_its_own() -> None:
     """C1."""
-    assert Path("/fast") == StoreConfig(store_path_commit_log=(Path("/fast"),)).commit_log_path
+    assert (Path("/fast"),) == StoreConfig(store_path_commit_log=(Path("/fast"),)).log_paths.writable
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def put_and_crash(tmp_path: Path, count: int = 10, *, body_bytes: int = 50) -> t
 
 
 def edit_log(config: StoreConfig, change: Callable[[bytearray], None], segment: int = 0) -> None:
-    path = config.commit_log_path / segment_name(segment * 4096)
+    path = config.log_paths.writable[0] / segment_name(segment * 4096)
     data = bytearray(path.read_bytes())
     change(data)
     path.write_bytes(data)
@@ -99,7 +99,7 @@ def test_an_unclean_stop_loses_nothing(tmp_path: Path) -> None:
 def test_what_lies_behind_damage_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """C8: the log ends at the first bad record, but segments behind it are kept for an operator."""
     config, starts = put_and_crash(tmp_path, 30, body_bytes=400)
-    last = max(config.commit_log_path.iterdir())
+    last = max(config.log_paths.writable[0].iterdir())
 
     def damage(data: bytearray) -> None:
         data[starts[4] + 90] ^= 1
@@ -226,7 +226,7 @@ def test_a_log_that_begins_later_keeps_its_queue_offsets(tmp_path: Path) -> None
     """C2, C9: the queue's first file is filled, and its min offset is that of the first record left."""
     config, starts = put_and_crash(tmp_path, 30, body_bytes=400)
     first = next(number for number, start in enumerate(starts) if start >= 4096)
-    (config.commit_log_path / segment_name(0)).unlink()
+    (config.log_paths.writable[0] / segment_name(0)).unlink()
     shutil.rmtree(config.store_path_root_dir / "consumequeue", ignore_errors=True)
     for _ in range(2):
         with quiet_store(config) as store:

@@ -193,11 +193,6 @@ class StoreConfig:
         return LogPaths(self._log_directories, self.read_only_commit_log_store_paths)
 
     @property
-    def commit_log_path(self) -> Path:
-        """The log's directory; of several the first."""
-        return self.log_paths.writable[0]
-
-    @property
     def queue_file_bytes(self) -> int:
         """Bytes of a queue file: whole entries."""
         return -(-self.mapped_file_size_consume_queue // ENTRY_BYTES) * ENTRY_BYTES
