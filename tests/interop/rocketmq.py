@@ -12,6 +12,7 @@ serves others, use ``asyncio.to_thread``.
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import struct
@@ -194,14 +195,16 @@ def broker(
 
 
 def free_port(*, neighbours: Sequence[int] = ()) -> int:
-    """A port that is free together with those at the given distances (the broker's VIP and HA ports)."""
+    """A port that is free together with those at the given distances (the broker's VIP and HA ports).
+
+    Below the range from which the system gives ports to outgoing connections: one of those would take it in the second
+    that a JVM needs to start.
+    """
     for _ in range(100):
+        port = random.randrange(15_000, 32_000)
         with ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
             try:
-                for distance in neighbours:
+                for distance in (0, *neighbours):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port + distance))
             except OSError:
                 continue
