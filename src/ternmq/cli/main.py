@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import groups, logs, messages, servers, topics
+from ternmq.cli import groups, logs, messages, servers, store, topics
 from ternmq.cli.consume import consume
+from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
 from ternmq.cli.output import Output, ReaderGone, note, sentence_of
 from ternmq.cli.send import send
@@ -47,6 +48,8 @@ app.command(rich_help_panel="Messages")(consume)
 app.add_typer(messages.app, name="message", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
+store.app.command()(dump)
+app.add_typer(store.app, name="store", rich_help_panel="Administration")
 
 
 @app.command(rich_help_panel="Administration")

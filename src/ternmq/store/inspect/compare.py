@@ -7,7 +7,7 @@ offset, the index by hash and log offset (its file names are times of day), tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
@@ -53,8 +53,7 @@ def compare(
     yield from _logs(left, right, progress or _tell_nobody)
     yield from _all_queues(left, right)
     yield from _indexes(left, right)
-    for name, kind, rows in _TABLES:
-        yield from _tables(name, _rows(left.table(name, kind), rows), _rows(right.table(name, kind), rows))
+    yield from _tables(left, right)
 
 
 # --- The log ------------------------------------------------------------------------------------------------------
@@ -150,20 +149,28 @@ def _indexes(left: StoreView, right: StoreView) -> Iterator[Difference]:
 # --- Tables -------------------------------------------------------------------------------------------------------
 
 
-def _rows(table: Body | None, member: str) -> Mapping[str, Any]:
-    rows: Mapping[str, Any] = getattr(table, member) if table is not None else {}
+def _tables(left: StoreView, right: StoreView) -> Iterator[Difference]:
+    for file, kind, member in _TABLES:
+        ours, theirs = (_rows(view.table(file, kind), member) for view in (left, right))
+        for key in sorted(ours.keys() | theirs.keys(), key=str):
+            name = f"{file} {key}"
+            if key not in ours or key not in theirs:
+                yield Difference("table", name, f"is only in {(left if key in ours else right).root}")
+            elif ours[key] != theirs[key]:
+                yield Difference("table", name, _changed(ours[key], theirs[key]))
+
+
+def _rows(table: Body | None, member: str) -> dict[Any, Any]:
+    """The rows of a table, as plain values."""
+    rows: dict[Any, Any] = msgspec.to_builtins(getattr(table, member)) if table is not None else {}
     return rows
 
 
-def _tables(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
-    for key in sorted(ours.keys() | theirs.keys()):
-        values = [_to_text(rows[key]) if key in rows else "nothing" for rows in (ours, theirs)]
-        if values[0] != values[1]:
-            yield Difference("table", f"{name} {key}", f"{values[0]} and {values[1]}")
-
-
-def _to_text(row: object) -> str:
-    return msgspec.json.encode(row).decode()
+def _changed(ours: Any, theirs: Any) -> str:
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return f"{ours} and {theirs}"
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} {ours.get(name, 'nothing')} and {theirs.get(name, 'nothing')}" for name in names)
 
 
 def _tell_nobody(_done: int, _total: int) -> None:

@@ -1,0 +1,294 @@
+"""``tern store``: info, dump, verify, rebuild, diff: a store directory without a broker (C11, T1).
+
+All but ``rebuild`` only read, also beside a running broker. Exit code 1 means «found something» for verify and diff, as
+for their likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.options import ConfigFile, Json
+from ternmq.cli.output import Output, note
+from ternmq.cli.progress import progress_bar
+from ternmq.cli.times import format_ms
+from ternmq.config import Settings, nearest
+from ternmq.env import SystemClock
+from ternmq.errors import ConfigError, StoreLocked
+
+if TYPE_CHECKING:
+    from ternmq.store.inspect.sizes import InspectConfig
+    from ternmq.store.inspect.verify import Verdict
+    from ternmq.store.inspect.view import StoreView
+
+app = typer.Typer(no_args_is_help=True, help="Look into a store directory, check it, and repair it. Needs no broker.")
+
+Directory = Annotated[
+    Path, typer.Argument(help="The directory that storePathRootDir names, of TernMQ or RocketMQ.", metavar="DIR")
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the store, if its files do not show it. Repeatable."),
+]
+
+_MB: Final = 1_000_000
+
+
+@app.command()
+def info(
+    directory: Directory,
+    queues: Annotated[bool, typer.Option("--queues", "-q", help="A line for each queue, not for each topic.")] = False,
+    settings: Sizes = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a store: sizes, offsets, topics, times, and whether a broker holds it.
+
+    Example:
+
+        tern store info ternmq-data/broker-a
+    """
+    from ternmq.store.inspect.faults import plural
+    from ternmq.store.inspect.summary import by_topic, log_summary, queue_summaries
+    from ternmq.store.inspect.view import StoreView
+
+    view = StoreView(directory, config_of(settings, config))
+    log, rows = log_summary(view), queue_summaries(view)
+    output = Output(as_json=as_json)
+    fields = {
+        "directory": str(directory),
+        "state": _state(view),
+        "holder_pid": view.holder,
+        "log": dataclasses.asdict(log),
+        "checkpoint": dataclasses.asdict(view.checkpoint),
+        "sizes": dataclasses.asdict(view.sizes),
+        "index_files": [path.name for path, _ in view.index_files],
+        "messages": sum(queue.messages for queue in rows),
+    }
+    if as_json:
+        output.item(fields | {"queues": [dataclasses.asdict(queue) for queue in rows]}, "")
+        return
+    sizes, segments, files = view.sizes, plural(log.segments, "segment"), plural(len(view.index_files), "file")
+    for name, text in (
+        ("state", _state(view)),
+        ("log", f"{log.min_offset:,} to {log.end_offset:,}, in {segments} of {sizes.segment:,} bytes"),
+        ("stored", f"{format_ms(log.first_time_ms)} to {format_ms(log.last_time_ms)}"),
+        ("messages", f"{fields['messages']:,} in {len(rows):,} queues, whose files have {sizes.queue_file:,} bytes"),
+        ("index", f"{files} of {sizes.index_slots:,} slots and {sizes.index_entries:,} entries"),
+        (
+            "checkpoint",
+            f"log {format_ms(view.checkpoint.log_time_ms)}, queues {format_ms(view.checkpoint.queue_time_ms)}, "
+            f"index {format_ms(view.checkpoint.index_time_ms)}",
+        ),
+    ):
+        output.item({}, f"{name:<11}{text}")
+    if queues:
+        output.rows(
+            [
+                {
+                    "topic": queue.topic,
+                    "queue": queue.queue_id,
+                    "min_offset": queue.min_offset,
+                    "max_offset": queue.max_offset,
+                    "messages": queue.messages,
+                    "first_message": format_ms(queue.first_time_ms),
+                    "last_message": format_ms(queue.last_time_ms),
+                }
+                for queue in rows
+            ],
+            columns=("topic", "queue", "min_offset", "max_offset", "messages", "first_message", "last_message"),
+            empty="no queues yet",
+        )
+        return
+    output.rows(
+        [
+            {
+                "topic": topic.topic,
+                "queues": topic.queues,
+                "messages": topic.messages,
+                "last_message": format_ms(topic.last_time_ms),
+            }
+            for topic in by_topic(rows)
+        ],
+        columns=("topic", "queues", "messages", "last_message"),
+        empty="no queues yet",
+    )
+
+
+@app.command()
+def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = None, as_json: Json = False) -> None:
+    """Check log, queues, index, checkpoint and tables; name each fault and what it costs.
+
+    Reads every record. The exit code is 1 if there is a fault; notes, of what a start mends by itself, are none.
+
+    Example:
+
+        tern store verify ternmq-data/broker-a
+    """
+    from ternmq.store.inspect.verify import verify as check
+
+    clock = SystemClock()
+    began = clock.monotonic()
+    with progress_bar("verify") as tell:
+        verdict = check(directory, config_of(settings, config), progress=tell)
+    seconds = clock.monotonic() - began
+    if as_json:
+        Output(as_json=True).item(_as_fields(verdict, seconds), "")
+    else:
+        _print_verdict(verdict, seconds)
+    if verdict.faults:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rebuild(
+    directory: Directory,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Make the files there, and leave the store as it is.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    settings: Sizes = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Make queues and index anew from the log, in place of those that are there.
+
+    The log is only read. The old files are replaced when the new ones are whole. No broker may run on the store.
+
+    Examples:
+
+        tern store rebuild ternmq-data/broker-a
+
+        tern store rebuild ternmq-data/broker-a --out /tmp/fresh
+    """
+    from ternmq.store.inspect.rebuild import rebuild as make
+    from ternmq.store.inspect.view import StoreView
+
+    inspect = config_of(settings, config)
+    # Before anybody is asked: what would be refused anyway.
+    holder = StoreView(directory, inspect, on_corrupt=lambda _: None).holder
+    if out is None and holder is not None:
+        raise StoreLocked(str(directory))
+    if out is None and not yes:
+        _ask(f"replace queues and index of {directory}?")
+    clock = SystemClock()
+    began = clock.monotonic()
+    with progress_bar("rebuild") as tell:
+        made = make(directory, inspect, out=out, clock=clock, progress=tell)
+    seconds = clock.monotonic() - began
+    Output(as_json=as_json).item(
+        {
+            "directory": str(out or directory),
+            "records": made.records,
+            "log_bytes": made.log_bytes,
+            "queues": made.queues,
+            "damaged_places": [
+                {"log_offset": damaged.begin, "end_offset": damaged.end, "what": damaged.kind.value}
+                for damaged in made.damages
+            ],
+            "seconds": round(seconds, 3),
+            "mb_per_second": _speed(made.log_bytes, seconds),
+        },
+        f"{made.queues:,} queues and the index made of {made.records:,} records in {out or directory} "
+        f"({made.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {_speed(made.log_bytes, seconds)} MB/s)",
+    )
+    for damaged in made.damages:
+        note(f"passed over log offset {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
+
+
+@app.command()
+def diff(
+    left: Annotated[Path, typer.Argument(help="A store directory.", metavar="A")],
+    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    settings: Sizes = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two stores: records, queues, index and tables. The exit code is 1 if they differ.
+
+    Example:
+
+        tern store diff ternmq-data/broker-a backup/broker-a
+    """
+    from ternmq.store.inspect.compare import compare
+    from ternmq.store.inspect.view import StoreView
+
+    inspect = config_of(settings, config)
+    views = [StoreView(directory, inspect) for directory in (left, right)]
+    with progress_bar("compare") as tell:
+        found = [dataclasses.asdict(difference) for difference in compare(*views, progress=tell)]
+    Output(as_json=as_json).rows(found, columns=("part", "name", "what"), empty=f"{left} and {right} hold the same")
+    if found:
+        raise typer.Exit(1)
+
+
+# --- Shared -------------------------------------------------------------------------------------------------------
+
+
+def config_of(flags: list[str] | None, file: Path | None) -> InspectConfig:
+    """What was given of a store's settings; the rest is read off its files. Raises ``ConfigError``."""
+    from ternmq.store.config import StoreConfig
+    from ternmq.store.inspect.sizes import InspectConfig
+
+    settings = Settings.gather(files=[file] if file is not None else [], flags=flags or [])
+    for stranger in settings.strangers(StoreConfig):
+        if stranger.place == "--set":
+            near = nearest(stranger, StoreConfig)
+            hint = (
+                f"; did you mean {near}?" if near else "; give file sizes, such as mappedFileSizeCommitLog=1073741824"
+            )
+            raise ConfigError(f"a store has no setting {stranger.key!r}{hint}")
+    given = {setting.name for setting in settings.given}
+    store = settings.build(StoreConfig)
+    names = [field.name for field in dataclasses.fields(InspectConfig) if field.name.replace("_", "") in given]
+    return InspectConfig(**{name: getattr(store, name) for name in names})
+
+
+def _state(view: StoreView) -> str:
+    if view.holder is not None:
+        return f"a broker runs on it (process {view.holder or 'of another container'})"
+    return "closed" if view.was_closed else "not closed: the broker died, the next start recovers"
+
+
+def _as_fields(verdict: Verdict, seconds: float) -> dict[str, object]:
+    return {
+        "faults": len(verdict.faults),
+        "findings": [dataclasses.asdict(finding) for finding in verdict.findings],
+        "records": verdict.records,
+        "log_bytes": verdict.log_bytes,
+        "queue_entries": verdict.queue_entries,
+        "index_entries": verdict.index_entries,
+        "seconds": round(seconds, 3),
+        "mb_per_second": _speed(verdict.log_bytes, seconds),
+    }
+
+
+def _print_verdict(verdict: Verdict, seconds: float) -> None:
+    output = Output(as_json=False)
+    for finding in verdict.findings:
+        output.item({}, f"{'note' if finding.is_note else 'FAULT'}  {finding.path}: {finding.what}")
+        output.item({}, f"       costs: {finding.cost}")
+        if finding.cure:
+            output.item({}, f"       cure:  {finding.cure}")
+    faults = len(verdict.faults)
+    output.item(
+        {},
+        f"{faults or 'no'} fault{'' if faults == 1 else 's'} in {verdict.records:,} records, "
+        f"{verdict.queue_entries:,} queue entries and {verdict.index_entries:,} index entries "
+        f"({verdict.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {_speed(verdict.log_bytes, seconds)} MB/s)",
+    )
+
+
+def _speed(log_bytes: int, seconds: float) -> float:
+    return round(log_bytes / _MB / seconds, 1) if seconds else 0.0
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} Nobody can answer here; add --yes")
+    typer.confirm(question, abort=True)
