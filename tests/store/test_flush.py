@@ -149,6 +149,15 @@ def test_the_checkpoint_never_runs_ahead_of_the_files(tmp_path: Path) -> None:
     assert (1_030_000, 1_030_000) == saved()
 
 
+def test_a_closed_store_vouches_for_its_whole_index(tmp_path: Path) -> None:
+    """C7, C11: else RocketMQ, should it die later, throws away what it need not."""
+    clock = ManualClock(1_000_000)
+    with quiet_store(small_config(tmp_path), clock=clock) as store:
+        store.put(draft(KEYS="k"))
+
+    assert 1_000_000 == Checkpoint.load(FileDisk(), tmp_path / "checkpoint").index_time_ms
+
+
 def test_queues_are_written_out_in_portions(tmp_path: Path) -> None:
     """C6: a thousand queues do not stop the loop; all are done when the pass is."""
     clock = ManualClock()

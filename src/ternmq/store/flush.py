@@ -156,6 +156,8 @@ class Flusher:
         self.flush_now()
         self._queues.close()
         if self._index is not None:
+            # Records wait in memory for their entries, and only then does the index know its end.
+            self._index.write_out()
             self._checkpoint.index_time_ms = self._index.end_time_ms
             self._index.close()
         self._checkpoint.queue_time_ms = self._log.store_time_ms
