@@ -202,6 +202,8 @@ class QueueExt:
         """
         self.end = -1
         if self._all.writes:
+            # Nobody knows what a process that died had synced.
+            self._unsynced.update(self._paths.values())
             self.begin(last_address())
 
     @property
@@ -225,7 +227,11 @@ class QueueExt:
         self.end = 0
 
     def remove_strays(self) -> None:
-        """Remove files that ``load`` left out: behind one that is missing, or without their length."""
+        """Remove files that ``load`` left out: behind one that is missing, or without their length.
+
+        The process that died may have made and removed others, so all names here are taken for not synced.
+        """
+        self._all.files.unsynced_names |= dict.fromkeys((self.directory, *self.directory.parents[:3]))
         for name, _, is_directory in self._all.disk.list(self.directory):
             path = self.directory / name
             if not is_directory and path not in self._paths.values():
