@@ -6,6 +6,7 @@ import logging
 import shutil
 import struct
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from ternmq.store.queue import ENTRY, ConsumeQueue
 from ternmq.store.queue_ext import ADDRESS_ZERO, UNIT, QueueExt, Unit
 from ternmq.store.segment import segment_name
 from ternmq.store.store import Fact, GetStatus, MessageStore, StoreConfig
+from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.ids import java_hash
-from ternmq.wire.record import unpack_records
+from ternmq.wire.properties import find
+from ternmq.wire.record import unpack_record, unpack_records
 from tests.manual_clock import ManualClock
 from tests.store.disks import TroubledDisk
 from tests.store.small import HOST, bodies, draft, files, put_all, quiet_store, small_config
@@ -32,9 +35,13 @@ def config_of(root: Path, *, on: bool = True, **changes: Any) -> StoreConfig:
     return small_config(root, enable_consume_queue_ext=on, mapped_file_size_consume_queue_ext=200, **changes)
 
 
+def bits_at(queue_offset: int) -> bytes:
+    """A map whose length tells the number, so that units differ in size."""
+    return bytes([queue_offset % 251]) * (queue_offset % 5)
+
+
 def bits_of(fact: Fact) -> bytes:
-    """As many bytes as the record's number, so that units differ in size."""
-    return bytes([fact.queue_offset % 251]) * (fact.queue_offset % 5)
+    return bits_at(fact.queue_offset)
 
 
 def opened(config: StoreConfig, *, clock: ManualClock | None = None) -> MessageStore:
@@ -315,6 +322,52 @@ def test_units_are_a_fold_of_the_log(steps: list[tuple[str, int]], tmp_path_fact
         opened(config_of(fresh)).close()
         for name in ("consumequeue", "consumequeue_ext"):
             assert files(fresh / name) == files(root / name)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_power_cut_separates_an_entry_from_its_unit(seed: int) -> None:
+    """C3, C8: whatever is left of files and names, each address leads to the unit of its record."""
+    random, clock = Random(seed), ManualClock()
+    disk = SimulatedDisk(page_bytes=512, names_in_order=bool(seed % 2), now_ms=clock.now_ms)
+    config = config_of(Path("/store"), flush_consume_queue_thorough_interval=5_000, mapped_file_size_consume_queue=400)
+    acknowledged = 0
+    for _ in range(8):
+        store = MessageStore(config, store_host=HOST, clock=clock, disk=disk, threads=False)
+        store.bits = bits_of
+        store.open()
+        check_units(store, at_least=acknowledged)
+        for _ in range(random.randrange(60)):
+            clock.advance(random.choice((0, 0.1, 1, 3)))
+            match random.randrange(8):
+                case 0:
+                    store.tick()
+                case 1:
+                    store.flush_now()
+                    acknowledged = store.max_offset("orders", 0)
+                case 2:
+                    disk.write_back(random)
+                case _:
+                    put(store, random.randrange(1, 5), random.choice(("red", "blue")))
+        if random.random() < 0.3:
+            store.close()
+            acknowledged = store.max_offset("orders", 0)
+        elif random.random() < 0.7:
+            disk.power_cut(random)
+        else:
+            disk.die()
+
+
+def check_units(store: MessageStore, *, at_least: int) -> None:
+    """Each entry holds an address, and the unit there tells what the record does."""
+    assert at_least <= store.max_offset("orders", 0)
+    for number, field in enumerate(fields(store) if store.max_offset("orders", 0) else []):
+        entry = queue_of(store).entry(number)
+        assert entry is not None
+        data = store.record_at(entry[0], entry[1])
+        assert data is not None
+        record = unpack_record(data)
+        expected = java_hash(find(record.properties, "TAGS") or ""), record.store_time_ms, bits_at(number)
+        assert expected == ext_of(store).read(field)
 
 
 def test_a_cut_takes_units_with_their_entries(tmp_path: Path) -> None:
