@@ -8,7 +8,7 @@ nothing but time, since whoever finds it looks at the record.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
@@ -23,8 +23,9 @@ _NONE: Final = (0, sys.maxsize)
 class IndexCheck:
     """Give it all entries that the log makes, in order, with ``expect``; then ask for the ``faults``."""
 
-    def __init__(self, view: StoreView) -> None:
+    def __init__(self, view: StoreView, is_damaged: Callable[[int], bool]) -> None:
         self._view = view
+        self._is_damaged = is_damaged
         self.files = IndexFiles(view)
         #: Log offsets of keys without an entry, in between and behind the last one; and of entries without a key.
         self._missing = Tally()
@@ -48,7 +49,7 @@ class IndexCheck:
 
     def _add_extra(self, log_offset: int) -> None:
         # What the log has forgotten stays in the index until its file goes.
-        if log_offset >= self._view.log.min_offset:
+        if log_offset >= self._view.log.min_offset and not self._is_damaged(log_offset):
             self._extra.add(log_offset)
 
     def faults(self) -> list[Fault]:

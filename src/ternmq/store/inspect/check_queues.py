@@ -14,27 +14,31 @@ running broker has in memory, or a killed one had.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ENTRY, FILLER_SIZE, ConsumeQueue
+from ternmq.store.queue import ENTRY, FILLER_SIZE, PAGE_ENTRIES, ConsumeQueue
 from ternmq.store.queue_ext import ADDRESS_MAX, UnitReader
 
 #: Entries that are compared together.
-_RUN_BYTES: Final = 200 * ENTRY_BYTES
+_RUN_BYTES: Final = PAGE_ENTRIES * ENTRY_BYTES
 #: Queues of RocketMQ's light topics hold entries of records of other topics.
 LIGHT_PREFIX: Final = "%LMQ%"
 _pack_entry: Final = ENTRY.pack
 
 
 class QueueCheck:
-    """What is expected of one queue. ``queue`` is None if the directory has none."""
+    """What is expected of one queue. ``queue`` is None if the directory has none.
+
+    ``is_damaged`` knows the places in the log that hold no records. Entries that lead there are not to blame for it.
+    """
 
     __slots__ = (
         "_extra",
+        "_is_damaged",
         "_missing",
         "_next",
         "_run",
@@ -47,9 +51,10 @@ class QueueCheck:
         "records",
     )
 
-    def __init__(self, key: tuple[str, int], queue: ConsumeQueue | None) -> None:
+    def __init__(self, key: tuple[str, int], queue: ConsumeQueue | None, is_damaged: Callable[[int], bool]) -> None:
         self.key = key
         self.queue = queue
+        self._is_damaged = is_damaged
         self._units = UnitReader(queue.ext) if queue is not None and queue.ext is not None else None
         self._begin(0)
 
@@ -78,8 +83,8 @@ class QueueCheck:
             return
         self._compare()
         # The log has no records for these. Their entries should be fillers; others lead to what is damaged or gone.
-        for number, (_, size, _) in self._entries(self._next, queue_offset):
-            if size != FILLER_SIZE:
+        for number, (log_offset, size, _) in self._entries(self._next, queue_offset):
+            if size != FILLER_SIZE and not self._is_damaged(log_offset):
                 self._extra.add(number)
         self._next = self._run_at = queue_offset
 
@@ -122,7 +127,9 @@ class QueueCheck:
         path = str(view.root / "consumequeue" / topic / str(queue_id))
         if self.queue is None:
             if self.records:
-                yield self._without_queue(path, is_known=is_known)
+                # A new queue has no file before its first entries are written out.
+                lags = view.may_lag and self.records <= PAGE_ENTRIES
+                yield self._without_queue(path, is_known=is_known, lags=lags)
             return
         if topic.startswith(LIGHT_PREFIX):
             return
@@ -131,7 +138,7 @@ class QueueCheck:
         for begin, end in ((self.queue.min_offset, first), (max(first, self._next), self.queue.next_offset)):
             for number, (log_offset, size, _) in self._entries(begin, end):
                 # Entries of records that the log has forgotten are no fault; the queue forgets them by the file.
-                if size != FILLER_SIZE and log_offset >= log_min:
+                if size != FILLER_SIZE and log_offset >= log_min and not self._is_damaged(log_offset):
                     self._extra.add(number)
         yield from self._verdicts(view, path)
 
@@ -177,7 +184,7 @@ class QueueCheck:
                 is_note=is_cut,
             )
 
-    def _without_queue(self, path: str, *, is_known: bool) -> Fault:
+    def _without_queue(self, path: str, *, is_known: bool, lags: bool) -> Fault:
         count = plural(self.records, "message")
         if not is_known:
             return Fault(
@@ -196,6 +203,7 @@ class QueueCheck:
             at=self.first,
             count=self.records,
             what=f"the queue is missing, the log has {count} of it",
-            cost="consumers never see them",
-            cure=REBUILD,
+            cost="none, the next start adds it" if lags else "consumers never see them",
+            cure="" if lags else REBUILD,
+            is_note=lags,
         )

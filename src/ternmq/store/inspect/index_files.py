@@ -35,7 +35,9 @@ class IndexFiles:
         sizes = self._view.sizes
         for path, length_bytes in self._view.index_files:
             if length_bytes == sizes.index_file:
-                yield from self._read_file(path)
+                # Without entries nobody knows how many slots there are, and nobody needs to.
+                if sizes.index_slots is not None and sizes.index_entries is not None:
+                    yield from self._read_file(path, sizes.index_slots, sizes.index_entries)
             else:
                 self.faults.append(
                     Fault(
@@ -48,12 +50,10 @@ class IndexFiles:
                     )
                 )
 
-    def _read_file(self, path: Path) -> Iterator[tuple[int, int]]:
-        sizes = self._view.sizes
-        slot_count = sizes.index_slots
-        page = self._view.disk.open_segment(path, size=sizes.index_file, writable=False).page
+    def _read_file(self, path: Path, slot_count: int, entries_max: int) -> Iterator[tuple[int, int]]:
+        page = self._view.disk.open_segment(path, size=self._view.sizes.index_file, writable=False).page
         _, _, begin_offset, end_offset, _, count = INDEX_HEADER.unpack_from(page)
-        count = min(max(count, 1), sizes.index_entries)
+        count = min(max(count, 1), entries_max)
         self.entries += count - 1
         entries_at = INDEX_HEADER_BYTES + slot_count * INDEX_SLOT_BYTES
         newest = array("i", bytes(INDEX_SLOT_BYTES * slot_count))

@@ -85,6 +85,11 @@ def _build(
     view: StoreView, disk: FileDisk, fresh: Path, clock: Clock, progress: Callable[[int, int], object] | None
 ) -> Rebuilt:
     sizes = view.sizes
+    if sizes.index_slots is None or sizes.index_entries is None:
+        raise StoreError(
+            f"nothing in {view.root} shows how large its index files are; give both numbers of the broker's settings "
+            "with --set maxHashSlotNum=… --set maxIndexNum=…"
+        )
     queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
     queues.foreign = view.queues.foreign
     index = Index(

@@ -14,6 +14,7 @@ Zeros are the log's end, unless whole records follow. What lies behind the last 
 from __future__ import annotations
 
 import enum
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -95,6 +96,13 @@ class LogScan:
         if tail is None or tail[0] in (Damage.HOLE, Damage.NO_BLANK):
             return None
         return Damaged(*tail[:3])
+
+    def damage_at(self, log_offset: int) -> int | None:
+        """Where the damaged place begins that holds this byte, if one does, as far as the scan has come."""
+        number = bisect_right(self._found, log_offset, key=lambda found: found[1]) - 1
+        if number < 0 or log_offset >= self._found[number][2]:
+            return None
+        return self._found[number][1]
 
     def __iter__(self) -> Iterator[Record]:
         for start in self._starts:

@@ -7,7 +7,8 @@ A broker knows the sizes from its settings. A tool is often given nothing but a 
   tried, then the same ratio of 1 to 4. If the file's entries do not fit to that, the last of them is looked for:
   its log offset stands in the header, its number too, and from where it lies the number of slots follows.
 
-Settings that were given are taken as they are. Without any file the defaults of ``StoreConfig`` stand.
+Settings that were given are taken as they are. Without any file the defaults of ``StoreConfig`` stand; but what nothing
+shows of an index stays unknown, since a broker would not read one that is made with the wrong numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 
 from ternmq.errors import CorruptFile
 from ternmq.store.config import (
+    ENTRY_BYTES,
     INDEX_ENTRY_BYTES,
     INDEX_HEADER_BYTES,
     INDEX_SLOT_BYTES,
@@ -77,30 +79,41 @@ class Sizes:
     segment: int
     queue_file: int
     ext_file: int
-    index_slots: int
-    index_entries: int
-
-    @property
-    def index_file(self) -> int:
-        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.index_slots + INDEX_ENTRY_BYTES * self.index_entries
+    index_file: int
+    #: None if nobody can tell: there are no entries that would show it.
+    index_slots: int | None
+    index_entries: int | None
 
 
 def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
     """Look at the files below ``root``. Raises ``CorruptFile`` for an index of which the sizes cannot be told."""
     logs = [entry for directory in config.log_paths(root).all for entry in disk.list(directory)]
-    queue_file = config.mapped_file_size_consume_queue
-    slots, entries = _index_sizes(disk, root / "index", config)
-    return Sizes(
-        segment=config.mapped_file_size_commit_log or _usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log,
-        queue_file=-(-queue_file // 20) * 20
-        if queue_file
-        else _usual_length(_files_of_queues(disk, root / "consumequeue")) or _DEFAULTS.mapped_file_size_consume_queue,
-        ext_file=config.mapped_file_size_consume_queue_ext
-        or _usual_length(_files_of_queues(disk, root / "consumequeue_ext"))
-        or _DEFAULTS.mapped_file_size_consume_queue_ext,
-        index_slots=slots,
-        index_entries=entries,
+    segment = config.mapped_file_size_commit_log or _usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log
+    queue_file = (
+        config.mapped_file_size_consume_queue
+        or _usual_length(_files_of_queues(disk, root / "consumequeue"))
+        or _DEFAULTS.mapped_file_size_consume_queue
     )
+    ext_file = (
+        config.mapped_file_size_consume_queue_ext
+        or _usual_length(_files_of_queues(disk, root / "consumequeue_ext"))
+        or _DEFAULTS.mapped_file_size_consume_queue_ext
+    )
+    index_file, numbers = _index_sizes(disk, root / "index", config)
+    if numbers is None and not index_file and segment == _DEFAULTS.mapped_file_size_commit_log:
+        # Who has not changed the one has hardly changed the other.
+        numbers = _DEFAULTS.max_hash_slot_num, _DEFAULTS.max_index_num
+    if numbers is None:
+        return Sizes(segment, _whole_entries(queue_file), ext_file, index_file, None, None)
+    return Sizes(segment, _whole_entries(queue_file), ext_file, index_file_bytes(*numbers), *numbers)
+
+
+def index_file_bytes(slots: int, entries: int) -> int:
+    return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ENTRY_BYTES * entries
+
+
+def _whole_entries(queue_file_bytes: int) -> int:
+    return -(-queue_file_bytes // ENTRY_BYTES) * ENTRY_BYTES
 
 
 def _usual_length(files: Iterable[FileEntry]) -> int | None:
@@ -118,14 +131,12 @@ def _files_of_queues(disk: Disk, directory: Path) -> Iterable[FileEntry]:
 # --- The index ----------------------------------------------------------------------------------------------------
 
 
-def _index_sizes(disk: Disk, directory: Path, config: InspectConfig) -> tuple[int, int]:
-    slots, entries = config.max_hash_slot_num, config.max_index_num
-    if slots and entries:
-        return slots, entries
+def _index_sizes(disk: Disk, directory: Path, config: InspectConfig) -> tuple[int, tuple[int, int] | None]:
+    """Length of the index's files, 0 without any; slots and entries, None if nothing shows them."""
     files = [entry for entry in disk.list(directory) if entry.name.isdigit() and not entry.is_directory]
-    length_bytes = _usual_length(files)
-    if length_bytes is None:
-        return slots or _DEFAULTS.max_hash_slot_num, entries or _DEFAULTS.max_index_num
+    length_bytes = _usual_length(files) or 0
+    if config.max_hash_slot_num and config.max_index_num:
+        return length_bytes, (config.max_hash_slot_num, config.max_index_num)
     # The newest one of this length that has entries tells most.
     for entry in reversed([entry for entry in files if entry.length_bytes == length_bytes]):
         segment = disk.open_segment(directory / entry.name, size=length_bytes, writable=False)
@@ -138,8 +149,8 @@ def _index_sizes(disk: Disk, directory: Path, config: InspectConfig) -> tuple[in
                     "maxHashSlotNum=… --set maxIndexNum=…, or move the file away: the index is built again",
                     path=str(path),
                 )
-            return found
-    return _by_ratio(length_bytes) or (_DEFAULTS.max_hash_slot_num, _DEFAULTS.max_index_num)
+            return length_bytes, found
+    return length_bytes, _by_ratio(length_bytes)
 
 
 def _by_ratio(length_bytes: int) -> tuple[int, int] | None:

@@ -6,7 +6,8 @@ broker may run meanwhile: what it has not written out yet is noted, not blamed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,13 +72,14 @@ def verify(
     total_bytes = len(view.log.starts) * view.sizes.segment
     told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
     scan = LogScan(view.log, next_data=view.next_data, progress=told)
-    derived = _DerivedCheck(view)
+    derived = _DerivedCheck(view, scan)
     last: Record | None = None
     for record in scan:
         derived.expect(record)
         last = record
-    findings += _log_faults(view, scan)
-    findings += derived.faults()
+    of_derived = [*derived.faults()]
+    findings += _log_faults(view, scan, derived.lost)
+    findings += of_derived
     findings += _checkpoint_faults(view, last.store_time_ms if last is not None else 0)
     findings += _table_faults(view)
     return Verdict(
@@ -92,10 +94,13 @@ def verify(
 class _DerivedCheck:
     """Tells the checks of queues and index what each record must have left there."""
 
-    def __init__(self, view: StoreView) -> None:
+    def __init__(self, view: StoreView, scan: LogScan) -> None:
         self._view = view
+        self._scan = scan
         self._deleted = view.deleted.is_deleted
-        self.index = IndexCheck(view)
+        self.index = IndexCheck(view, lambda log_offset: scan.damage_at(log_offset) is not None)
+        #: By begin of a damaged place in the log: how many queue entries lead there.
+        self.lost: Counter[int] = Counter()
         self._queues: dict[tuple[str, int], QueueCheck] = {}
         self._hashes = KeyHashes()
         self._keyed: list[Keyed] = []
@@ -113,8 +118,15 @@ class _DerivedCheck:
 
     def _check(self, topic: str, queue_id: int) -> QueueCheck:
         key = (topic, queue_id)
-        check = self._queues[key] = QueueCheck(key, self._view.queues.table.get(key))
+        check = self._queues[key] = QueueCheck(key, self._view.queues.table.get(key), self._is_damaged)
         return check
+
+    def _is_damaged(self, log_offset: int) -> bool:
+        begin = self._scan.damage_at(log_offset)
+        if begin is None:
+            return False
+        self.lost[begin] += 1
+        return True
 
     def _tags_code(self, record: Record) -> int:
         if record.topic == SCHEDULE_TOPIC:
@@ -138,8 +150,9 @@ class _DerivedCheck:
     def faults(self) -> Iterator[Fault]:
         self._expect_keys()
         known = self._view.known_topics()
-        for key, queue in self._view.queues.table.items():
-            self._queues.setdefault(key, QueueCheck(key, queue))
+        for key in self._view.queues.table:
+            if key not in self._queues:
+                self._check(*key)
         for key, check in sorted(self._queues.items(), key=lambda item: item[0]):
             # RocketMQ keeps some topics in queues of another kind, and these are not ours to judge.
             if key[0] not in self._view.queues.foreign:
@@ -150,11 +163,12 @@ class _DerivedCheck:
 # --- The log ------------------------------------------------------------------------------------------------------
 
 
-def _log_faults(view: StoreView, scan: LogScan) -> Iterator[Fault]:
+def _log_faults(view: StoreView, scan: LogScan, lost: Mapping[int, int]) -> Iterator[Fault]:
+    """``lost`` tells how many queue entries lead to a damaged place."""
     for damaged in scan.damages:
         begin, behind = damaged.begin, plural(damaged.records_behind, "record")
         is_lost = damaged.kind is not Damage.NO_BLANK
-        lost = "one message" if damaged.kind is Damage.CRC else f"what was in {damaged.end - begin:,} bytes"
+        what = plural(lost[begin], "message") if lost.get(begin) else f"what was in {damaged.end - begin:,} bytes"
         yield Fault(
             kind={Damage.CRC: "record-crc", Damage.LENGTH: "record-length", Damage.NO_BLANK: "segment-end"}.get(
                 damaged.kind, "log-damage"
@@ -162,7 +176,7 @@ def _log_faults(view: StoreView, scan: LogScan) -> Iterator[Fault]:
             path=view.segment_path(begin),
             at=begin,
             what=f"at log offset {begin:,}: {damaged.kind.value}",
-            cost=(f"{lost} cannot be read; " if is_lost else "")
+            cost=(f"{what} cannot be read; " if is_lost else "")
             + f"a start that recovers from before here cuts the log, and loses the {behind} behind it",
             cure="copy the directory before a broker starts on it, and take the segment from a slave or a backup",
         )
