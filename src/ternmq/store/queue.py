@@ -20,9 +20,12 @@ Invariants: the entries from ``min_offset`` up to ``next_offset`` are there, the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -55,14 +58,24 @@ _pack_entry: Final = ENTRY.pack
 
 
 class FilePool:
-    """Open queue files, the least recently used closed first; and which directories have names that are not synced."""
+    """Open queue files, the least recently used closed first; and which directories have names that are not synced.
 
-    __slots__ = ("_disk", "_files", "_limit", "unsynced_names")
+    To make a file and its directories takes 0.2 to 1 ms, and a thousand new queues may come at once. So a new queue's
+    first file is made by another thread while its first entries are still in memory (``make_soon``). If it is not done
+    when they are written out, or if it failed, the file is made then.
+    """
+
+    __slots__ = ("_disk", "_files", "_limit", "_lock", "_wanted", "chores", "unsynced_names")
 
     def __init__(self, disk: Disk, limit: int = OPEN_FILES_MAX) -> None:
         self._disk = disk
         self._limit = limit
         self._files: dict[Path, PlainFile] = {}
+        #: Runs what may wait for the disk on another thread, if there is one.
+        self.chores: Callable[[Callable[[], None]], object] | None = None
+        #: Files to be made there. Whoever removes a file or its directory takes it out first, under the lock.
+        self._wanted: dict[Path, None] = {}
+        self._lock = threading.Lock()
         #: Directories in which files were made or removed, in order. Without a sync of these a power cut may bring
         #: files back, or take them although they were synced.
         self.unsynced_names: dict[Path, None] = {}
@@ -80,8 +93,25 @@ class FilePool:
         self._files[path] = file
         return file
 
+    def make_soon(self, path: Path, size: int) -> None:
+        """Have a file made on another thread, if there is one."""
+        if self.chores is not None:
+            self._wanted[path] = None
+            self.chores(partial(self._make, path, size))
+
+    def _make(self, path: Path, size: int) -> None:
+        with self._lock:
+            if path in self._wanted:
+                del self._wanted[path]
+                with contextlib.suppress(StoreError):
+                    self._disk.open_file(path, create_size=size).close()
+
     def remove(self, path: Path) -> None:
-        """Close a file and remove it."""
+        """Close a file and remove it; also a whole directory, none of whose files is open."""
+        if self._wanted:
+            with self._lock:
+                for wanted in [each for each in self._wanted if each == path or path in each.parents]:
+                    del self._wanted[wanted]
         file = self._files.pop(path, None)
         if file is not None:
             file.close()
@@ -157,7 +187,7 @@ class ConsumeQueue:
         """Add the entry of the next queue offset."""
         tail = self._tail
         if not tail:
-            self._all.dirty[self] = None
+            self._begin_tail()
         tail += _pack_entry(log_offset, size, tags_code)
         self.next_offset += 1
         self.log_end = log_offset + size
@@ -168,12 +198,18 @@ class ConsumeQueue:
         """Add entries of the next queue offsets; the record of the last one ends at ``log_end``."""
         tail = self._tail
         if not tail:
-            self._all.dirty[self] = None
+            self._begin_tail()
         tail += entries
         self.next_offset += len(entries) // ENTRY_BYTES
         self.log_end = log_end
         if len(tail) >= TAIL_BYTES:
             self._all.overflow(self)
+
+    def _begin_tail(self) -> None:
+        self._all.dirty[self] = None
+        if not self._paths:
+            at, file_bytes = self._tail_offset * ENTRY_BYTES, self._all.file_bytes
+            self._all.files.make_soon(self.directory / segment_name(at - at % file_bytes), file_bytes)
 
     def add(self, fact: Fact) -> None:
         """Add the entry of a record, with a unit beside it where the store has such."""

@@ -255,6 +255,7 @@ class MessageStore:
             self._flusher.start()
             self._wake = self._flusher.wake
             self._chores = Chores()
+            self._queues.files.chores = self._chores
             self._log.let_go = self._let_go
         self._retention = Retention(
             self.config,
