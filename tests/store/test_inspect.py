@@ -143,7 +143,6 @@ def test_who_holds_a_store_is_known_and_stays_so(root: Path) -> None:
     ("make", "sentence"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.write_text(""), "is a file"),
         (lambda path: path.mkdir(), "is no store, it has no commitlog"),
     ],
 )
@@ -153,6 +152,25 @@ def test_what_is_no_store_is_refused(make: Callable[[Path], object], sentence: s
 
     with pytest.raises(StoreError, match=f"elsewhere {sentence}.*storePathRootDir names"):
         StoreView(path)
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StoreError, match=r"cannot read .*file: Not a directory; storePathRootDir "):
+        StoreView(tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be someone else")
+def test_a_directory_that_may_not_be_read(root: Path) -> None:
+    """T1: root may read everything, so someone else has to look."""
+    root.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(StoreError, match="Permission denied; let the broker's user"):
+            StoreView(root)
+    finally:
+        os.seteuid(0)
 
 
 def test_a_segment_of_another_length_is_named(root: Path) -> None:

@@ -72,15 +72,11 @@ class StoreView:
         self.queues.load(on_corrupt=on_corrupt)
 
     def _check_is_store(self) -> None:
-        if not self.root.is_dir():
-            what = "is a file" if self.root.exists() else "does not exist"
-            raise StoreError(f"{self.root} {what}; give the directory that storePathRootDir names")
-        # Also asks whether it may be read.
+        # Raises if it is a file, or may not be read.
         names = {entry.name for entry in self.disk.list(self.root)}
         if not names.intersection(_MARKS) and not self.config.store_path_commit_log:
-            raise StoreError(
-                f"{self.root} is no store, it has no commitlog; give the directory that storePathRootDir names"
-            )
+            what = "is no store, it has no commitlog" if self.root.exists() else "does not exist"
+            raise StoreError(f"{self.root} {what}; give the directory that storePathRootDir names")
 
     @property
     def may_lag(self) -> bool:
