@@ -585,6 +585,7 @@ def _ours(error: OSError, path: Path, doing: str) -> StoreError:
         case errno.EMFILE | errno.ENFILE:
             return StoreError(f"{what}; raise the limit of open files (ulimit -n)")
         case errno.ENOTDIR | errno.EEXIST | errno.EISDIR:
-            return StoreError(f"{what}; storePathRootDir and storePathCommitLog must be the broker's own directories")
+            cure = "storePathRootDir must be a directory of the broker's own, and so must each of storePathCommitLog"
+            return StoreError(f"{what}; {cure}")
         case _:
             return StoreError(f"{what}; look at the disk and the system's log")
