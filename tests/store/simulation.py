@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from ternmq.errors import CorruptFile, DiskFull, StoreError
+from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.draft import Draft
 from ternmq.store.query import GetStatus
@@ -186,7 +186,7 @@ class Simulation:
         for _ in range(self._steps):
             (action,) = self.random.choices([*actions], weights=[*actions.values()])
             self._do(action)
-        self._fuse = -1
+        self._fuse, self.disk.capacity_bytes = -1, None
         self._do(self._restart)
         self._store_now().close()
         self._note("end", self._digest())
@@ -299,7 +299,11 @@ class Simulation:
     def _flush_when_due(self) -> None:
         """What the flush thread does on its own."""
         flusher = self._store_now()._running()
-        flusher._flush_log(self.options.config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
+        try:
+            flusher._flush_log(self.options.config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
+        except StoreError as error:
+            flusher._fail(error)
+            raise
         self._heard()
 
     def _heard(self) -> None:
@@ -562,4 +566,5 @@ def _queues(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, bytes]
 
 
 def _index(store: MessageStore) -> list[bytes]:
-    return [bytes(file.segment.page) for file in store._index._files] if store._index is not None else []
+    """The files, but for an empty one, which only says that there is nothing to say."""
+    return [bytes(file.segment.page) for file in store._index._files if not file.is_empty] if store._index else []

@@ -52,6 +52,7 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 
 def test_a_view_outlives_its_segment_and_its_file(tmp_path: Path) -> None:
     """C9: deleting is unlink and forget; the descriptor goes with the segment."""
+    gc.collect()  # what other tests left
     before = len(list(Path("/proc/self/fd").iterdir()))
     segment = DISK.open_segment(tmp_path / segment_name(0), size=4096, create=True)
     segment.page[:5] = b"hello"

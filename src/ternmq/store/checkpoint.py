@@ -74,10 +74,12 @@ class Checkpoint:
             data += offsets + _CRC.pack(crc32(offsets))
         return data.ljust(CHECKPOINT_BYTES, b"\0")
 
-    def distrust_derived(self) -> None:
-        """Vouch for no queue and no index: they are about to be made anew."""
-        self.queue_time_ms = self.index_time_ms = 0
-        self.derived_offset = 0
+    def take_back(self, log_offset: int, store_time_ms: int) -> None:
+        """Vouch for nothing from ``log_offset`` on, where a record of that time stands: queues and index are about to
+        be cut there, and what is folded again is not on the disk for a while."""
+        self.queue_time_ms = min(self.queue_time_ms, store_time_ms)
+        self.index_time_ms = min(self.index_time_ms, store_time_ms)
+        self.log_offset = self.derived_offset = log_offset
 
     def cut(self, log_end: int) -> None:
         """Vouch for nothing behind the log's end, where other records will stand."""

@@ -52,6 +52,8 @@ _LOG_OFFSET_AT: Final = 28
 _SYSFLAG_AT: Final = 36
 _STORE_TIME_AT: Final = 56
 _STORE_TIME_V6_AT: Final = 68
+#: As much of a record as tells when it was stored, whatever its hosts.
+HEAD_BYTES: Final = _STORE_TIME_V6_AT + 8
 _INT: Final = struct.Struct(">i")
 _LONG: Final = struct.Struct(">q")
 
@@ -187,6 +189,8 @@ class CommitLog:
             self._segments.pop()
         if peek_head(segment.page) == (0, 0):
             self._disk.remove(segment.path)
+            # One by one: a power cut must not bring a later one back without those before it.
+            self._disk.sync_names(segment.path.parent)
             return
         # A record before it is damaged, but those in here may be whole: an operator may want to look at them.
         aside = segment.path.parent.parent / "cut" / segment.path.name
@@ -310,7 +314,10 @@ class CommitLog:
         return self.view(log_offset, size) if size else None
 
     def piece(self, log_offset: int, length_bytes: int | None = None) -> Piece | None:
-        """Where these bytes lie, without ``length_bytes`` up to the segment's end; None if they are not all there."""
+        """Where these bytes lie, without ``length_bytes`` up to the segment's end; None if they are not all there.
+
+        Any thread may ask.
+        """
         start = log_offset - log_offset % self.segment_bytes
         path = self._paths.get(start)
         room = min(start + self.segment_bytes, self.written) - log_offset
@@ -320,13 +327,8 @@ class CommitLog:
 
     def store_time(self, log_offset: int) -> int:
         """When the record at ``log_offset`` was stored; -1 if there is none."""
-        record = self.view(log_offset, _STORE_TIME_V6_AT + 8)
-        if record is None:
-            return -1
-        (sysflag,) = _INT.unpack_from(record, _SYSFLAG_AT)
-        at = _STORE_TIME_V6_AT if sysflag & Sysflag.BORN_V6 else _STORE_TIME_AT
-        store_time_ms: int = _LONG.unpack_from(record, at)[0]
-        return store_time_ms
+        head = self.view(log_offset, HEAD_BYTES)
+        return head_store_time(head) if head is not None else -1
 
     # --- For flush, recovery and readers ------------------------------------------------------------------------
 
@@ -353,6 +355,18 @@ class CommitLog:
     def walk(self, log_offset: int, *, check_crc: bool = True) -> LogWalk:
         """The records from ``log_offset`` on, where one must start."""
         return LogWalk(self._segment, log_offset, segment_bytes=self.segment_bytes, check_crc=check_crc)
+
+    def read(self, log_offset: int, length_bytes: int) -> bytes:
+        """A copy of these bytes, fewer at the end of their segment; none if there is no such segment.
+
+        Not through a mapping: on tmpfs even a look at a hole takes a block, and on a full one that ends the process.
+        """
+        start = log_offset - log_offset % self.segment_bytes
+        path = self._paths.get(start)
+        if path is None:
+            return b""
+        length_bytes = min(length_bytes, start + self.segment_bytes - log_offset)
+        return self._disk.read_at(path, log_offset - start, length_bytes)
 
     def _segment(self, log_offset: int) -> Segment | None:
         """The segment that holds this byte, mapped for the occasion if it is not; None if there is none."""
@@ -382,6 +396,14 @@ def record_size(data: Buffer, log_offset: int) -> int:
     if magic == MAGIC_BLANK or size < _STORE_TIME_AT or _LONG.unpack_from(data, _LOG_OFFSET_AT)[0] != log_offset:
         return 0
     return size
+
+
+def head_store_time(head: Buffer) -> int:
+    """When a record was stored, from its first ``HEAD_BYTES``."""
+    (sysflag,) = _INT.unpack_from(head, _SYSFLAG_AT)
+    at = _STORE_TIME_V6_AT if sysflag & Sysflag.BORN_V6 else _STORE_TIME_AT
+    store_time_ms: int = _LONG.unpack_from(head, at)[0]
+    return store_time_ms
 
 
 def _forget(_segment: Segment) -> None:

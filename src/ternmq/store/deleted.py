@@ -40,16 +40,19 @@ class DeletedTopics:
             log.warning("deleted topics are not known", extra={"path": str(self._path), "error": str(error)})
 
     def add(self, topics: Iterable[str], *, log_end: int, log_min: int) -> None:
-        """Remember, durably, that these topics have no record before ``log_end``."""
-        self._ends = {topic: end for topic, end in self._ends.items() if end > log_min}
-        self._ends |= dict.fromkeys(topics, log_end)
-        self._disk.replace(self._path, msgspec.json.encode(self._ends))
+        """Remember, durably, that these topics have no record before ``log_end``. Raises ``StoreError``."""
+        ends = {topic: end for topic, end in self._ends.items() if end > log_min}
+        self._save(ends | dict.fromkeys(topics, log_end))
 
     def cut(self, log_end: int) -> None:
         """Let no deletion lie behind the log's end: what a power cut took is gone, and its place is used again."""
         if any(end > log_end for end in self._ends.values()):
-            self._ends = {topic: min(end, log_end) for topic, end in self._ends.items()}
-            self._disk.replace(self._path, msgspec.json.encode(self._ends))
+            self._save({topic: min(end, log_end) for topic, end in self._ends.items()})
+
+    def _save(self, ends: dict[str, int]) -> None:
+        # First the file: a deletion that was refused must not come with the next one.
+        self._disk.replace(self._path, msgspec.json.encode(ends))
+        self._ends = ends
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._ends

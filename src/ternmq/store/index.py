@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -157,9 +158,9 @@ class IndexFile:
             self.count,
         )
 
-    def _reserve(self, end: int) -> None:
+    def _reserve(self, end: int, ahead_bytes: int = _RESERVE_BYTES) -> None:
         """Claim slots and entries up to ``end`` and some more; a store to what is not claimed could end the process."""
-        end = min(self.segment.size, end + _RESERVE_BYTES)
+        end = min(self.segment.size, end + ahead_bytes)
         if end > self._reserved:
             self.segment.reserve(self._reserved, end)
             self._reserved = end
@@ -212,7 +213,8 @@ class IndexFile:
         # A process that died between an entry and the header left entries which nobody counted.
         while last < self._entries_max and self._entry(last) != _NO_ENTRY:
             last += 1
-        self._reserve(self._entry_at(last))
+        # No more than is there, so that a store on a full disk opens.
+        self._reserve(self._entry_at(last), ahead_bytes=0)
         if not distrust:
             self._undo(kept, last)
         self.count = kept
@@ -258,12 +260,13 @@ class IndexFile:
         for at in range(INDEX_HEADER_BYTES, slots_end, len(_EMPTY_SLOTS)):
             end = min(at + len(_EMPTY_SLOTS), slots_end)
             self._page[at:end] = _EMPTY_SLOTS[: end - at]
-        used: set[int] = set()
-        for number in range(1, self.count):
-            slot_at = self._slot_at(self._entry(number)[0])
-            used.add(slot_at)
-            _pack_slot(self._page, slot_at, number)
-        self.used_slots = len(used)
+        page, slots = self._page, self._slots
+        for number, (key_hash, _, _, _) in enumerate(
+            _ENTRY.iter_unpack(page[self._entry_at(1) : self._entry_at(self.count)]), 1
+        ):
+            _pack_slot(page, INDEX_HEADER_BYTES + key_hash % slots * INDEX_SLOT_BYTES, number)
+        # Whatever the order of its bytes, an empty slot is 0.
+        self.used_slots = slots - array("I", page[INDEX_HEADER_BYTES:slots_end].tobytes()).count(0)
 
 
 class Index:
@@ -319,6 +322,11 @@ class Index:
         """Log offset of the last record that has entries; -1 if none has."""
         return self._files[-1].end_offset if self._files and self._files[-1].end_time_ms else -1
 
+    @property
+    def taken(self) -> int:
+        """Log offset of the last record that was taken in; -1 if none was."""
+        return self.waiting[-1][2] if self.waiting else self._taken
+
     def overflow(self) -> None:
         """Make entries of the records that wait. The log has them already, so this cannot refuse them."""
         try:
@@ -371,8 +379,7 @@ class Index:
 
     def fold(self, fact: Fact) -> None:
         """Add the entries of a record read from the log, unless they are there already."""
-        taken = self.waiting[-1][2] if self.waiting else self._taken
-        if fact.log_offset > taken and fact.is_indexed:
+        if fact.log_offset > self.taken and fact.is_indexed:
             self.waiting.append((fact.topic, fact.properties, fact.log_offset, fact.store_time_ms))
             if len(self.waiting) >= WAITING_MAX:
                 self.overflow()
@@ -392,6 +399,12 @@ class Index:
             self._disk.remove(last.segment.path)
             self._files.pop()
         self._taken = self.end_offset
+
+    def resume(self, log_offset: int, store_time: Callable[[int], int]) -> None:
+        """Go on where a killed process stopped: the entries of its last record may not all be there, and those of
+        records from ``log_offset`` on are not synced."""
+        self._unsynced = [file.segment for file in self._files if file.end_offset >= log_offset]
+        self.cut(max(log_offset, self.end_offset), store_time)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -442,10 +455,10 @@ class Index:
     def take_unsynced(self) -> list[Segment]:
         """Segments written to since they were last asked for, the current one included; the caller syncs them."""
         self.write_out()
-        segments, self._unsynced = self._unsynced, []
-        if self._files:
-            segments.append(self._files[-1].segment)
-        return segments
+        current = self._files[-1].segment if self._files else None
+        segments = [segment for segment in self._unsynced if segment is not current]
+        self._unsynced = []
+        return [*segments, current] if current is not None else segments
 
     def close(self) -> None:
         """Have everything on the disk."""

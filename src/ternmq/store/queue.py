@@ -306,6 +306,10 @@ class ConsumeQueue:
             end, stride = begin, stride * 8
         return None
 
+    def places(self) -> tuple[dict[int, Path], int, bytes]:
+        """Start in bytes → file, and the entries in memory with the queue offset of the first: for other threads."""
+        return dict(self._paths), self._tail_offset, bytes(self._tail)
+
     def file_end(self, queue_offset: int) -> int:
         """The queue offset with which the file after the one of ``queue_offset`` begins."""
         per_file = self._all.file_bytes // ENTRY_BYTES
@@ -373,6 +377,17 @@ class ConsumeQueue:
         if self.ext is not None:
             self.ext.cut(self._last_address)
 
+    def resume(self, log_offset: int) -> None:
+        """Go on where a killed process stopped: its last write may be torn, and what it wrote of records from
+        ``log_offset`` on is not synced."""
+        file_bytes = self._all.file_bytes
+        first = self._first(self.min_offset, self.next_offset, lambda at, size: size <= 0 or at >= log_offset)
+        self._unsynced.update(path for start, path in self._paths.items() if start + file_bytes > first * ENTRY_BYTES)
+        self._all.unsynced[self] = None
+        last = self.entry(self.next_offset - 1)
+        # A filler knows no record; where one is the last, nothing from there on is kept.
+        self.cut(log_offset if last is None or last[1] == FILLER_SIZE else max(log_offset, last[0]))
+
     def raise_min(self, log_min_offset: int) -> None:
         """Let the queue begin with the first record that the log still has. Costs nothing if that is so already."""
         if self._log_begin >= log_min_offset:
@@ -408,7 +423,11 @@ class ConsumeQueue:
         self._log_begin = -1
 
     def remove_strays(self) -> None:
-        """Remove files that ``load`` left out: behind one that is missing, or without their length."""
+        """Remove files that ``load`` left out: behind one that is missing, or without their length.
+
+        The process that died may have made and removed others, so all names here are taken for not synced.
+        """
+        self._all.files.unsynced_names |= dict.fromkeys((self.directory, *self.directory.parents[:3]))
         for name, _, is_directory in self._all.disk.list(self.directory):
             path = self.directory / name
             if not is_directory and path not in self._paths.values():
@@ -533,6 +552,14 @@ class ConsumeQueues:
             if distrust or queue.log_end > log_offset:
                 queue.cut(log_offset)
 
+    def resume(self, log_offset: int) -> None:
+        """Go on where a killed process stopped; what it made of records before ``log_offset`` is synced."""
+        if self.exts is not None:
+            self.exts.remove_strays()
+        for queue in self:
+            queue.remove_strays()
+            queue.resume(log_offset)
+
     def write_out(self, count_max: int) -> bool:
         """Write out the entries of at most ``count_max`` queues; True if that was all. Raises ``DiskFull``."""
         for queue in list(islice(self.dirty, count_max)):
@@ -574,6 +601,14 @@ class ConsumeQueues:
     def raise_min(self, log_min_offset: int) -> None:
         for queue in self:
             queue.raise_min(log_min_offset)
+
+    def remove_queue(self, queue: ConsumeQueue) -> None:
+        """Remove one queue; the others of its topic stay."""
+        queue.remove()
+        del self.table[queue.topic, queue.queue_id]
+        self.files.remove(queue.directory)
+        if not any(topic == queue.topic for topic, _ in self.table):
+            self.remove_topics([queue.topic])
 
     def remove_topics(self, topics: Iterable[str]) -> None:
         """Remove the queues of these topics. Their records stay in the log until it forgets them."""

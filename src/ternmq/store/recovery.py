@@ -18,14 +18,17 @@ Queues or index that were thrown away are folded again from the log's beginning.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ternmq.errors import CorruptRecord
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import CommitLog
+from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueues
+from ternmq.store.replay import Progress, Replay
 from ternmq.wire.record import unpack_record
 
 log = logging.getLogger(__name__)
@@ -48,12 +51,15 @@ def recover(
     commit_log: CommitLog,
     queues: ConsumeQueues,
     index: Index | None,
+    deleted: DeletedTopics,
     dispatcher: Dispatcher,
     checkpoint: Checkpoint,
+    save_checkpoint: Callable[[], None],
     *,
     was_closed: bool,
     lost_pages: bool,
     check_crc: bool,
+    on_progress: Progress | None = None,
 ) -> Recovered:
     """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before.
 
@@ -62,27 +68,31 @@ def recover(
     starts = commit_log.starts
     if not starts:
         return _empty(commit_log, queues, index, dispatcher)
-    folds_all = lacks_part(queues, index)
-    vouched = _vouched(commit_log, queues) if was_closed else None
+    # Queues or index that were thrown away are folded from the log's beginning.
+    folds_all = not len(queues) or (index is not None and not len(index))
+    vouched = _vouched(commit_log, queues) if was_closed and not folds_all else None
     if vouched is not None:
         start, store_time_ms = vouched
     else:
-        start, store_time_ms = _trusted_start(commit_log, checkpoint), 0
-        queues.cut(start, distrust=True)
-        if index is not None:
-            index.cut(start, commit_log.store_time, distrust=lost_pages)
-    if folds_all:
-        start = starts[0]
+        start, store_time_ms = starts[0], 0
+        if not folds_all:
+            start = _trusted_start(commit_log, checkpoint, was_closed=was_closed)
+        checkpoint.take_back(start, max(commit_log.store_time(start), 0) if start > starts[0] else 0)
+        save_checkpoint()
+        if was_closed or lost_pages:
+            queues.cut(start, distrust=True)
+            if index is not None:
+                index.cut(start, commit_log.store_time, distrust=lost_pages)
+        else:
+            queues.resume(start)
+            if index is not None:
+                index.resume(start, commit_log.store_time)
     for derived in dispatcher.deriveds:
         start = min(start, max(starts[0], derived.folded))
 
-    walk = commit_log.walk(start, check_crc=check_crc)
-    count = 0
-    for record in walk:
-        dispatcher.refold(record)
-        store_time_ms = record.store_time_ms
-        count += 1
-    end = walk.position
+    replay = Replay(commit_log, queues, index, deleted, dispatcher, position=start, check_crc=check_crc)
+    replay.run(on_progress)
+    end = replay.position
     if not was_closed:
         # A process that died left records in the page cache only. Nobody would sync them after those to come.
         commit_log.sync(start, end)
@@ -91,14 +101,9 @@ def recover(
     for derived in dispatcher.deriveds:
         if derived.folded > end:
             derived.cut(end)
-    commit_log.begin(end, store_time_ms)
+    commit_log.begin(end, replay.store_time_ms if replay.count else store_time_ms)
     queues.raise_min(commit_log.min_offset)
-    return Recovered(start, end, count, walk.trouble)
-
-
-def lacks_part(queues: ConsumeQueues, index: Index | None) -> bool:
-    """Whether queues or index were thrown away, and are to be folded from the log's beginning."""
-    return not len(queues) or (index is not None and not len(index))
+    return Recovered(start, end, replay.count, replay.trouble)
 
 
 def _empty(commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, dispatcher: Dispatcher) -> Recovered:
@@ -132,8 +137,13 @@ def _vouched(commit_log: CommitLog, queues: ConsumeQueues) -> tuple[int, int] | 
     return record.log_offset + record.size, record.store_time_ms
 
 
-def _trusted_start(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
-    """Start of the newest segment whose first record is older than what the checkpoint vouches for."""
+def _trusted_start(commit_log: CommitLog, checkpoint: Checkpoint, *, was_closed: bool) -> int:
+    """Start of the newest segment whose first record is older than what the checkpoint vouches for.
+
+    After a clean stop, where the checkpoint vouches for everything and yet the end is damaged: the third last one.
+    """
+    if was_closed:
+        return commit_log.starts[-3:][0]
     until_ms, until = checkpoint.trusted_time_ms - MARGIN_MS, checkpoint.trusted_offset
     starts = commit_log.starts
     for start in reversed(starts):

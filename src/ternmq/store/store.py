@@ -20,6 +20,7 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -38,10 +39,10 @@ from ternmq.store.dispatch import Derived, Dispatcher, Fact
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
-from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
+from ternmq.store.query import GetResult, GetStatus, KeySearch, Query, QueryResult
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
-from ternmq.store.recovery import lacks_part, recover
+from ternmq.store.recovery import recover
 from ternmq.store.retention import Retention
 from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
@@ -156,7 +157,7 @@ class MessageStore:
             batch_bytes_max=self._record_bytes_max,
             unchecked_bytes_max=self._unchecked_bytes_max,
         )
-        self._query = Query(config, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
+        self._query = Query(config, self._disk, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         #: Reads what is probably not in memory, without holding up anybody.
         self.cold = ColdReader(self._disk, threads=threads)
         self._flusher: Flusher | None = None
@@ -205,18 +206,16 @@ class MessageStore:
         boot_id = self._disk.boot_id()
         was_closed = abort is None
         checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
-        # From here on files change. A crash must be taken for one, and no file for older than it is.
-        if was_closed:
-            self._write_abort(boot_id)
-        if lacks_part(self._queues, self._index) and checkpoint.trusted_time_ms:
-            checkpoint.distrust_derived()
-            self._disk.write(self._checkpoint_path, checkpoint.pack())
+        # From here on files change. Who finds them half changed must trust no page, as after a power cut.
+        self._write_abort("")
         recovered = recover(
             self._log,
             self._queues,
             self._index,
+            self._deleted,
             self._dispatcher,
             checkpoint,
+            lambda: self._disk.write(self._checkpoint_path, checkpoint.pack()),
             was_closed=was_closed,
             # Without a restart of the machine the page cache has lost nothing.
             lost_pages=not was_closed and (not boot_id or boot_id.encode() not in (abort or b"")),
@@ -237,7 +236,6 @@ class MessageStore:
         )
         # Now, while there may be space: a full disk later takes what overwrites it.
         self._disk.write(self._checkpoint_path, checkpoint.pack())
-        # Only now: a recovery after a power cut that is killed half-way is one after a power cut still.
         self._write_abort(boot_id)
         self._flusher = Flusher(
             self.config,
@@ -272,7 +270,13 @@ class MessageStore:
         self._flusher.on_failure = self._lost_pages
 
     def _write_abort(self, boot_id: str) -> None:
-        self._disk.replace(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
+        try:
+            self._disk.replace(self._abort_path, f"{os.getpid()}\n{boot_id}\n".encode())
+        except DiskFull:
+            # What a process left that died says the same, or asks for more care. A full disk that keeps a broker from
+            # starting would also keep it from deleting what is old.
+            if self._disk.read(self._abort_path) is None:
+                raise
 
     def _lost_pages(self) -> None:
         """Let the next start trust no page that was not synced, as after a power cut."""
@@ -286,7 +290,7 @@ class MessageStore:
                 # One of whose files only the last was left has no entry now, and would keep its numbering.
                 first = queue.entry(queue.min_offset)
                 if self._deleted.is_deleted(queue.topic, first[0] if first else self._log.min_offset):
-                    self._queues.remove_topics([queue.topic])
+                    self._queues.remove_queue(queue)
 
     def close(self) -> None:
         """Have everything on the disk and give the directory free. Raises ``StoreError`` if that fails.
@@ -502,6 +506,13 @@ class MessageStore:
         """The first queue offset stored at ``time_ms`` or later; with ``upper`` the last stored then or before."""
         return self._query.offset_by_time(topic, queue_id, time_ms, upper=upper)
 
+    def cold_offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
+    ) -> Future[int] | None:
+        """The same from another thread, if that may wait for the disk; None if not. The future raises ``StoreError``."""
+        search = self._query.time_search(topic, queue_id, time_ms, upper=upper)
+        return self.cold.run(search) if search is not None else None
+
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""
         return self._query.store_time(topic, queue_id, queue_offset)
@@ -521,6 +532,12 @@ class MessageStore:
     def query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic by key or unique key, stored in this time."""
         return self._query.by_key(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
+
+    def cold_query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch | None:
+        """The same for who has ``cold`` read the records, if some may not be in memory; None if all are."""
+        if not self._query.has_cold:
+            return None
+        return self._query.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     # --- Queues and positions -------------------------------------------------------------------------------------
 
