@@ -84,11 +84,11 @@ class Server:
         """The last lines that the server printed."""
         return jvm.tail(self.directory / "server.log")
 
-    def stop(self) -> None:
-        """Stop cleanly, as an operator would; may be called twice."""
+    def stop(self, limit_s: float = _STOP_S) -> None:
+        """Stop cleanly, as an operator would, or kill what takes longer; may be called twice."""
         self.process.terminate()
         try:
-            self.process.wait(_STOP_S)
+            self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             self.kill()
         assert self.process.stdin is not None

@@ -79,7 +79,7 @@ def info(
         ("log", f"{log.min_offset:,} to {log.end_offset:,}, in {segments} of {sizes.segment:,} bytes"),
         ("stored", f"{format_ms(log.first_time_ms)} to {format_ms(log.last_time_ms)}"),
         ("messages", f"{fields['messages']:,} in {len(rows):,} queues, whose files have {sizes.queue_file:,} bytes"),
-        ("index", f"{files} of {sizes.index_slots or '?'} slots and {sizes.index_entries or '?'} entries"),
+        ("index", f"{files} of {sizes.index_file:,} bytes"),
         (
             "checkpoint",
             f"log {format_ms(view.checkpoint.log_time_ms)}, queues {format_ms(view.checkpoint.queue_time_ms)}, "

@@ -26,8 +26,8 @@ from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 #: Told how many bytes of the log are done, now and then.
 Progress = Callable[[int], object]
 
-_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
-#: Both begin with these three bytes.
+#: Where a record has its magic number. Both numbers begin with the same three bytes.
+_MAGIC_AT: Final = 4
 _MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
@@ -69,7 +69,7 @@ class LogScan:
     ) -> None:
         """``next_data`` tells where in its segment the file goes on behind a hole: a GiB of zeros is long."""
         self._log = log
-        self._next_data = next_data
+        self._next_data = next_data or _same
         self._size = log.segment_bytes
         self._progress = progress or _tell_nobody
         self._starts = log.starts
@@ -141,13 +141,26 @@ class LogScan:
         """Note something damaged; returns where in the segment to go on, its size if there is nothing more in it."""
         end = at + peek_head(page, at)[0]
         if kind is not Damage.CRC or not _is_sensible(page, start, end, self._size):
-            at_least = at + 1
-            if kind is Damage.HOLE and self._next_data is not None:
-                # A record may begin with zeros in the last bytes of a hole.
-                at_least = max(at_least, self._next_data(start + at) - start - BLANK_BYTES)
-            end = _next_record(page, start, at_least, self._size)
+            end = self._next_record(page, start, at + 1)
         self._found.append((kind, start + at, start + end, self.records))
         return end
+
+    def _next_record(self, page: memoryview, start: int, at: int) -> int:
+        """The next whole record from ``at`` on; the segment's size if there is none."""
+        last = self._size - RECORD_BYTES_MIN
+        magic_at = at + _MAGIC_AT
+        while magic_at <= last + _MAGIC_AT:
+            # The magic number itself has no zeros, so it lies behind a hole altogether.
+            magic_at = max(magic_at, self._next_data(start + magic_at) - start)
+            piece = bytes(page[magic_at : magic_at + _SEARCH_BYTES + len(_MAGIC_BEGIN) - 1])
+            found = piece.find(_MAGIC_BEGIN)
+            while found >= 0:
+                candidate = magic_at + found - _MAGIC_AT
+                if candidate <= last and _is_record(page, start, candidate, self._size):
+                    return candidate
+                found = piece.find(_MAGIC_BEGIN, found + 1)
+            magic_at += _SEARCH_BYTES
+        return self._size
 
 
 def _kind(page: memoryview, at: int, size: int) -> Damage:
@@ -177,22 +190,9 @@ def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:
         return False
 
 
-def _next_record(page: memoryview, start: int, at: int, size: int) -> int:
-    """The next whole record from ``at`` on; ``size`` if there is none."""
-    last = size - RECORD_BYTES_MIN
-    for piece_at in range(at + 4, last + 4, _SEARCH_BYTES):
-        piece = bytes(page[piece_at : piece_at + _SEARCH_BYTES + 2])
-        found = piece.find(_MAGIC_BEGIN)
-        while found >= 0:
-            candidate = piece_at + found - 4
-            if (
-                candidate <= last
-                and peek_head(page, candidate)[1] in _MAGICS
-                and _is_record(page, start, candidate, size)
-            ):
-                return candidate
-            found = piece.find(_MAGIC_BEGIN, found + 1)
-    return size
+def _same(log_offset: int) -> int:
+    """Nobody knows of holes."""
+    return log_offset
 
 
 def _tell_nobody(_: int) -> None:
