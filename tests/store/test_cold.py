@@ -26,13 +26,19 @@ def fill(store: MessageStore, count: int = 20) -> list[int]:
     return places
 
 
+def read(store: MessageStore, log_offset: int) -> bytes | None:
+    future = store.cold.record(log_offset)
+    assert future is not None
+    return future.result()
+
+
 def test_what_is_in_memory_is_not_left_out(tmp_path: Path) -> None:
     """F3: the usual way stays as it is."""
     with quiet_store(small_config(tmp_path)) as store:
         places = fill(store)
         found = store.get("orders", 0, 0, count_max=32, leave_cold=True)
         assert (None, 20) == (found.cold, found.count)
-        assert store.cold_record(places[0]) is None
+        assert store.cold.record(places[0]) is None
 
 
 def test_what_lies_far_back_is_named_by_file_and_place(tmp_path: Path) -> None:
@@ -70,16 +76,13 @@ def test_a_record_is_read_by_its_place(body_bytes: int, tmp_path: Path) -> None:
         place = store.put(draft(body=b"b" * body_bytes)).log_offset
         store.put(draft())
         for log_offset in (first, place):
-            piece, record = store.cold_record(log_offset), store.record_at(log_offset)
-            assert piece is not None
+            record = store.record_at(log_offset)
             assert record is not None
-            assert bytes(record) == store.cold.record(log_offset, piece).result()
+            assert bytes(record) == read(store, log_offset)
         for wrong in (1, place + 1, store.written - 5):
-            piece = store.cold_record(wrong)
-            assert piece is not None
-            assert store.cold.record(wrong, piece).result() is None
-        assert store.cold_record(store.written) is None
-        assert store.cold_record(-1) is None
+            assert read(store, wrong) is None
+        assert store.cold.record(store.written) is None
+        assert store.cold.record(-1) is None
 
 
 def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
@@ -88,10 +91,9 @@ def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
     with quiet_store(config) as store:
         store.put(draft(body=b"a" * 100_000))
         store.put(draft())
-        piece, record = store.cold_record(0), store.record_at(0)
-        assert piece is not None
+        record = store.record_at(0)
         assert record is not None
-        assert bytes(record) == store.cold.record(0, piece).result()
+        assert bytes(record) == read(store, 0)
 
 
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
@@ -131,3 +133,58 @@ def test_reads_run_on_threads_of_their_own(tmp_path: Path) -> None:
         store.cold.read(found.cold).result()
     assert {"ternmq-cold"} == {name.rsplit("_", 1)[0] for name in names}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ternmq-cold")]
+
+
+@pytest.mark.parametrize("file_bytes", [100, 6000])
+def test_a_time_is_found_as_in_memory(file_bytes: int, tmp_path: Path) -> None:
+    """L2: entries in files and in memory, times between and beyond."""
+    clock = ManualClock()
+    config = small_config(tmp_path, access_message_in_memory_max_ratio=0, mapped_file_size_consume_queue=file_bytes)
+    with quiet_store(config, clock=clock) as store:
+        begin_ms = clock.now_ms()
+        for number in range(450):
+            store.put(draft(body=b"%d" % number))
+            clock.advance(0.002 if number % 3 else 0)
+        for upper in (False, True):
+            for time_ms in (*range(begin_ms - 3, clock.now_ms() + 3), 0, 1 << 62):
+                future = store.cold.offset_by_time("orders", 0, time_ms, upper=upper)
+                assert future is not None
+                assert store.offset_by_time("orders", 0, time_ms, upper=upper) == future.result()
+        assert store.cold.offset_by_time("nobody", 0, 0) is None
+
+
+def test_a_search_by_time_in_deleted_files_says_so(tmp_path: Path) -> None:
+    """C9: whoever asked looks again."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        fill(store)
+        search = store._query.time_search("orders", 0, 1, upper=False)
+        assert search is not None
+        for path in (tmp_path / "commitlog").iterdir():
+            path.unlink()
+        with pytest.raises(StoreError, match="No such file"):
+            search()
+
+
+def test_a_key_search_asks_for_its_records(tmp_path: Path) -> None:
+    """L1: and takes those of others with the same hash for what they are."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        place = store.put(draft(KEYS="Aa")).log_offset
+        other = store.put(draft(KEYS="BB")).log_offset
+        search = store.cold.key_search("orders", "Aa", count_max=9, begin_ms=0, end_ms=1 << 62)
+        assert search is not None
+        assert [place, other] == next(search)
+        result = search.send([store.record_at(place), store.record_at(other)])
+        assert not isinstance(result, list)
+        assert [store.record_at(place)] == result.buffers
+
+
+def test_a_key_search_whose_records_are_gone_finds_nothing(tmp_path: Path) -> None:
+    """C9."""
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        store.put(draft(KEYS="k"))
+        search = store.cold.key_search("orders", "k", count_max=9, begin_ms=0, end_ms=1 << 62)
+        assert search is not None
+        next(search)
+        result = search.send([None])
+        assert not isinstance(result, list)
+        assert [] == result.buffers

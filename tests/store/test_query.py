@@ -84,7 +84,7 @@ def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
             store.put(draft(body=b"x" * 100))
         size = store.written // 40
         # 40 % of this is what the last ten records take.
-        near = Query(store.config, store._log, store._queues, None, memory_bytes=size * 10 * 100 // 40)
+        near = Query(store.config, store._disk, store._log, store._queues, None, memory_bytes=size * 10 * 100 // 40)
 
         old = near.get("orders", 0, 0, count_max=32)
         across = near.get("orders", 0, 25, count_max=32)

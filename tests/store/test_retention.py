@@ -479,6 +479,40 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
 # --- A real disk that is really full -------------------------------------------------------------------------------
 
 
+def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
+    """C8, C9: otherwise nobody could delete what is old."""
+    config = small_config(
+        small_disk.path / "store",
+        mapped_file_size_commit_log=1 << 20,
+        mapped_file_size_consume_queue=6_000_000,
+        max_hash_slot_num=1000,
+        max_index_num=200_000,
+    )
+    dead = quiet_store(config, clock=SystemClock())
+    dead.open()
+    acknowledged = []
+    for number in range(5000):
+        acknowledged.append(b"%d" % number)
+        dead.put(draft(body=b"%d" % number, KEYS=f"k{number}"))
+    assert dead._held is not None
+    dead._held.release()
+    small_disk.fill(leave_bytes=0)
+
+    store = quiet_store(config, clock=SystemClock())
+    store.open()
+    assert acknowledged == bodies(store)
+    with pytest.raises(DiskFull, match="free some space"):
+        for _ in range(10_000):
+            store.put(draft(body=BODY))
+    small_disk.free(4 << 20)
+    number = store.put(draft(body=BODY)).queue_offset
+    assert number >= 5000
+    store.close()
+    with quiet_store(config, clock=SystemClock()) as store:
+        assert acknowledged == bodies(store)[:5000]
+        assert number + 1 == store.max_offset("orders", 0)
+
+
 @contextlib.contextmanager
 def opened(config: StoreConfig) -> Iterator[MessageStore]:
     """A store with its threads. Closing it may find the disk full: then the next start does what is missing."""

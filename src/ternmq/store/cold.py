@@ -1,12 +1,12 @@
-"""Cold reads: parts of the log that are probably not in memory are read on threads of their own (C1, F3).
+"""Cold reads: parts of the log that are probably not in memory are read on threads of their own (C1, F3, L1, L2).
 
 Who touches a mapped page that is not in memory waits for the disk, and holds the interpreter's lock meanwhile: one
 consumer that reads last week's messages would stop all others with every page, for 0.1 ms or for 10. So what lies
 further back than 40 % of the machine's memory (``accessMessageInMemoryMaxRatio``) is not touched on the store's thread.
 It is named by file and position instead, and ``pread`` on a thread, which lets go of the lock, brings it.
 
-Nobody locks the files. One that retention deletes in between is simply not there: the reader gets a ``StoreError``, and
-whoever asked looks again, where he now learns that the message is gone.
+Nobody locks the files. One that retention deletes in between is simply not there: the future raises ``StoreError``, and
+whoever asked looks again in the ordinary way, where he learns that the message is gone, or what else is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from ternmq.store.commitlog import Piece, record_size
+from ternmq.store.query import KeySearch, Query
 from ternmq.store.segment import PAGE_BYTES, Disk
 
 #: Threads that wait for the disk. More would only make its queue longer.
@@ -24,23 +25,39 @@ THREADS: Final = 4
 T = TypeVar("T")
 
 
-class ColdReader:
-    """Reads pieces of files; the store's thread asks, and gets a future."""
+class ColdReads:
+    """Reads for those who must not wait. Methods belong to the store's thread; futures may raise ``StoreError``.
 
-    __slots__ = ("_disk", "_pool")
+    Where None is returned in place of a future, the records are in memory and can be had in the ordinary way.
+    """
 
-    def __init__(self, disk: Disk, *, threads: bool) -> None:
+    __slots__ = ("_disk", "_pool", "_query")
+
+    def __init__(self, disk: Disk, query: Query, *, threads: bool) -> None:
         self._disk = disk
+        self._query = query
         # The pool starts its threads when there is something to read.
         self._pool = ThreadPoolExecutor(THREADS, "ternmq-cold") if threads else None
 
     def read(self, pieces: list[Piece]) -> Future[bytes]:
-        """The bytes of all pieces, in order, joined. The future raises ``StoreError``."""
+        """The bytes of all pieces, in order, joined: what ``get`` has left out."""
         return self._submit(lambda: b"".join([self._disk.read_at(*piece) for piece in pieces]))
 
-    def record(self, log_offset: int, piece: Piece) -> Future[bytes | None]:
-        """The record that begins the piece and should be that of ``log_offset``; None if none does."""
-        return self._submit(lambda: self._record(log_offset, piece))
+    def record(self, log_offset: int) -> Future[bytes | None] | None:
+        """The record at ``log_offset``; the future's None means that none begins there."""
+        piece = self._query.cold_piece(log_offset)
+        return self._submit(lambda: self._record(log_offset, piece)) if piece is not None else None
+
+    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> Future[int] | None:
+        """See ``MessageStore.offset_by_time``."""
+        search = self._query.time_search(topic, queue_id, time_ms, upper=upper)
+        return self._submit(search) if search is not None else None
+
+    def key_search(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch | None:
+        """A search by key that asks for its records; see ``Query.key_search``."""
+        if not self._query.has_cold:
+            return None
+        return self._query.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     def close(self) -> None:
         """Finish what is under way, and drop the rest."""

@@ -7,17 +7,19 @@ that a pull of 32 messages is often a single view. A view dies with its request;
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from ternmq.errors import CorruptFile, CorruptRecord
 from ternmq.message import Property
-from ternmq.store.commitlog import CommitLog, Piece
+from ternmq.store.by_time import EntryTimes, search_time
+from ternmq.store.commitlog import CommitLog, Piece, head_store_time
 from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
 from ternmq.store.queue import ENTRY, FILLER_SIZE, TAGS_AT, ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import ADDRESS_BYTE, by_unit
+from ternmq.store.segment import Disk
 from ternmq.wire.properties import find
 from ternmq.wire.record import unpack_record
 
@@ -71,14 +73,19 @@ class QueryResult:
     last_update_offset: int
 
 
+#: Yields log offsets and takes their records, None for those that are gone; the result comes last.
+KeySearch: TypeAlias = Generator[list[int] | QueryResult, list[memoryview | None], None]
+
+
 class Query:
     """The reading half of a store."""
 
-    __slots__ = ("_config", "_index", "_log", "_memory_bytes", "_queues", "_scan_max")
+    __slots__ = ("_config", "_disk", "_index", "_log", "_memory_bytes", "_queues", "_scan_max")
 
     def __init__(
         self,
         config: StoreConfig,
+        disk: Disk,
         commit_log: CommitLog,
         queues: ConsumeQueues,
         index: Index | None,
@@ -86,6 +93,7 @@ class Query:
         memory_bytes: int,
     ) -> None:
         self._config = config
+        self._disk = disk
         self._log = commit_log
         self._queues = queues
         self._index = index
@@ -194,15 +202,17 @@ class Query:
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
-        low, high = queue.min_offset, queue.next_offset
-        limit_ms = time_ms + 1 if upper else time_ms
-        while low < high:
-            middle = (low + high) // 2
-            if self._entry_time(queue, middle) >= limit_ms:
-                high = middle
-            else:
-                low = middle + 1
-        return max(low - 1, queue.min_offset) if upper else low
+        bounds = queue.min_offset, queue.next_offset
+        return search_time(*bounds, time_ms, lambda queue_offset: self._entry_time(queue, queue_offset), upper=upper)
+
+    def time_search(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> Callable[[], int] | None:
+        """The same for another thread, if records must be looked at that are not in memory; else None."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not self.has_cold:
+            return None
+        times = EntryTimes(self._disk, self._log, *queue.places(), file_bytes=self._queues.file_bytes)
+        bounds = queue.min_offset, queue.next_offset
+        return lambda: search_time(*bounds, time_ms, times.of, upper=upper)
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""
@@ -220,7 +230,12 @@ class Query:
 
     # --- By log offset and by key ---------------------------------------------------------------------------------
 
-    def cold_record(self, log_offset: int) -> Piece | None:
+    @property
+    def has_cold(self) -> bool:
+        """Whether a part of the log is probably not in memory."""
+        return self._log.min_offset < self._log.written - self._memory_bytes
+
+    def cold_piece(self, log_offset: int) -> Piece | None:
         """Where a record is, and all behind it, if it is probably not in memory; None if it is, or not there at all."""
         return self._log.piece(log_offset) if log_offset < self._log.written - self._memory_bytes else None
 
@@ -231,23 +246,30 @@ class Query:
 
     def by_key(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic with this key or unique key, stored in this time; the newest if there are too many."""
+        search = self.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
+        log_offsets = next(search)
+        while isinstance(log_offsets, list):
+            log_offsets = search.send([self._log.record(log_offset) for log_offset in log_offsets])
+        return log_offsets
+
+    def key_search(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch:
+        """The same for who brings the records himself: yields lists of log offsets, and at last the result."""
         index = self._index
         if index is None or not key:
-            return QueryResult([], 0, 0)
+            yield QueryResult([], 0, 0)
+            return
         count_max = min(count_max, self._config.max_msgs_num_batch)
         found: list[memoryview] = []
         until_ms = end_ms
         # A key whose hash many others share may hide behind them: look further back, as often as RocketMQ does.
         for _ in range(3):
-            offsets = index.find(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=until_ms)
-            for log_offset in sorted(set(offsets)):
-                record = self._log.record(log_offset)
-                if record is not None and _has_key(record, topic, key, begin_ms=begin_ms, end_ms=end_ms):
-                    found.append(record)
-            if found or not offsets:
+            log_offsets = sorted(set(index.find(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=until_ms)))
+            records = [record for record in (yield log_offsets) if record is not None]
+            found = [record for record in records if _has_key(record, topic, key, begin_ms=begin_ms, end_ms=end_ms)]
+            if found or not records:
                 break
-            until_ms = self._log.store_time(min(offsets))
-        return QueryResult(found, index.end_time_ms, max(index.end_offset, 0))
+            until_ms = head_store_time(records[0])
+        yield QueryResult(found, index.end_time_ms, max(index.end_offset, 0))
 
 
 def _outside(queue_offset: int, low: int, high: int) -> GetResult:

@@ -20,7 +20,6 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -31,15 +30,15 @@ from ternmq.errors import DiskFull, NotRunning, RecordRefused, StoreError
 from ternmq.files import Chores, do_now
 from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
 from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.cold import ColdReader
-from ternmq.store.commitlog import BLANK_BYTES, CommitLog, Piece
+from ternmq.store.cold import ColdReads
+from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Derived, Dispatcher, Fact
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
-from ternmq.store.query import GetResult, GetStatus, KeySearch, Query, QueryResult
+from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.recovery import recover
@@ -159,7 +158,7 @@ class MessageStore:
         )
         self._query = Query(config, self._disk, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         #: Reads what is probably not in memory, without holding up anybody.
-        self.cold = ColdReader(self._disk, threads=threads)
+        self.cold = ColdReads(self._disk, self._query, threads=threads)
         self._flusher: Flusher | None = None
         self._retention: Retention | None = None
         #: Where files are deleted.
@@ -506,13 +505,6 @@ class MessageStore:
         """The first queue offset stored at ``time_ms`` or later; with ``upper`` the last stored then or before."""
         return self._query.offset_by_time(topic, queue_id, time_ms, upper=upper)
 
-    def cold_offset_by_time(
-        self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False
-    ) -> Future[int] | None:
-        """The same from another thread, if that may wait for the disk; None if not. The future raises ``StoreError``."""
-        search = self._query.time_search(topic, queue_id, time_ms, upper=upper)
-        return self.cold.run(search) if search is not None else None
-
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""
         return self._query.store_time(topic, queue_id, queue_offset)
@@ -525,19 +517,9 @@ class MessageStore:
         """One whole record; None if none starts there, or not one of ``size`` bytes."""
         return self._query.record_at(log_offset, size)
 
-    def cold_record(self, log_offset: int) -> Piece | None:
-        """Where a record is that ``cold`` should read; None if ``record_at`` can."""
-        return self._query.cold_record(log_offset)
-
     def query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic by key or unique key, stored in this time."""
         return self._query.by_key(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
-
-    def cold_query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch | None:
-        """The same for who has ``cold`` read the records, if some may not be in memory; None if all are."""
-        if not self._query.has_cold:
-            return None
-        return self._query.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     # --- Queues and positions -------------------------------------------------------------------------------------
 

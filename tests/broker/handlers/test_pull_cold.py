@@ -13,7 +13,16 @@ from ternmq.broker.handlers import pull as pull_module
 from ternmq.store.segment import FileDisk
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.record import unpack_records
-from ternmq.wire.requests import PullReply, PullSysflag, ViewMessage
+from ternmq.wire.requests import (
+    OffsetReply,
+    PullReply,
+    PullSysflag,
+    QueryMessage,
+    QueryOffset,
+    ResetOffset,
+    SearchOffset,
+    ViewMessage,
+)
 from tests.broker.calls import FAR_MS, Caller, pull, serving
 
 
@@ -125,3 +134,48 @@ async def test_an_old_message_is_found_by_its_place(broker: Caller) -> None:
     response = await broker.call(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=log_offset - 1))
     assert ResponseCode.SYSTEM_ERROR == response.code
     assert "can not find message by the offset" in (response.remark or "")
+
+
+async def test_old_messages_are_found_by_key_and_time(broker: Caller) -> None:
+    """L1, L2: as young ones are; also to send a group there."""
+    for number in range(3):
+        await broker.sent("orders", b"%d" % number, properties={"KEYS": f"k{number}"})
+    times = [record.store_time_ms for record in await broker.records("orders")]
+
+    header = QueryMessage(topic="orders", key="k1", count_max=9, begin_ms=0, end_ms=1 << 62)
+    response = await broker.call(RequestCode.QUERY_MESSAGE, header)
+    assert [b"1"] == [bytes(record.body) for record in unpack_records(response.body)]
+    response = await broker.call(
+        RequestCode.QUERY_MESSAGE, QueryMessage(topic="orders", key="none", count_max=9, begin_ms=0, end_ms=1 << 62)
+    )
+    assert ResponseCode.QUERY_NOT_FOUND == response.code
+
+    first = times.index(times[2])
+    header_of_time = SearchOffset(topic="orders", queue_id=0, time_ms=times[2])
+    response = await broker.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header_of_time)
+    assert first == response.read(OffsetReply).queue_offset
+
+    await broker.heartbeat("readers", {"orders": "*"})
+    reset = ResetOffset(group="readers", topic="orders", time_ms=times[2], force=True)
+    assert (await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == 0
+    response = await broker.call(
+        RequestCode.QUERY_CONSUMER_OFFSET, QueryOffset(consumer_group="readers", topic="orders", queue_id=0)
+    )
+    assert first == response.read(OffsetReply).queue_offset
+
+
+async def test_a_search_that_cannot_read_is_made_again(broker: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, L2: a file that was deleted meanwhile."""
+    gate = Gate(monkeypatch)
+    gate.remove = True
+    gate.opened.set()
+    await broker.sent("orders", b"0", properties={"KEYS": "k"})
+    response = await broker.call(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffset(topic="orders", queue_id=0, time_ms=1 << 60)
+    )
+    assert response.read(OffsetReply).queue_offset == 1
+    header = QueryMessage(topic="orders", key="k", count_max=9, begin_ms=0, end_ms=1 << 62)
+    assert (await broker.call(RequestCode.QUERY_MESSAGE, header)).code == 0
+    await broker.heartbeat("readers", {"orders": "*"})
+    reset = ResetOffset(group="readers", topic="orders", time_ms=1 << 60, force=True)
+    assert (await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code == 0

@@ -13,9 +13,11 @@ In broadcasting, members keep their offsets themselves and all read all queues, 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Final
 
 from ternmq.broker.clients import Clients
@@ -23,7 +25,7 @@ from ternmq.broker.flow import ADMIN
 from ternmq.broker.groups import Groups
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.topics import Topics
-from ternmq.errors import ConsumerOffline, GroupMissing, NetworkError
+from ternmq.errors import ConsumerOffline, GroupMissing, NetworkError, StoreError
 from ternmq.message import MessageQueue
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
@@ -70,16 +72,42 @@ class GroupOffsetHandlers:
             RequestCode.CLONE_GROUP_OFFSET: Route(self.clone, ADMIN),
         }
 
-    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply:
+    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply | Awaitable[Reply]:
         """Send a group back (or on, if forced) to a time, to the end or to a given offset; answers where to."""
         header = request.fields
         config = self._topics.find(header.topic)
         if self._groups.get(header.group) is None:
             raise GroupMissing(f"subscription group [{header.group}] does not exist; see `tern group list`")
-        targets = {
-            MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id)
+        queue_ids = [
+            queue_id
             for queue_id in range(max(config.read_queue_nums, config.write_queue_nums))
             if header.queue_id in (None, ALL_QUEUES, queue_id)
+        ]
+        # In a long log other threads look at the messages on the way to a time.
+        by_time = (header.queue_offset is None or header.queue_offset < 0) and header.time_ms >= 0
+        cold = {
+            queue_id: self._store.cold.offset_by_time(header.topic, queue_id, header.time_ms)
+            for queue_id in (queue_ids if by_time else ())
+        }
+        if any(cold.values()):
+            return self._reset_later(header, queue_ids, cold)
+        return self._reset(header, queue_ids, {})
+
+    async def _reset_later(
+        self, header: ResetOffset, queue_ids: Sequence[int], cold: Mapping[int, Future[int] | None]
+    ) -> Reply:
+        found: dict[int, int] = {}
+        for queue_id, future in cold.items():
+            # What could not be read is looked for once more below.
+            with contextlib.suppress(StoreError):
+                if future is not None:
+                    found[queue_id] = await asyncio.wrap_future(future)
+        return self._reset(header, queue_ids, found)
+
+    def _reset(self, header: ResetOffset, queue_ids: Sequence[int], found: Mapping[int, int]) -> Reply:
+        targets = {
+            MessageQueue(header.topic, self._broker_name, queue_id): self._target(header, queue_id, found)
+            for queue_id in queue_ids
         }
         members = self._clients.group_info(header.group)
         if members is not None and (members.message_model is MessageModel.BROADCASTING or not self._on_server):
@@ -117,7 +145,7 @@ class GroupOffsetHandlers:
                 self._offsets.clone(header.source_group, header.target_group, topic)
         return Reply()
 
-    def _target(self, header: ResetOffset, queue_id: int) -> int:
+    def _target(self, header: ResetOffset, queue_id: int, found: Mapping[int, int]) -> int:
         current = self._offsets.get(header.group, header.topic, queue_id)
         first = self._store.min_offset(header.topic, queue_id)
         end = self._store.max_offset(header.topic, queue_id)
@@ -126,5 +154,8 @@ class GroupOffsetHandlers:
         elif header.time_ms < 0:
             target = end
         else:
-            target = max(self._store.offset_by_time(header.topic, queue_id, header.time_ms), 0)
+            by_time = found.get(queue_id)
+            if by_time is None:
+                by_time = self._store.offset_by_time(header.topic, queue_id, header.time_ms)
+            target = max(by_time, 0)
         return target if header.force or current < 0 else min(target, current)

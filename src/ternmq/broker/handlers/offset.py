@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable
+from concurrent.futures import Future
+
 from ternmq.broker.flow import CLIENT
 from ternmq.broker.groups import Groups
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.topics import Topics
-from ternmq.errors import InvalidParameter, NotFound
+from ternmq.errors import InvalidParameter, NotFound, StoreError
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import RequestCode
@@ -61,10 +65,22 @@ class OffsetHandlers:
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return Reply()
 
-    def search(self, _peer: Peer, request: Request[SearchOffset]) -> Reply:
+    def search(self, _peer: Peer, request: Request[SearchOffset]) -> Reply | Awaitable[Reply]:
+        """The first message since a time. In a long log other threads look at the messages on the way."""
         header = request.fields
         upper = (header.boundary_type or "").upper() == "UPPER"
+        cold = self._store.cold.offset_by_time(header.topic, header.queue_id, header.time_ms, upper=upper)
+        if cold is not None:
+            return self._searched(header, cold, upper=upper)
         queue_offset = self._store.offset_by_time(header.topic, header.queue_id, header.time_ms, upper=upper)
+        return Reply(header=OffsetReply(queue_offset=queue_offset))
+
+    async def _searched(self, header: SearchOffset, cold: Future[int], *, upper: bool) -> Reply:
+        try:
+            queue_offset = await asyncio.wrap_future(cold)
+        except StoreError:
+            # A file that was deleted meanwhile; or one that cannot be read, which is then said here.
+            queue_offset = self._store.offset_by_time(header.topic, header.queue_id, header.time_ms, upper=upper)
         return Reply(header=OffsetReply(queue_offset=queue_offset))
 
     def max_offset(self, _peer: Peer, request: Request[QueueBounds]) -> Reply:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from concurrent.futures import Future
 from typing import Final
 
 from ternmq.broker.flow import QUERY
 from ternmq.errors import NotFound, StoreError, SystemFailure
 from ternmq.net.peer import Peer, Route
-from ternmq.store.commitlog import Piece
+from ternmq.store.query import KeySearch, QueryResult
 from ternmq.store.store import MessageStore
-from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
@@ -35,30 +35,43 @@ class QueryHandlers:
     def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
         """One record, by the log offset in its offset id."""
         log_offset = request.fields.log_offset
-        piece = self._store.cold_record(log_offset)
-        if piece is not None:
-            return self._view_cold(log_offset, piece)
+        cold = self._store.cold.record(log_offset)
+        if cold is not None:
+            return self._view_cold(log_offset, cold)
         return _viewed(self._store.record_at(log_offset), log_offset)
 
-    async def _view_cold(self, log_offset: int, piece: Piece) -> Reply:
-        record: Buffer | None
-        try:
-            record = await asyncio.wrap_future(self._store.cold.record(log_offset, piece))
-        except StoreError:
-            # Deleted meanwhile; or it cannot be read, which is then said here.
-            record = self._store.record_at(log_offset)
-        return _viewed(record, log_offset)
+    async def _view_cold(self, log_offset: int, cold: Future[bytes | None]) -> Reply:
+        return _viewed(await self._record(log_offset, cold), log_offset)
 
-    def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply:
+    def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply | Awaitable[Reply]:
         """Records by key or unique key within a span of store time; the index may find too much, the client checks."""
         header = request.fields
-        result = self._store.query(
-            header.topic,
-            header.key,
-            count_max=_BY_UNIQUE_ID_MAX if header.by_unique_id else header.count_max,
-            begin_ms=header.begin_ms,
-            end_ms=header.end_ms,
-        )
+        count_max = _BY_UNIQUE_ID_MAX if header.by_unique_id else header.count_max
+        span = {"begin_ms": header.begin_ms, "end_ms": header.end_ms}
+        search = self._store.cold.key_search(header.topic, header.key, count_max=count_max, **span)
+        if search is not None:
+            return self._query_cold(search)
+        return self._found(self._store.query(header.topic, header.key, count_max=count_max, **span))
+
+    async def _query_cold(self, search: KeySearch) -> Reply:
+        """Carry out a search, the old records read on other threads."""
+        log_offsets = next(search)
+        while isinstance(log_offsets, list):
+            cold = [(log_offset, self._store.cold.record(log_offset)) for log_offset in log_offsets]
+            log_offsets = search.send([await self._record(*each) for each in cold])
+        return self._found(log_offsets)
+
+    async def _record(self, log_offset: int, cold: Future[bytes | None] | None) -> memoryview | None:
+        if cold is None:
+            return self._store.record_at(log_offset)
+        try:
+            record = await asyncio.wrap_future(cold)
+        except StoreError:
+            # Deleted meanwhile; or it cannot be read, which is then said here.
+            return self._store.record_at(log_offset)
+        return memoryview(record) if record is not None else None
+
+    def _found(self, result: QueryResult) -> Reply:
         if not result.buffers:
             raise NotFound("can not find message, maybe time range not correct")
         return Reply(
@@ -67,7 +80,7 @@ class QueryHandlers:
         )
 
 
-def _viewed(record: Buffer | None, log_offset: int) -> Reply:
+def _viewed(record: memoryview | None, log_offset: int) -> Reply:
     if record is None:
         raise SystemFailure(f"can not find message by the offset, {log_offset}: it is deleted, or of another broker")
     return Reply(body=record)
