@@ -24,7 +24,7 @@ import contextlib
 import logging
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -465,7 +465,7 @@ class ConsumeQueues:
         self.table: dict[tuple[str, int], ConsumeQueue] = {}
         #: Topics that RocketMQ 5 keeps in ``batchconsumequeue``: a queue of ours for one of them would keep it from
         #: starting on this directory. Their records are left alone.
-        self.foreign: frozenset[str] = frozenset()
+        self.foreign: Container[str] = frozenset()
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
         self.dirty: dict[ConsumeQueue, None] = {}
         self.unsynced: dict[ConsumeQueue, None] = {}

@@ -194,7 +194,7 @@ class Replay:
         if record.log_offset != log_offset:
             self.trouble = f"a record of log offset {record.log_offset} stands at {log_offset}"
             return 0
-        if "\0" in record.topic + record.properties and _is_torn(data[at : at + size], record, in_segment):
+        if "\0" in record.topic + record.properties and is_torn(data[at : at + size], record, in_segment):
             self.trouble = f"the end of the record at log offset {log_offset} never reached the disk"
             return 0
         self._dispatcher.refold(record)
@@ -226,8 +226,11 @@ class Replay:
         return code
 
 
-def _is_torn(data: bytes, record: Record, in_segment: int) -> bool:
-    """Whether a sector that begins behind the body is empty, up to its end or the record's."""
+def is_torn(data: bytes, record: Record, in_segment: int) -> bool:
+    """Whether a sector that begins behind a record's body is empty, up to its end or the record's.
+
+    Only one with a zero in its topic or properties can be; ``data`` are its bytes.
+    """
     v6_hosts = bool(record.sysflag & Sysflag.BORN_V6) + bool(record.sysflag & Sysflag.STORE_V6)
     behind_body = FIXED_V4_BYTES + v6_hosts * 12 + len(record.body)
     first = behind_body + -(in_segment + behind_body) % SECTOR_BYTES

@@ -29,10 +29,11 @@ from ternmq.errors import StoreError
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.index import Index
 from ternmq.store.inspect.check_queues import LIGHT_PREFIX
-from ternmq.store.inspect.scan import Damaged, LogScan, Progress
+from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
 from ternmq.store.queue import FILLER_SIZE, ConsumeQueues
+from ternmq.store.replay import Replay
 from ternmq.store.segment import FileDisk
 
 _PARTS: Final = ("consumequeue", "index")
@@ -91,7 +92,7 @@ def _build(
             "with --set maxHashSlotNum=… --set maxIndexNum=…"
         )
     queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
-    queues.foreign = view.queues.foreign
+    queues.foreign = _Foreign(view)
     index = Index(
         disk,
         fresh / "index",
@@ -103,24 +104,45 @@ def _build(
     # There is no put that could be refused later: a full disk ends the work at once.
     queues.on_trouble = index.on_trouble = _raise
     dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
-    total_bytes = len(view.log.starts) * sizes.segment
-    told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
-    scan = LogScan(view.log, next_data=view.next_data, progress=told)
-    topics = view.known_topics()
-    known = topics | {topic for topic, _ in view.queues.table} if topics is not None else None
+    begin = view.log.min_offset
+    damages: list[Damaged] = []
+    replay = Replay(view.log, queues, index, view.deleted, dispatcher, position=begin, check_crc=True)
+
+    def tell(_done: int, _total: int) -> None:
+        if progress is not None:
+            progress(replay.position - begin, len(view.log.starts) * sizes.segment)
+
     try:
-        for record in scan:
-            if known is not None and record.topic not in known:
-                queues.foreign |= {record.topic}
-            dispatcher.refold(record)
+        while True:
+            replay.run(tell)
+            # Not a record, but perhaps not the end either.
+            scan = LogScan(view.log, replay.position, next_data=view.next_data)
+            following = next(iter(scan), None)
+            if following is None:
+                break
+            damages += scan.damages
+            assert following.log_offset > replay.position, "both agree on what a record is"
+            replay.position = following.log_offset
         _keep_numbers(view, queues)
-        if scan.records:
+        if replay.count:
             index.ensure_file()
         queues.close()
         index.close()
     finally:
         queues.files.close()
-    return Rebuilt(scan.records, scan.position - view.log.min_offset, len(queues), scan.damages)
+    return Rebuilt(replay.count, replay.position - begin, len(queues), damages)
+
+
+class _Foreign:
+    """Topics that get no queues: RocketMQ's with queues of another kind, and deleted ones."""
+
+    def __init__(self, view: StoreView) -> None:
+        self._others = view.queues.foreign
+        topics = view.known_topics()
+        self._known = topics | {topic for topic, _ in view.queues.table} if topics is not None else None
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._others or (self._known is not None and topic not in self._known)
 
 
 def _keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:

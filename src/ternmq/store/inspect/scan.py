@@ -21,6 +21,7 @@ from typing import Final
 
 from ternmq.errors import CorruptRecord
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
+from ternmq.store.replay import is_torn
 from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, Record, peek_head, unpack_record
 
 #: Told how many bytes of the log are done, now and then.
@@ -41,6 +42,7 @@ class Damage(enum.Enum):
     LENGTH = "the lengths inside the record do not add up to its size"
     NO_RECORD = "no record begins here"
     MISPLACED = "the record says that it belongs to another place"
+    TORN = "the end of the record never reached the disk"
     HOLE = "there are zeros where records should be"
     NO_BLANK = "the segment ends without a blank"
 
@@ -127,6 +129,9 @@ class LogScan:
             if record.log_offset != start + at:
                 at = self._skip(page, start, at, Damage.MISPLACED)
                 continue
+            if "\0" in record.properties + record.topic and is_torn(bytes(page[at : at + total]), record, at):
+                at = self._skip(page, start, at, Damage.TORN)
+                continue
             at += total
             self.position = start + at
             self.records += 1
@@ -140,7 +145,7 @@ class LogScan:
     def _skip(self, page: memoryview, start: int, at: int, kind: Damage) -> int:
         """Note something damaged; returns where in the segment to go on, its size if there is nothing more in it."""
         end = at + peek_head(page, at)[0]
-        if kind is not Damage.CRC or not _is_sensible(page, start, end, self._size):
+        if kind not in (Damage.CRC, Damage.TORN) or not _is_sensible(page, start, end, self._size):
             end = self._next_record(page, start, at + 1)
         self._found.append((kind, start + at, start + end, self.records))
         return end
