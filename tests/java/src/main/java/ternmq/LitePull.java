@@ -7,6 +7,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -39,7 +40,7 @@ final class LitePull {
         consumer.start();
         try {
             if (options.flag("assign", false)) {
-                assign(consumer, options);
+                assignPatiently(consumer, options);
             }
             Events.emit("ready", Map.of("clientId", consumer.buildMQClientId()));
             while (!stop.isAsked()) {
@@ -55,6 +56,20 @@ final class LitePull {
             }
         } finally {
             consumer.shutdown();
+        }
+    }
+
+    /** The client of 5.2.0 now and then loses the first connection that it makes to a broker, and makes another. */
+    private static void assignPatiently(DefaultLitePullConsumer consumer, Options options) throws Exception {
+        for (int attempt = 1; ; attempt++) {
+            try {
+                assign(consumer, options);
+                return;
+            } catch (MQClientException failure) {
+                if (attempt == 3) {
+                    throw failure;
+                }
+            }
         }
     }
 
