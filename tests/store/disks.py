@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from ternmq.errors import DiskFull, StoreError
@@ -52,6 +53,9 @@ class TroubledSegment:
     def reserve(self, begin: int, end: int) -> None:
         self._check_space()
         self._real.reserve(begin, end)
+
+    def remains(self, begin: int) -> Iterator[tuple[int, bytes]]:
+        return self._real.remains(begin)
 
     def wipe(self, begin: int) -> None:
         self._real.wipe(begin)

@@ -36,7 +36,7 @@ from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, Preparer
 from ternmq.store.segment import Disk, Segment, segment_files, segment_name
 from ternmq.types import Buffer
-from ternmq.wire.record import MAGIC_BLANK, Record, Sysflag, pack_blank, peek_head, unpack_record
+from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, Record, Sysflag, pack_blank, peek_head, unpack_record
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ _STORE_TIME_V6_AT: Final = 68
 #: As much of a record as tells when it was stored, whatever its hosts.
 HEAD_BYTES: Final = _STORE_TIME_V6_AT + 8
 _INT: Final = struct.Struct(">i")
+_MAGIC: Final = _INT.pack(MAGIC_V1)
 _LONG: Final = struct.Struct(">q")
 
 
@@ -168,6 +169,7 @@ class CommitLog:
             segment.ready = end - self.start
             # What lies behind the end may be whole records. One of them could begin where a later record ends, and a
             # walk would go on into it. So zeros must be on the disk before the first of those records.
+            self._set_aside_tail(segment)
             segment.wipe(segment.ready)
         else:
             # An empty log, or one whose last segment is full: the next is made when a record comes.
@@ -193,9 +195,29 @@ class CommitLog:
             self._disk.sync_names(segment.path.parent)
             return
         # A record before it is damaged, but those in here may be whole: an operator may want to look at them.
-        aside = segment.path.parent.parent / "cut" / segment.path.name
+        aside = _aside(segment.path)
         log.error("segment behind a damaged record set aside", extra={"path": str(segment.path), "now": str(aside)})
         self._disk.move(segment.path, aside)
+
+    def _set_aside_tail(self, segment: Segment) -> None:
+        """Copy the records behind a damaged one, each to its place, to a file of their own, if there are any."""
+        remains = segment.remains(segment.ready)
+        # The damaged one begins with its size and the magic.
+        if not any(_MAGIC in data[8 if at == segment.ready else 0 :] for at, data in remains):
+            return
+        aside = _aside(segment.path)
+        try:
+            file = self._disk.open_file(aside, create_size=segment.size)
+            for at, data in segment.remains(segment.ready):
+                file.write(at, data)
+            file.close()
+            self._disk.sync_file(aside)
+            for directory in aside.parents[:2]:
+                self._disk.sync_names(directory)
+        except StoreError as error:
+            log.error("records behind a damaged one are lost", extra={"path": str(segment.path), "error": str(error)})
+        else:
+            log.error("records behind a damaged one set aside", extra={"path": str(segment.path), "now": str(aside)})
 
     def refuse(self, reason: StoreError | NotRunning) -> None:
         """Accept nothing any more: closed, or a flush that failed. Costs the quick path nothing."""
@@ -404,6 +426,11 @@ def head_store_time(head: Buffer) -> int:
     at = _STORE_TIME_V6_AT if sysflag & Sysflag.BORN_V6 else _STORE_TIME_AT
     store_time_ms: int = _LONG.unpack_from(head, at)[0]
     return store_time_ms
+
+
+def _aside(path: Path) -> Path:
+    """Where a segment, or the rest of one, goes that is no part of the log any more."""
+    return path.parent.parent / "cut" / path.name
 
 
 def _forget(_segment: Segment) -> None:

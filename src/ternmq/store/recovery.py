@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 #: RocketMQ's safety margin between the checkpoint's time and the records trusted by it.
 MARGIN_MS = 3_000
 
+_CURE = "stop the broker and run `tern store rebuild` on its directory"
+
 
 @dataclass(slots=True, frozen=True)
 class Recovered:
@@ -70,8 +72,8 @@ def recover(
         return _empty(commit_log, queues, index, dispatcher)
     # Queues or index that were thrown away are folded from the log's beginning.
     folds_all = not len(queues) or (index is not None and not len(index))
-    vouched = _vouched(commit_log, queues) if was_closed and not folds_all else None
-    if vouched is not None:
+    vouched = _vouched(commit_log, queues) if was_closed else None
+    if vouched is not None and not folds_all:
         start, store_time_ms = vouched
     else:
         start, store_time_ms = starts[0], 0
@@ -79,6 +81,7 @@ def recover(
             start = _trusted_start(commit_log, checkpoint, was_closed=was_closed)
         checkpoint.take_back(start, max(commit_log.store_time(start), 0) if start > starts[0] else 0)
         save_checkpoint()
+    if vouched is None:
         if was_closed or lost_pages:
             queues.cut(start, distrust=True)
             if index is not None:
@@ -87,11 +90,18 @@ def recover(
             queues.resume(start)
             if index is not None:
                 index.resume(start, commit_log.store_time)
+    # Nothing before this ends the log: it was closed behind it, or the checkpoint vouches for it.
+    floor = vouched[0] if vouched is not None else start
     for derived in dispatcher.deriveds:
         start = min(start, max(starts[0], derived.folded))
 
     replay = Replay(commit_log, queues, index, deleted, dispatcher, position=start, check_crc=check_crc)
     replay.run(on_progress)
+    if replay.position < floor:
+        # Queues serve what lies behind. What was to be folded anew lacks it.
+        log.error("records behind a damaged one are left out", extra={"trouble": replay.trouble, "cure": _CURE})
+        replay.position = floor
+        replay.run(on_progress)
     end = replay.position
     if not was_closed:
         # A process that died left records in the page cache only. Nobody would sync them after those to come.

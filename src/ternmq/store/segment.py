@@ -79,6 +79,10 @@ class Segment(Protocol):
         """Claim the blocks of these bytes, whatever they hold. Raises ``DiskFull``."""
         ...
 
+    def remains(self, begin: int) -> Iterator[tuple[int, bytes]]:
+        """What is not zero from ``begin`` on: where it stands, and its bytes, in pieces."""
+        ...
+
     def wipe(self, begin: int) -> None:
         """Turn what is not zero from ``begin`` on to zero, durably."""
         ...
@@ -429,17 +433,22 @@ class MappedSegment:
         with _border(self.path, "write"):
             os.posix_fallocate(self._fd, begin, end - begin)
 
-    def wipe(self, begin: int) -> None:
-        is_changed = False
-        with _border(self.path, "write"):
+    def remains(self, begin: int) -> Iterator[tuple[int, bytes]]:
+        with _border(self.path, "read"):
             # Only where something was written, and most of that is zero already: it was prepared and never used.
             while (begin_data := _next_data(self._fd, begin)) is not None:
                 begin = os.lseek(self._fd, begin_data, os.SEEK_HOLE)
                 for at in range(begin_data, begin, len(_ZEROS)):
                     data = os.pread(self._fd, min(len(_ZEROS), begin - at), at)
                     if data != bytes(len(data)):
-                        os.pwrite(self._fd, _ZEROS[: len(data)], at)
-                        is_changed = True
+                        yield at, data
+
+    def wipe(self, begin: int) -> None:
+        is_changed = False
+        with _border(self.path, "write"):
+            for at, data in self.remains(begin):
+                os.pwrite(self._fd, _ZEROS[: len(data)], at)
+                is_changed = True
             if is_changed:
                 os.fdatasync(self._fd)
 

@@ -367,12 +367,16 @@ class SimulatedSegment:
     def reserve(self, begin: int, end: int) -> None:
         self._disk.claim_pages(self._image, self.path, begin, end)
 
-    def wipe(self, begin: int) -> None:
-        is_changed = False
+    def remains(self, begin: int) -> Iterator[tuple[int, bytes]]:
         for at, end in self._image.chunks(begin, self.size - begin):
             if any(self.page[at:end]):
-                self._disk.write_pages(self._image, self.path, at, bytes(end - at))
-                is_changed = True
+                yield at, bytes(self.page[at:end])
+
+    def wipe(self, begin: int) -> None:
+        is_changed = False
+        for at, data in self.remains(begin):
+            self._disk.write_pages(self._image, self.path, at, bytes(len(data)))
+            is_changed = True
         if is_changed:
             self.sync()
 
