@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,10 +22,18 @@ class Tmpfs:
         self._ballast_bytes = 0
 
     def fill(self, *, leave_bytes: int) -> None:
-        disk = os.statvfs(self.path)
-        self._ballast_bytes = disk.f_bavail * disk.f_frsize - leave_bytes
+        """Leave so much space, or less if others take some meanwhile."""
         with self._ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, self._ballast_bytes)
+            while True:
+                disk = os.statvfs(self.path)
+                self._ballast_bytes = disk.f_bavail * disk.f_frsize - leave_bytes
+                try:
+                    os.posix_fallocate(file.fileno(), 0, self._ballast_bytes)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                else:
+                    return
 
     def free(self, freed_bytes: int) -> None:
         self._ballast_bytes -= freed_bytes
