@@ -28,7 +28,7 @@ from tests.interop import jvm
 
 Event = dict[str, Any]
 
-# RocketMQ 5.2.0's consumers may wait for their next heartbeat, up to 30 s: one that finds another under way is left out,
+# RocketMQ 5.2.0's consumers may wait for the next heartbeat, up to 30 s: one that finds another under way is left out,
 # and until the next brokers refuse their pulls as «subscription not latest» (RocketMQ's brokers, too).
 _ANSWER_S: Final = 75.0
 _STOP_S: Final = 20.0
