@@ -15,13 +15,14 @@ plain log are dispatched in ``put`` itself: on the same thread, after the append
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.index import WAITING_MAX, Index
+from ternmq.store.light import light_places
 from ternmq.store.queue import ENTRY, ConsumeQueue, ConsumeQueues
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
@@ -255,6 +256,9 @@ class Dispatcher:
         fact = self.fact(record)
         if not self._deleted.is_deleted(record.topic, record.log_offset):
             self._queues.fold(fact)
+            if self._queues.has_light:
+                for topic, queue_offset in light_places(record.properties):
+                    self._queues.fold(replace(fact, topic=topic, queue_id=0, queue_offset=queue_offset))
         if self._index is not None:
             self._index.fold(fact)
         for derived in self.deriveds:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.light import LIGHT_PREFIX
 from ternmq.store.queue_ext import ADDRESS_BYTE, QueueExts
 from ternmq.store.segment import Disk, PlainFile, segment_name, segment_starts
 from ternmq.wire.record import TOPIC_V1_BYTES_MAX
@@ -450,6 +451,7 @@ class ConsumeQueues:
         "file_bytes",
         "files",
         "foreign",
+        "has_light",
         "on_trouble",
         "table",
         "unsynced",
@@ -466,6 +468,8 @@ class ConsumeQueues:
         #: Topics that RocketMQ 5 keeps in ``batchconsumequeue``: a queue of ours for one of them would keep it from
         #: starting on this directory. Their records are left alone.
         self.foreign: Container[str] = frozenset()
+        #: Whether RocketMQ has made light queues here (``store.light``).
+        self.has_light = False
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
         self.dirty: dict[ConsumeQueue, None] = {}
         self.unsynced: dict[ConsumeQueue, None] = {}
@@ -587,6 +591,7 @@ class ConsumeQueues:
         for topic, _, is_directory in self.disk.list(self.directory):
             if not is_directory or topic in self.foreign:
                 continue
+            self.has_light = self.has_light or topic.startswith(LIGHT_PREFIX)
             for name, _, is_queue in self.disk.list(self.directory / topic):
                 # RocketMQ skips what is no number, and so do we.
                 if is_queue and name.isascii() and name.isdigit():

@@ -27,6 +27,7 @@ from ternmq.store.commitlog import CommitLog
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.index import Index
+from ternmq.store.light import LIGHT_PREFIX
 from ternmq.store.queue import ConsumeQueues
 from ternmq.store.replay import Progress, Replay
 from ternmq.wire.record import unpack_record
@@ -129,7 +130,9 @@ def _empty(commit_log: CommitLog, queues: ConsumeQueues, index: Index | None, di
 
 def _vouched(commit_log: CommitLog, queues: ConsumeQueues) -> tuple[int, int] | None:
     """End and store time of the last record that a queue knows, if it is whole and where the queue says."""
-    newest = max(queues, key=lambda queue: queue.log_end, default=None)
+    # The last entry of a light queue is of a record that has its own queue elsewhere.
+    own = (queue for queue in queues if not queue.topic.startswith(LIGHT_PREFIX))
+    newest = max(own, key=lambda queue: queue.log_end, default=None)
     entry = newest.entry(newest.next_offset - 1) if newest is not None else None
     record_bytes = commit_log.record(entry[0]) if entry is not None else None
     if record_bytes is None:

@@ -212,6 +212,7 @@ class Replay:
             and queue.ext is None
             and queue.topic != SCHEDULE_TOPIC
             and queue.topic not in self._deleted
+            and not self._queues.has_light
             and not self._dispatcher.deriveds
         ):
             self._known[queue.topic_part, queue.queue_id] = (queue, queue.topic)

@@ -25,8 +25,6 @@ from ternmq.store.queue_ext import ADDRESS_MAX, UnitReader
 
 #: Entries that are compared together.
 _RUN_BYTES: Final = PAGE_ENTRIES * ENTRY_BYTES
-#: Queues of RocketMQ's light topics hold entries of records of other topics.
-LIGHT_PREFIX: Final = "%LMQ%"
 _pack_entry: Final = ENTRY.pack
 
 
@@ -130,8 +128,6 @@ class QueueCheck:
                 # A new queue has no file before its first entries are written out.
                 lags = view.may_lag and self.records <= PAGE_ENTRIES
                 yield self._without_queue(path, is_known=is_known, lags=lags)
-            return
-        if topic.startswith(LIGHT_PREFIX):
             return
         log_min = view.log.min_offset
         first = self.first if self.records else self.queue.next_offset

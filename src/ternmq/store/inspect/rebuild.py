@@ -17,7 +17,6 @@ nothing leads to them any more; filters then look at each message.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from ternmq.env import Clock
 from ternmq.errors import StoreError
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.index import Index
-from ternmq.store.inspect.check_queues import LIGHT_PREFIX
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
@@ -93,6 +91,7 @@ def _build(
         )
     queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
     queues.foreign = _Foreign(view)
+    queues.has_light = view.queues.has_light
     index = Index(
         disk,
         fresh / "index",
@@ -148,10 +147,7 @@ class _Foreign:
 def _keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
     """Let queues that the log has no record of go on with the queue offset that is next."""
     for key, old in view.queues.table.items():
-        if key[0].startswith(LIGHT_PREFIX):
-            # Their entries are made by RocketMQ alone.
-            shutil.copytree(old.directory, queues.directory / key[0] / str(key[1]))
-        elif key not in queues.table and old.next_offset > 0:
+        if key not in queues.table and old.next_offset > 0:
             queue = queues.make(*key)
             queue.begin_at(old.next_offset - 1)
             queue.append(0, FILLER_SIZE, 0)

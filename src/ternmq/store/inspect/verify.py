@@ -24,6 +24,7 @@ from ternmq.store.inspect.scan import Damage, LogScan, Progress
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
 from ternmq.store.key_hash import Keyed, KeyHashes
+from ternmq.store.light import light_places
 from ternmq.wire.bodies.codec import Body
 from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
@@ -110,7 +111,12 @@ class _DerivedCheck:
         topic, properties, log_offset = record.topic, record.properties, record.log_offset
         if not record.sysflag & Sysflag.PREPARED and not self._deleted(topic, log_offset):
             check = self._queues.get((topic, record.queue_id)) or self._check(topic, record.queue_id)
-            check.expect(record.queue_offset, log_offset, record.size, self._tags_code(record))
+            tags_code = self._tags_code(record)
+            check.expect(record.queue_offset, log_offset, record.size, tags_code)
+            if self._view.queues.has_light:
+                for light, queue_offset in light_places(properties):
+                    check = self._queues.get((light, 0)) or self._check(light, 0)
+                    check.expect(queue_offset, log_offset, record.size, tags_code)
         if record.sysflag & Sysflag.TRANSACTION_MASK != Sysflag.ROLLBACK:
             self._keyed.append((topic, properties, log_offset, record.store_time_ms))
             if len(self._keyed) >= _KEYED_MAX:
