@@ -92,8 +92,8 @@ async def test_above_the_last_mark_sends_are_refused_before_the_disk_is_full(sma
             clock.advance(1)
         assert ResponseCode.SERVICE_NOT_AVAILABLE == response.code
         assert re.match(
-            rf"the disk of {small_disk.path}/store/commitlog is (9[1-9]|100) % full: no message is taken above 90 %, .*; "
-            "free some space there",
+            rf"the disk of {small_disk.path}/store/commitlog is (9[1-9]|100) % full: no message is taken above 90 %, "
+            ".*; free some space there",
             response.remark or "",
         )
         assert [b"first", *acknowledged] == await all_bodies(broker, "orders")
