@@ -181,3 +181,24 @@ def test_a_damaged_chain_does_not_lead_in_circles(tmp_path: Path) -> None:
     index = index_in(tmp_path)
     assert [3, 2, 1] == find(index, "a")
     index.close()
+
+
+def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
+    """C4: all are searched, one at a time."""
+    index = index_in(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(1000):
+        put(index, f"k{number}", number * 10, 1_000_000 + number)
+    index.write_out()
+    for segment in index.take_unsynced():
+        segment.sync()
+    assert len(index) > 100
+    assert [10 * number for number in range(1000)] == [
+        index.find("t", f"k{number}", count_max=1, begin_ms=0, end_ms=1 << 62)[0] for number in range(1000)
+    ]
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    index.close()
+    index = index_in(tmp_path)
+    assert [0] == index.find("t", "k0", count_max=1, begin_ms=0, end_ms=1 << 62)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+    index.close()

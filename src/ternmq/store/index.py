@@ -14,7 +14,8 @@ up compares topic and key in the record itself (``store.query``). A file is name
 ends when its entries are used up; the next begins with begin = end = the end of this one, as RocketMQ's does.
 
 Records wait in memory, up to 64, until entries are made of them together: a search makes them first, and a crash
-loses them like everything derived, to be folded again. The header is written after entries and slots.
+loses them like everything derived, to be folded again. The header is written after entries and slots. The newest file
+stays mapped; an older one is for the time of a search, as there may be hundreds.
 
 ``cut`` undoes entries from the newest to the oldest, giving each slot its previous entry back, so that after a crash
 the index equals a fresh fold of the log. (RocketMQ deletes the current file, and forgets what it held of older
@@ -61,38 +62,50 @@ _pack_header: Final = _HEADER.pack_into
 
 
 class IndexFile:
-    """One file of the index. The fields are the header's."""
+    """One file of the index. The fields are the header's; the file is mapped when something else of it is needed."""
 
     __slots__ = (
         "_entries_at",
         "_entries_max",
-        "_page",
+        "_open",
         "_reserved",
+        "_segment",
         "_slots",
         "begin_offset",
         "begin_time_ms",
         "count",
         "end_offset",
         "end_time_ms",
-        "segment",
+        "path",
         "used_slots",
     )
 
-    def __init__(self, segment: Segment, *, slots: int, entries: int) -> None:
-        self.segment = segment
-        self._page = segment.page
+    def __init__(self, path: Path, header: bytes, map_it: Callable[[], Segment], *, slots: int, entries: int) -> None:
+        self.path = path
+        self._open = map_it
+        self._segment: Segment | None = None
         self._slots = slots
         self._entries_max = entries
         self._entries_at = INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES
         self._reserved = 0
-        (
-            self.begin_time_ms,
-            self.end_time_ms,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            self.count,
-        ) = self._read_header()
+        fields: tuple[int, int, int, int, int, int] = _HEADER.unpack(header)
+        self.begin_time_ms, self.end_time_ms, self.begin_offset, self.end_offset, self.used_slots, count = fields
+        # A new file has zeros; entries are numbered from 1 on.
+        self.count = max(count, 1)
+
+    @property
+    def segment(self) -> Segment:
+        if self._segment is None:
+            self._segment = self._open()
+        return self._segment
+
+    def rest(self) -> None:
+        """Unmap the file until it is needed again; whoever has to sync it holds the segment himself."""
+        self._segment = None
+
+    @property
+    def _page(self) -> memoryview:
+        return self.segment.page
 
     @property
     def is_full(self) -> bool:
@@ -140,11 +153,6 @@ class IndexFile:
         self.used_slots = used_slots
         _, self.end_offset, self.end_time_ms = entries[-1]
         self.write_header()
-
-    def _read_header(self) -> tuple[int, int, int, int, int, int]:
-        begin_time_ms, end_time_ms, begin_offset, end_offset, used_slots, count = _HEADER.unpack_from(self._page)
-        # A new file has zeros; entries are numbered from 1 on.
-        return begin_time_ms, end_time_ms, begin_offset, end_offset, used_slots, max(count, 1)
 
     def write_header(self) -> None:
         _pack_header(
@@ -352,22 +360,26 @@ class Index:
 
     def _next_file(self) -> IndexFile:
         last = self._files[-1] if self._files else None
-        name = self._name(last.segment.path.name if last is not None else "")
-        segment = self._disk.open_segment(self.directory / name, size=self._file_bytes, create=True)
-        try:
-            # Before the first look at it: on tmpfs even a read takes a block, and without one the process ends.
-            segment.reserve(0, INDEX_HEADER_BYTES)
-            file = IndexFile(segment, slots=self._slots, entries=self._entries)
-            if last is not None:
-                file.begin_after(last.end_time_ms, last.end_offset)
-        except StoreError:
-            # Without a header it would end every search that comes upon it.
-            self._disk.remove(segment.path)
-            raise
+        path = self.directory / self._name(last.path.name if last is not None else "")
+        self._disk.open_segment(path, size=self._file_bytes, create=True)
+        file = self._file(path, bytes(INDEX_HEADER_BYTES))
         if last is not None:
+            try:
+                file.begin_after(last.end_time_ms, last.end_offset)
+            except StoreError:
+                # Without a header it would end every search that comes upon it.
+                self._disk.remove(path)
+                raise
             self._unsynced.append(last.segment)
+            last.rest()
         self._files.append(file)
         return file
+
+    def _file(self, path: Path, header: bytes) -> IndexFile:
+        def map_it() -> Segment:
+            return self._disk.open_segment(path, size=self._file_bytes)
+
+        return IndexFile(path, header, map_it, slots=self._slots, entries=self._entries)
 
     def _name(self, last: str) -> str:
         now_ms = self._now_ms()
@@ -396,7 +408,7 @@ class Index:
             last.cut(log_offset, store_time, distrust=distrust)
             if not last.is_empty:
                 break
-            self._disk.remove(last.segment.path)
+            self._disk.remove(last.path)
             self._files.pop()
         self._taken = self.end_offset
 
@@ -416,22 +428,24 @@ class Index:
         for file in reversed(self._files):
             if file.overlaps(begin_ms, end_ms):
                 found += file.find(key_hash, count_max=count_max - len(found), begin_ms=begin_ms, end_ms=end_ms)
+                if file is not self._files[-1]:
+                    file.rest()
             if file.begin_time_ms < begin_ms or len(found) >= count_max:
                 break
         return found
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
-    def drop_before(self, log_offset: int) -> list[Segment]:
+    def drop_before(self, log_offset: int) -> list[Path]:
         """Forget the files whose records all lie before ``log_offset``, never the last; the caller removes them."""
-        gone: list[Segment] = []
+        gone: list[Path] = []
         while len(self._files) > 1 and self._files[0].end_offset < log_offset:
-            gone.append(self._files.pop(0).segment)
-        self._unsynced = [segment for segment in self._unsynced if segment not in gone]
+            gone.append(self._files.pop(0).path)
+        self._unsynced = [segment for segment in self._unsynced if segment.path not in gone]
         return gone
 
     def load(self) -> None:
-        """Map the files that exist; changes nothing. Raises ``CorruptFile``."""
+        """Find the files that exist; changes nothing. Raises ``CorruptFile``."""
         for name, length_bytes, is_directory in self._disk.list(self.directory):
             # One of length 0 was being made when the process died.
             if is_directory or not length_bytes or not (name.isascii() and name.isdigit()):
@@ -443,8 +457,7 @@ class Index:
                     "them to what the store was made with, or move the index directory away: it is built again",
                     path=str(path),
                 )
-            segment = self._disk.open_segment(path, size=length_bytes)
-            self._files.append(IndexFile(segment, slots=self._slots, entries=self._entries))
+            self._files.append(self._file(path, self._disk.read_at(path, 0, INDEX_HEADER_BYTES)))
         self._taken = self.end_offset
 
     def ensure_file(self) -> None:

@@ -40,7 +40,7 @@ from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import StoreConfig
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueues
-from ternmq.store.segment import Disk, Segment, Usage
+from ternmq.store.segment import Disk, Usage
 
 log = logging.getLogger(__name__)
 
@@ -202,10 +202,9 @@ class Retention:
                 return
             self._undeleted.popleft()
 
-    def _remove_segment(self, segment: Segment) -> None:
-        # With this last reference, unless a reply holds another, the mapping ends, too: off the store's thread.
+    def _remove_index_file(self, path: Path) -> None:
         try:
-            self._disk.remove(segment.path)
+            self._disk.remove(path)
         except StoreError as error:
             # The next start finds it, and the first look after that removes it.
             log.warning("an index file could not be deleted", extra={"error": str(error)})
@@ -300,8 +299,8 @@ class Retention:
             if number % QUEUES_AT_ONCE == 0:
                 yield
         if self._index is not None:
-            for segment in self._index.drop_before(log_min):
-                self._chores(partial(self._remove_segment, segment))
+            for path in self._index.drop_before(log_min):
+                self._chores(partial(self._remove_index_file, path))
         self._followed = log_min
 
     def drop_expired_queues(self) -> None:
