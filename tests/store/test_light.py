@@ -1,4 +1,4 @@
-"""Light queues, which RocketMQ makes and TernMQ must not lose (C11). What the records hold was read off RocketMQ 4.9.4."""
+"""Light queues, which RocketMQ makes and TernMQ must not lose (C11); records as RocketMQ 4.9.4 writes them."""
 
 from __future__ import annotations
 

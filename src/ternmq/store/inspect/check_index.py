@@ -2,7 +2,7 @@
 
 Entries lie in the order of the log, so both are read side by side: each key of each record is expected next. A key
 without an entry is *missing*: nobody finds the message by it. An entry without a key is *extra*; it costs a search
-nothing but time, since whoever finds it looks at the record.
+nothing but time, since whoever finds it looks at the record. (RocketMQ indexes one record twice when it recovers.)
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class IndexCheck:
                     path=directory,
                     at=self._extra.first,
                     count=self._extra.count,
-                    what=f"{entries}, the first of log offset {self._extra.first:,}, belong to no key in the log",
+                    what=f"{entries}, the first of log offset {self._extra.first:,}, are there twice or of no key",
                     cost="none but the time to find that out",
                     cure="",
                     is_note=True,
