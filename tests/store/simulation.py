@@ -1,14 +1,15 @@
 """One seed, one life of a store on a simulated disk: random calls, faults between any two steps, and what must hold.
 
-A program puts, flushes, ticks, reads, closes, deletes topics, and lets the kernel write back what it wants. A *fuse* of
-some steps of the disk burns down meanwhile, also inside recovery: then the power is cut, the process dies, or the disk
-fills up or fails for a while. After each opening the store is compared with a list of what was put (``Model``):
+A program puts, flushes, ticks, reads, cleans, closes, deletes topics, and lets the kernel write back what it wants. A
+*fuse* of some steps of the disk burns down meanwhile, also inside recovery: then the power is cut, the process dies, or
+the disk fills up or fails. After each opening the store is compared with a list of what was put (``sim_model``):
 
 - nothing is lost that was flushed, and only from the end (C6, C8);
 - every record that is served is one that was put, at the place that its sender was told (C1, C2);
 - queues and index equal those of a fresh store that has nothing but the log (C5).
 
-The same seed gives the same ``trace``, whatever the process.
+``run`` is for that. ``rot`` lets bits of the files flip once everything has ended, and then wants to see an error or
+what was put. The same seed gives the same ``trace``, whatever the process.
 """
 
 from __future__ import annotations
@@ -16,150 +17,39 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-from ternmq.errors import DiskFull, StoreError
-from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.errors import CorruptFile, CorruptRecord, DiskFull, StoreError
+from ternmq.store.config import ENTRY_BYTES, FlushDiskType
 from ternmq.store.draft import Draft
-from ternmq.store.query import GetStatus
+from ternmq.store.queue import ENTRY
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import PowerCut, SimulatedDisk
-from ternmq.wire.properties import find, join
+from ternmq.wire.properties import join
 from ternmq.wire.record import Sysflag, pack_host, unpack_records
+from tests.store.sim_model import KEYS, QUEUES, ROOT, TOPICS, Entry, Facts, Model, Options, SimulatedClock, facts_of
 
-ROOT: Final = Path("/store")
 HOST: Final = pack_host("127.0.0.1", 10911)
 BORN: Final = pack_host("10.0.0.7", 40000)
 BORN_MS: Final = 1_700_000_000_000
-TOPICS: Final = ("orders", "%RETRY%g", "long-" + "t" * 130)
-KEYS: Final = ("k0", "k1", "k2", "order-0000123")
-EVER: Final = {"begin_ms": 0, "end_ms": 1 << 62}
+HOUR_MS: Final = 3_600_000
+#: Steps of the disk that need space.
+GREEDY: Final = frozenset({"write", "claim", "create"})
 
 
 class WrongStore(AssertionError):
     """What the simulation found; the seed replays it."""
 
 
-class SimulatedClock:
-    def __init__(self) -> None:
-        self.ms = 1_700_000_000_000
-        #: What a jump of the clock does not touch.
-        self.passed_ms = 0
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.passed_ms / 1000
-
-    def advance(self, ms: int) -> None:
-        self.ms += ms
-        self.passed_ms += ms
-
-
-@dataclass(slots=True)
-class Entry:
-    """One message of the model; ``log_offset`` is -1 as long as nobody knows whether it was stored."""
-
-    topic: str
-    queue_id: int
-    body: bytes
-    properties: str
-    sysflag: int
-    log_offset: int = -1
-    end_offset: int = -1
-    queue_offset: int = -1
-    is_deleted: bool = False
-
-    @property
-    def is_queued(self) -> bool:
-        return not self.sysflag & Sysflag.PREPARED
-
-    @property
-    def facts(self) -> tuple[object, ...]:
-        """What a record that was read must equal."""
-        return (
-            self.log_offset,
-            self.end_offset - self.log_offset,
-            self.topic,
-            self.queue_id,
-            self.queue_offset,
-            self.sysflag,
-            self.body,
-            self.properties,
-        )
-
-
-@dataclass(slots=True)
-class Model:
-    """What the store should hold: its messages in log order, and how far they are flushed."""
-
-    entries: list[Entry] = field(default_factory=list)
-    flushed: int = 0
-    #: Messages of a call that did not return: a prefix of them may have been stored.
-    limbo: list[Entry] = field(default_factory=list)
-    #: A topic whose deletion did not return.
-    deleting: str = ""
-
-    def queue(self, topic: str, queue_id: int) -> list[Entry]:
-        return [
-            entry
-            for entry in self.entries
-            if entry.topic == topic and entry.queue_id == queue_id and entry.is_queued and not entry.is_deleted
-        ]
-
-    def delete(self, topic: str) -> None:
-        for entry in self.entries:
-            if entry.topic == topic:
-                entry.is_deleted = True
-
-
-@dataclass(slots=True, frozen=True)
-class Options:
-    """What differs from seed to seed."""
-
-    config: StoreConfig
-    page_bytes: int
-    names_in_order: bool
-    capacity_bytes: int | None
-    clock_jumps: bool
-    #: Bits rot while the store is closed or dead.
-    rots: bool
-
-    @classmethod
-    def choose(cls, random: Random, *, rots: bool) -> Options:
-        segment_bytes = random.choice((4096, 4096, 8192, 20_000))
-        config = StoreConfig(
-            store_path_root_dir=ROOT,
-            mapped_file_size_commit_log=segment_bytes,
-            mapped_file_size_consume_queue=random.choice((100, 400, 6000)),
-            max_hash_slot_num=random.choice((3, 50)),
-            max_index_num=random.choice((10, 100)),
-            message_index_enable=random.random() < 0.9,
-            flush_disk_type=random.choice((FlushDiskType.SYNC_FLUSH, FlushDiskType.ASYNC_FLUSH)),
-            flush_consume_queue_thorough_interval=random.choice((1, 5_000, 60_000)),
-            max_message_size=2000,
-        )
-        return cls(
-            config=config,
-            page_bytes=random.choice((512, 512, 4096)),
-            names_in_order=random.random() < 0.5,
-            capacity_bytes=random.choice((None, None, 60_000)),
-            clock_jumps=random.random() < 0.3,
-            rots=rots,
-        )
-
-
 class Simulation:
-    """Runs one seed. ``run`` raises ``WrongStore``, or whatever the store should not have raised."""
+    """Runs one seed. Raises ``WrongStore``, or whatever the store should not have raised."""
 
-    def __init__(self, seed: int, *, steps: int = 60, rots: bool = False) -> None:
+    def __init__(self, seed: int, *, actions: int = 60) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.options = Options.choose(self.random, rots=rots)
+        self.options = Options.choose(self.random)
         self.clock = SimulatedClock()
         self.disk = SimulatedDisk(
             page_bytes=self.options.page_bytes,
@@ -169,30 +59,39 @@ class Simulation:
         )
         self.model = Model()
         self.trace: list[tuple[object, ...]] = []
-        self._steps = steps
+        #: For statistics.
+        self.openings = 0
+        self._actions = actions
         self._store: MessageStore | None = None
         self._number = 0
-        #: Steps of the disk until ``_burst``, and what happens then; steps are not counted while ``_fuse`` is negative.
+        #: Steps of the disk until something happens, and what; below 0 nothing does.
         self._fuse = -1
         self._burst: Callable[[], None] = _cut_power
-        self._rotten = False
-        self.openings = 0
-
-    # --- The program --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self._open()
-        actions = self._actions()
-        for _ in range(self._steps):
-            (action,) = self.random.choices([*actions], weights=[*actions.values()])
-            self._do(action)
+        self._act()
         self._fuse, self.disk.capacity_bytes = -1, None
         self._do(self._restart)
-        self._store_now().close()
+        self._do(self._close)
         self._note("end", self._digest())
 
-    def _actions(self) -> dict[Callable[[], None], int]:
-        return {
+    def rot(self) -> None:
+        self._open()
+        self._act()
+        self._fuse = -1
+        with contextlib.suppress(StoreError):
+            self.random.choice((self._close, lambda: None))()
+        self.random.choice((self.disk.die, lambda: self.disk.power_cut(self.random)))()
+        for _ in range(self.random.randint(1, 3)):
+            self._flip_a_bit()
+        self.disk.capacity_bytes = None
+        self._check_nothing_wrong_is_served()
+
+    # --- The program --------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        weights: dict[Callable[[], None], int] = {
             self._put: 40,
             self._put_batch: 10,
             self._flush: 12,
@@ -202,17 +101,20 @@ class Simulation:
             self._search: 4,
             self._write_back: 10,
             self._delete_topic: 2,
+            self._clean: 2,
             self._restart: 4,
             self._light_fuse: 6,
             self._end_abruptly: 4,
         }
+        for action in self.random.choices([*weights], weights=[*weights.values()], k=self._actions):
+            self._do(action)
 
     def _do(self, action: Callable[[], None]) -> None:
         """One action, and what follows if it does not return."""
         try:
             self.clock.advance(self.random.choice((0, 1, 1, 20, 1000, 4000)))
             if self.options.clock_jumps and self.random.random() < 0.02:
-                self.clock.ms += self.random.choice((-600_000, 600_000))
+                self.clock.wall_ms += self.random.choice((-600_000, 600_000))
             action()
         except PowerCut:
             self._note("stopped", action.__name__)
@@ -220,18 +122,21 @@ class Simulation:
         except DiskFull as error:
             self._note("full", str(error))
             self._free_space()
-            if action == self._restart:
+            if action in (self._restart, self._close):
                 # It could not be closed, so its process ends without.
                 self._after_the_end(cut_power=False)
         except StoreError as error:
             self._note("failed", str(error))
             # A store whose disk fails takes nothing any more; its operator starts it again.
             self._after_the_end(cut_power=False)
+        if self._store is not None:
+            self.model.log_min = self._store.min_log_offset
 
     def _note(self, *what: object) -> None:
         self.trace.append(what)
 
-    def _store_now(self) -> MessageStore:
+    @property
+    def store(self) -> MessageStore:
         assert self._store is not None
         return self._store
 
@@ -247,34 +152,32 @@ class Simulation:
         return Entry(topic, queue_id, body, join(pairs), Sysflag.PREPARED if is_half else 0)
 
     def _put(self) -> None:
-        store, random = self._store_now(), self.random
-        entry = self._entry(random.choice(TOPICS), random.randrange(2), is_half=random.random() < 0.05)
-        self.model.limbo = [entry]
+        entry = self._entry(*self.random.choice(QUEUES), is_half=self.random.random() < 0.05)
         draft = Draft(entry.topic, entry.queue_id, entry.body, entry.properties, BORN_MS, BORN, sysflag=entry.sysflag)
-        with self._nothing_stored_if_refused():
-            placed = store.put(draft)
+        with self._limbo([entry]):
+            placed = self.store.put(draft)
             self._stored(entry, placed.log_offset, placed.end_offset, placed.queue_offset)
-            self._acknowledge()
+        self._acknowledge()
 
     def _put_batch(self) -> None:
-        store, random = self._store_now(), self.random
-        topic, queue_id = random.choice(TOPICS), random.randrange(2)
-        entries = [self._entry(topic, queue_id) for _ in range(random.randint(1, 4))]
-        self.model.limbo = list(entries)
+        topic, queue_id = self.random.choice(QUEUES)
+        entries = [self._entry(topic, queue_id) for _ in range(self.random.randint(1, 4))]
         parcels = [(0, entry.body, entry.properties.encode()) for entry in entries]
-        with self._nothing_stored_if_refused():
-            placed = store.put_batch(topic, queue_id, parcels, born_time_ms=BORN_MS, born_host=BORN)
+        with self._limbo(entries):
+            placed = self.store.put_batch(topic, queue_id, parcels, born_time_ms=BORN_MS, born_host=BORN)
             ends = [*placed.log_offsets[1:], placed.end_offset]
             for number, entry in enumerate(entries):
                 self._stored(entry, placed.log_offsets[number], ends[number], placed.queue_offset + number)
-            self._acknowledge()
+        self._acknowledge()
 
     @contextlib.contextmanager
-    def _nothing_stored_if_refused(self) -> Iterator[None]:
+    def _limbo(self, entries: list[Entry]) -> Iterator[None]:
+        """Messages that are neither stored nor refused until the call returns. A refused one was not stored."""
+        self.model.limbo = list(entries)
         try:
             yield
         except StoreError:
-            self.model.limbo.clear()
+            self.model.limbo = []
             raise
 
     def _stored(self, entry: Entry, log_offset: int, end_offset: int, queue_offset: int) -> None:
@@ -283,7 +186,7 @@ class Simulation:
         self._same("queue offset", expected, queue_offset)
         self.model.entries.append(entry)
         self.model.limbo.remove(entry)
-        self._note("put", entry.topic, entry.queue_id, log_offset, end_offset, queue_offset)
+        self._note("put", entry.topic[:9], entry.queue_id, log_offset, end_offset, queue_offset)
 
     def _acknowledge(self) -> None:
         """Under SYNC_FLUSH a sender is answered when the disk has it; sometimes several at once."""
@@ -291,27 +194,26 @@ class Simulation:
             self._flush()
 
     def _flush(self) -> None:
-        store = self._store_now()
-        store.flush_now()
-        self._same("flushed", store.written, store.flushed.value)
-        self._heard()
+        self.store.flush_now()
+        self._same("flushed", self.store.written, self.store.flushed.value)
+        self._hear()
 
     def _flush_when_due(self) -> None:
         """What the flush thread does on its own."""
-        flusher = self._store_now()._running()
+        flusher = self.store._running()
         try:
             flusher._flush_log(self.options.config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
         except StoreError as error:
             flusher._fail(error)
             raise
-        self._heard()
+        self._hear()
 
-    def _heard(self) -> None:
-        self.model.flushed = max(self.model.flushed, self._store_now().flushed.value)
+    def _hear(self) -> None:
+        self.model.flushed = max(self.model.flushed, self.store.flushed.value)
         self._note("flushed", self.model.flushed)
 
     def _tick(self) -> None:
-        self._store_now().tick()
+        self.store.tick()
         self._note("tick")
 
     def _write_back(self) -> None:
@@ -319,19 +221,28 @@ class Simulation:
 
     def _delete_topic(self) -> None:
         topic = self.random.choice(TOPICS)
-        self.model.deleting = topic
-        self._store_now().delete_topics([topic])
-        self.model.deleting = ""
+        self.model.limbo_topic = topic
+        self.store.delete_topics([topic])
+        self.model.limbo_topic = ""
         self.model.delete(topic)
-        self._note("deleted", topic)
+        self._note("deleted", topic[:9])
+
+    def _clean(self) -> None:
+        """Segments that were not written to for an hour go."""
+        self.clock.advance(self.random.choice((HOUR_MS // 2, HOUR_MS)))
+        self.store.retention.ask()
+        self.store.tick()
+        self._note("cleaned", self.store.min_log_offset)
 
     # --- The end, and a new beginning -------------------------------------------------------------------------------
 
-    def _restart(self) -> None:
-        self._store_now().close()
-        self.model.flushed = self._store_now().written
+    def _close(self) -> None:
+        self.store.close()
+        self.model.flushed = self.store.written
         self._note("closed")
-        self._rot()
+
+    def _restart(self) -> None:
+        self._close()
         self._open()
 
     def _end_abruptly(self) -> None:
@@ -339,20 +250,20 @@ class Simulation:
 
     def _light_fuse(self) -> None:
         """Some steps of the disk from now on, something happens."""
-        random = self.random
-        self._fuse = random.choice((1, 2, 3, 5, 10, 30, 100))
-        self._burst = random.choice((_cut_power, _cut_power, _cut_power, _fail, _fill_up))
-        self.disk.before = self._count_down
+        self._fuse = self.random.choice((1, 2, 3, 5, 10, 30, 100))
+        self._burst = self.random.choice((_cut_power, _cut_power, _cut_power, _fail, _fill_up))
 
-    def _count_down(self, kind: str, path: Path) -> None:
+    def _before(self, kind: str, path: Path) -> None:
+        """What precedes each step of the disk."""
+        if kind == "sync" and self.options.sync_ms_max:
+            self.clock.advance(self.random.randint(0, self.options.sync_ms_max))
         if self._fuse > 0:
             self._fuse -= 1
-            return
-        if self._fuse == 0:
+        elif self._fuse == 0:
             self._note("burst", kind, path.name)
             if self._burst is not _fill_up:
                 self._fuse = -1
-            elif kind not in ("write", "claim", "create") or self.random.random() < 0.2:
+            elif kind not in GREEDY or self.random.random() < 0.2:
                 # A full disk refuses several steps, but only those that need space.
                 self._fuse = -1
                 return
@@ -364,7 +275,7 @@ class Simulation:
             self.disk.capacity_bytes += 30_000
 
     def _after_the_end(self, *, cut_power: bool | None = None) -> None:
-        """The power is cut or the process dies, and the store is opened again."""
+        """The power is cut or the process dies, and the store is opened again, perhaps not at the first attempt."""
         while True:
             self._fuse = -1
             if self.random.random() < 0.6 if cut_power is None else cut_power:
@@ -377,7 +288,6 @@ class Simulation:
                 self._light_fuse()
                 self._burst = _cut_power
             try:
-                self._rot()
                 self._open()
             except PowerCut:
                 self._note("stopped while opening")
@@ -385,37 +295,29 @@ class Simulation:
             else:
                 return
 
-    def _rot(self) -> None:
-        if not self.options.rots:
-            return
-        paths = [path for path in self.disk.files() if path.parts[2] in ("commitlog", "consumequeue", "index")]
-        if paths:
-            path = self.random.choice(paths)
-            bit = self.random.randrange(len(self.disk.files()[path]) * 8)
-            self.disk.flip_bit(path, bit)
-            self._rotten = True
-            self._note("rot", str(path), bit)
-
     def _open(self) -> None:
-        store = MessageStore(self.options.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        self.openings += 1
+        self.disk.before = self._before
         while True:
+            store = self._new_store(self.disk)
             try:
                 store.open()
-                break
             except DiskFull:
-                self._free_space()
                 self._note("no space to open")
-                store = MessageStore(
-                    self.options.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False
-                )
+                self._free_space()
+            else:
+                break
         self._store = store
-        hook, self.disk.before = self.disk.before, None
+        self.openings += 1
         self._note("opened", store.written)
+        self.disk.before = None
         self._check_log()
         self._check_queues()
-        self._check_fold()
-        self.disk.before = hook
+        if self.random.random() < 0.5:
+            self._check_fold()
+        self.disk.before = self._before
+
+    def _new_store(self, disk: SimulatedDisk) -> MessageStore:
+        return MessageStore(self.options.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
 
     # --- What must hold -----------------------------------------------------------------------------------------
 
@@ -425,98 +327,96 @@ class Simulation:
 
     def _check_log(self) -> None:
         """The log is what was put, up to some point behind all that was flushed."""
-        store, model = self._store_now(), self.model
+        store, model = self.store, self.model
         if store.written < model.flushed:
             raise WrongStore(f"seed {self.seed}: the log ends at {store.written}, but {model.flushed} was acknowledged")
+        if store.min_log_offset > model.log_min:
+            raise WrongStore(f"seed {self.seed}: the log begins at {store.min_log_offset}, it was {model.log_min}")
+        model.log_min = store.min_log_offset
+        gone = [entry for entry in model.entries if entry.log_offset < model.log_min]
+        candidates = [*model.entries[len(gone) :], *model.limbo]
         found = list(store._log.walk(store.min_log_offset)) if store.written else []
-        candidates = [*model.entries, *model.limbo]
-        kept: list[Entry] = []
+        model.entries, model.limbo = list(gone), []
         for record, entry in zip(found, candidates, strict=False):
             if entry.log_offset < 0:
+                # Of a call that did not return. It got the next place, and nothing else can stand there.
                 entry.log_offset, entry.end_offset = record.log_offset, record.log_offset + record.size
-                before = [other for other in kept if other.is_queued and not other.is_deleted]
-                entry.queue_offset = (
-                    sum((other.topic, other.queue_id) == (entry.topic, entry.queue_id) for other in before)
-                    * entry.is_queued
-                )
-            self._same("record", entry.facts, _facts(record))
-            kept.append(entry)
-        self._same("records", len(kept), len(found))
-        self._same("end of the log", store.written, self._end_of(kept))
-        self._note("kept", len(kept), "of", len(candidates))
-        model.entries, model.limbo = kept, []
+                entry.queue_offset = len(model.queue(entry.topic, entry.queue_id)) if entry.is_queued else 0
+            self._same("record", entry.facts, facts_of(record))
+            model.entries.append(entry)
+        self._same("number of records", len(model.entries) - len(gone), len(found))
+        self._same("end of the log", self._log_end(), store.written)
+        self._note("kept", len(found), "of", len(candidates))
         model.flushed = store.flushed.value
 
-    def _end_of(self, kept: list[Entry]) -> int:
+    def _log_end(self) -> int:
         """Where the log must end: behind its last record, or where the next segment begins if a blank follows."""
-        end = kept[-1].end_offset if kept else 0
-        written, size = self._store_now().written, self.options.config.mapped_file_size_commit_log
-        return written if written == -(-end // size) * size else end
+        end = self.model.entries[-1].end_offset if self.model.entries else 0
+        size = self.options.config.mapped_file_size_commit_log
+        return self.store.written if self.store.written == -(-end // size) * size else end
 
     def _check_queues(self) -> None:
-        store, model = self._store_now(), self.model
-        if model.deleting:
-            queues = [(topic, queue_id) for topic, queue_id in store.queues() if topic == model.deleting]
-            if not any(store.max_offset(*queue) for queue in queues):
-                model.delete(model.deleting)
-            model.deleting = ""
-        for topic in TOPICS:
-            for queue_id in range(2):
-                self._check_queue(topic, queue_id)
+        model = self.model
+        if model.limbo_topic:
+            if not any(self.store.max_offset(*queue) for queue in QUEUES if queue[0] == model.limbo_topic):
+                model.delete(model.limbo_topic)
+            model.limbo_topic = ""
+        for topic, queue_id in QUEUES:
+            self._check_queue(topic, queue_id)
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
-        store = self._store_now()
+        store, name = self.store, f"{topic[:9]}/{queue_id}"
         expected = self.model.queue(topic, queue_id)
-        self._same(f"length of {topic}/{queue_id}", len(expected), store.max_offset(topic, queue_id))
-        found: list[tuple[object, ...]] = []
-        while len(found) < len(expected):
-            result = store.get(topic, queue_id, len(found), count_max=32)
-            self._same(f"status of {topic}/{queue_id}", GetStatus.FOUND, result.status)
+        self._same(f"length of {name}", len(expected), store.max_offset(topic, queue_id))
+        found = self._read_queue(topic, queue_id)
+        for entry in expected:
+            if entry.log_offset >= store.min_log_offset:
+                self._same(f"message {entry.queue_offset} of {name}", entry.facts, found.get(entry.queue_offset))
+
+    def _read_queue(self, topic: str, queue_id: int) -> dict[int, Facts]:
+        """All messages of a queue, as a consumer reads them."""
+        store = self.store
+        found: dict[int, Facts] = {}
+        queue_offset = store.min_offset(topic, queue_id)
+        while queue_offset < store.max_offset(topic, queue_id):
+            result = store.get(topic, queue_id, queue_offset, count_max=32)
             for buffer in result.buffers:
-                found += map(_facts, unpack_records(buffer))
-        for number, entry in enumerate(expected):
-            self._same(
-                f"message {number} of {topic}/{queue_id}", (number, entry.facts), (entry.queue_offset, found[number])
-            )
+                found |= {record.queue_offset: facts_of(record) for record in unpack_records(buffer)}
+            assert result.next_offset > queue_offset, result
+            queue_offset = result.next_offset
+        return found
 
     def _check_fold(self) -> None:
         """Queues and index equal those of a store that has nothing but the log."""
-        store = self._store_now()
-        if self.random.random() < 0.5 and store._index is not None:
-            capacity, self.disk.capacity_bytes = self.disk.capacity_bytes, None
+        store = self.store
+        if store._index is not None:
+            capacity_bytes, self.disk.capacity_bytes = self.disk.capacity_bytes, None
             store._index.write_out()
-            self.disk.capacity_bytes = capacity
-        else:
-            return
+            self.disk.capacity_bytes = capacity_bytes
         disk = self.disk.copy()
-        for name in ("consumequeue", "index", "checkpoint", "abort"):
+        for name in ("consumequeue", "consumequeue_ext", "index", "checkpoint", "abort"):
             disk.remove(ROOT / name)
-        fresh = MessageStore(self.options.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
+        fresh = self._new_store(disk)
         fresh.open()
         if fresh._index is not None:
             fresh._index.write_out()
-        self._same("queues", _queues(fresh), _queues(store))
-        self._same("index", _index(fresh), _index(store))
+        has_units = self.options.config.enable_consume_queue_ext
+        self._same("queues", _queues(fresh, with_tags=not has_units), _queues(store, with_tags=not has_units))
+        if not store.min_log_offset:
+            self._same("index", _index(fresh), _index(store))
 
     def _read(self) -> None:
-        random = self.random
-        self._check_queue(random.choice(TOPICS), random.randrange(2))
+        self._check_queue(*self.random.choice(QUEUES))
 
     def _search(self) -> None:
-        store, topic, key = self._store_now(), self.random.choice(TOPICS), self.random.choice(KEYS)
-        if store._index is None:
-            return
-        found = [
-            _facts(record)
-            for buffer in store.query(topic, key, count_max=64, **EVER).buffers
-            for record in unpack_records(buffer)
-        ]
-        expected = [
-            entry.facts
-            for entry in self.model.entries
-            if entry.topic == topic and key in (find(entry.properties, "KEYS") or "").split()
-        ]
-        self._same(f"records of {topic} with {key}", expected[-64:], found)
+        topic, key = self.random.choice(TOPICS), self.random.choice(KEYS)
+        if self.options.config.message_index_enable:
+            expected = [entry.facts for entry in self.model.with_key(topic, key)]
+            self._same(f"records of {topic[:9]} with {key}", expected[-64:], self._find(topic, key))
+
+    def _find(self, topic: str, key: str) -> list[Facts]:
+        result = self.store.query(topic, key, count_max=64, begin_ms=0, end_ms=1 << 62)
+        return [facts_of(record) for buffer in result.buffers for record in unpack_records(buffer)]
 
     def _digest(self) -> str:
         digest = hashlib.sha1()
@@ -524,6 +424,54 @@ class Simulation:
             digest.update(str(path).encode())
             digest.update(data)
         return digest.hexdigest()
+
+    # --- Rot ----------------------------------------------------------------------------------------------------
+
+    def _flip_a_bit(self) -> None:
+        rotten = ("commitlog", "consumequeue", "index", "checkpoint")
+        files = [path for path in self.disk.files() if path.parts[2] in rotten]
+        if files:
+            path = self.random.choice(files)
+            at = self.random.randrange(len(self.disk.files()[path]))
+            if path.parts[2] == "commitlog" and not self._is_covered(int(path.name) + at):
+                return
+            self.disk.flip_bit(path, at * 8 + self.random.randrange(8))
+            self._note("rot", str(path), at)
+
+    def _is_covered(self, log_offset: int) -> bool:
+        """Whether a record would betray a change of this byte. RocketMQ's layout has a CRC for the body only."""
+        for entry in self.model.entries:
+            if entry.log_offset <= log_offset < entry.end_offset:
+                at = log_offset - entry.log_offset
+                return at < 12 or 28 <= at < 36 or 84 <= at < 88 + len(entry.body)
+        return True
+
+    def _check_nothing_wrong_is_served(self) -> None:
+        known = {entry.log_offset: entry for entry in [*self.model.entries, *self.model.limbo]}
+        self._store = self._new_store(self.disk)
+        try:
+            self._store.open()
+        except StoreError as error:
+            self._note("refused", str(error))
+            if "/store/" not in str(error):
+                raise WrongStore(f"seed {self.seed}: a refusal that names no file: {error}") from None
+            return
+        for topic, queue_id in QUEUES:
+            try:
+                found = self._read_queue(topic, queue_id)
+            except (CorruptFile, CorruptRecord) as error:
+                self._note("error", str(error))
+                continue
+            for queue_offset, facts in found.items():
+                entry = known.get(facts[0])
+                self._same("topic and queue", (topic, queue_id), facts[2:4])
+                if entry is not None and entry.log_offset >= 0:
+                    self._same(f"message {queue_offset}", entry.facts, facts)
+        for topic in TOPICS:
+            for key in KEYS:
+                with contextlib.suppress(CorruptRecord):
+                    for facts in self._find(topic, key):
+                        self._same(f"record with {key}", known[facts[0]].facts, facts)
 
 
 def _cut_power() -> None:
@@ -538,30 +486,17 @@ def _fill_up() -> None:
     raise DiskFull("cannot write: no space left")
 
 
-def _facts(record: Any) -> tuple[object, ...]:
-    return (
-        record.log_offset,
-        record.size,
-        record.topic,
-        record.queue_id,
-        record.queue_offset,
-        record.sysflag,
-        bytes(record.body),
-        record.properties,
-    )
-
-
-def _queues(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, bytes]]:
+def _queues(store: MessageStore, *, with_tags: bool) -> dict[tuple[str, int], tuple[int, int, list[tuple[int, ...]]]]:
+    """Min offset, max offset and entries of each queue that has any. Addresses of units may differ, records may not."""
     found = {}
     for queue in store._queues:
-        entries = bytearray()
-        at = queue.min_offset
-        while at < queue.next_offset:
-            data = queue.read(at, queue.next_offset - at)
-            entries += data
-            at += len(data) // 20
-        if entries:
-            found[queue.topic, queue.queue_id] = (queue.min_offset, queue.next_offset, bytes(entries))
+        data = bytearray()
+        while len(data) // ENTRY_BYTES < queue.next_offset - queue.min_offset:
+            at = queue.min_offset + len(data) // ENTRY_BYTES
+            data += queue.read(at, queue.next_offset - at)
+        if data:
+            entries = [entry[: 3 if with_tags else 2] for entry in ENTRY.iter_unpack(data)]
+            found[queue.topic, queue.queue_id] = (queue.min_offset, queue.next_offset, entries)
     return dict(sorted(found.items()))
 
 

@@ -125,6 +125,9 @@ class Kept:
         for _ in range(messages):
             number = self.store.max_offset("orders", 0)
             self.store.put(draft(body=b"%06d" % number + BODY, KEYS=f"k{number}", **fields))
+        # Segments stay until queues and index of their records are synced.
+        self.store._running()._begin_pass()
+        self.store._pick_up()
 
     def age(self, hours: float, segments: int) -> None:
         """Let the oldest segments have been written to so many hours ago, the others now."""

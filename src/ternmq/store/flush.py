@@ -127,6 +127,11 @@ class Flusher:
         self._log.synced = end
         self._advance(end, store_time_ms)
 
+    @property
+    def derived_synced(self) -> int:
+        """Log offset up to which queues and index are on the disk."""
+        return self._checkpoint.derived_offset or 0
+
     def tick(self) -> None:
         """Every second: sync queue files that have grown, and all that is derived when a minute is over."""
         self._tick_waits = False

@@ -76,6 +76,8 @@ def recover(
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None and not folds_all:
         start, store_time_ms = vouched
+        # Whoever closed it, and may have left no offsets, has synced everything.
+        checkpoint.log_offset = checkpoint.derived_offset = start
     else:
         start, store_time_ms = starts[0], 0
         if not folds_all:

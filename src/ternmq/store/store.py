@@ -604,7 +604,12 @@ class MessageStore:
 
     def _needed(self) -> int | None:
         """Log offset from which on a derived part needs the records; None if none does."""
-        return min((needed for part in self._dispatcher.deriveds if (needed := part.needed) is not None), default=None)
+        needed = [needed for part in self._dispatcher.deriveds if (needed := part.needed) is not None]
+        if self._flusher is not None and not self.retention.refusal:
+            # A queue whose entries are lost with a power cut, when their records are gone, would begin with 0 again.
+            # On a full disk that is the smaller evil: entries may wait for the very space that is to be freed.
+            needed.append(self._flusher.derived_synced)
+        return min(needed, default=None)
 
     def _let_go(self, segment: Segment) -> None:
         """Have the last reference to a segment end on the chores thread."""
