@@ -1,7 +1,7 @@
 """Simulated lives of a store, for as long as you like: ``script/soak store [--hours H] [--seed N] [--count N]``.
 
 Each seed lives twice, and the traces are compared; then once more with flipped bits at the end. The first failure ends
-it, with the seed and the last steps before. Without ``--seed`` it begins with one that nobody has tried, and says which.
+it, with the seed and the last steps before. Without ``--seed`` it begins with a new one, and says which.
 """
 
 from __future__ import annotations

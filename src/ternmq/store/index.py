@@ -90,8 +90,8 @@ class IndexFile:
         self._reserved = 0
         fields: tuple[int, int, int, int, int, int] = _HEADER.unpack(header)
         self.begin_time_ms, self.end_time_ms, self.begin_offset, self.end_offset, self.used_slots, count = fields
-        # A new file has zeros; entries are numbered from 1 on.
-        self.count = max(count, 1)
+        # A new file has zeros; entries are numbered from 1 on. More than there can be is damage.
+        self.count = min(max(count, 1), entries)
 
     @property
     def segment(self) -> Segment:
