@@ -221,7 +221,7 @@ def put_stranger(root: Path) -> None:
     [
         (remove, "store does not exist; give the directory that storePathRootDir names"),
         (make_empty, "store is no store, it has no commitlog; give the directory that storePathRootDir names"),
-        (make_file, "Not a directory; storePathRootDir must be a directory of the broker's own, and so must each of storePathCommitLog"),
+        (make_file, "Not a directory; storePathRootDir must be a directory of the broker's own"),
         (truncate_segment, "commitlog/00000000000000004096 has 100 bytes, but mappedFileSizeCommitLog is 4096; "),
         (put_stranger, "commitlog/notes.txt is no segment: its name should be 20 digits; move it out of the store"),
     ],
