@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,8 +37,10 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.store: MessageStore = quiet_store(small_config(self.base / "0"), clock=self.clock)
         self.copies = 0
-        self.queues: dict[tuple[str, int], list[tuple[bytes, str, str]]] = {}
+        #: Body, tags, keys and log offset of each message.
+        self.queues: dict[tuple[str, int], list[tuple[bytes, str, str, int]]] = {}
         self.any_topic_deleted = False
+        self.any_segment_deleted = False
 
     @initialize()
     def open(self) -> None:
@@ -45,7 +48,8 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.store.close()
-        if self.store.written:
+        # Where old messages are gone, a queue's numbers may be known from its files only.
+        if self.store.written and not self.any_segment_deleted:
             self.a_fresh_fold_gives_the_same_files()
         shutil.rmtree(self.base)
 
@@ -66,7 +70,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         queue = self.queues.setdefault((topic, queue_id), [])
         placed = self.store.put(draft(topic, queue_id, body, TAGS=tags, KEYS=keys))
         assert len(queue) == placed.queue_offset
-        queue.append((body, tags, keys))
+        queue.append((body, tags, keys, placed.log_offset))
 
     @rule(topic=TOPICS, queue_id=QUEUES, sizes=st.lists(st.integers(0, 900), min_size=1, max_size=3))
     def put_batch(self, topic: str, queue_id: int, sizes: list[int]) -> None:
@@ -74,7 +78,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         placed = put_all(self.store, [draft(topic, queue_id, b"b" * size) for size in sizes])
         assert (len(queue), len(sizes)) == (placed.queue_offset, len(placed.log_offsets))
         assert 1 == len({log_offset // 4096 for log_offset in placed.log_offsets})
-        queue += [(b"b" * size, "", "") for size in sizes]
+        queue += [(b"b" * size, "", "", at) for size, at in zip(sizes, placed.log_offsets, strict=True)]
 
     @rule(topic=TOPICS, queue_id=QUEUES)
     def put_a_half(self, topic: str, queue_id: int) -> None:
@@ -109,6 +113,23 @@ class StoreAgainstLists(RuleBasedStateMachine):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self._open(root)
 
+        if "consumequeue" in lost:
+            # A queue without any record left begins anew, as nobody knows how many it had.
+            self.queues = {
+                key: queue for key, queue in self.queues.items() if queue and queue[-1][3] >= self.store.min_log_offset
+            }
+
+    @rule(count=st.integers(1, 3))
+    def clean(self, count: int) -> None:
+        """The oldest segments go."""
+        for path in self.store._log.oldest(count):
+            os.utime(path, (0, 0))
+            self.any_segment_deleted = True
+        self.clock.advance(61)  # queues are written out before what they point to is deleted
+        self.store.retention.ask()
+        self.store.tick()
+        assert [] == [path for path in self.store._log.oldest(99) if path.stat().st_mtime == 0]
+
     def _open(self, root: Path) -> None:
         self.store = quiet_store(small_config(root), clock=self.clock)
         self.store.open()
@@ -137,6 +158,8 @@ class StoreAgainstLists(RuleBasedStateMachine):
                 if offset <= number < result.next_offset and tags in ("", message[1])
             ]
             assert expected == [(record.queue_offset, bytes(record.body)) for record in found]
+        elif 0 <= offset < self.first_of(queue):
+            assert (GetStatus.OFFSET_TOO_SMALL, self.first_of(queue)) == (result.status, result.next_offset)
         elif 0 <= offset < len(queue):
             assert GetStatus.NO_MATCHED_MESSAGE is result.status
             assert tags not in [message[1] for message in queue[offset : result.next_offset]]
@@ -147,7 +170,10 @@ class StoreAgainstLists(RuleBasedStateMachine):
             return
         found = self.store.query(topic, key, count_max=64, begin_ms=0, end_ms=1 << 62).buffers
         expected = sum(
-            key in message[2].split() for (name, _), queue in self.queues.items() if name == topic for message in queue
+            key in message[2].split() and message[3] >= self.store.min_log_offset
+            for (name, _), queue in self.queues.items()
+            if name == topic
+            for message in queue
         )
         assert min(expected, 64) == len(found)
         for record in map(unpack_record, found):
@@ -157,10 +183,18 @@ class StoreAgainstLists(RuleBasedStateMachine):
     @invariant()
     def every_queue_is_the_list(self) -> None:
         for (topic, queue_id), queue in self.queues.items():
-            assert (0, len(queue)) == (self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id))
-            assert [message[0] for message in queue] == [
+            first = self.first_of(queue)
+            assert (first, len(queue)) == (
+                self.store.min_offset(topic, queue_id),
+                self.store.max_offset(topic, queue_id),
+            )
+            assert [message[0] for message in queue[first:]] == [
                 bytes(record.body) for record in read_all(self.store, topic, queue_id)
             ]
+
+    def first_of(self, queue: list[tuple[bytes, str, str, int]]) -> int:
+        """Number of the first message that the log still has."""
+        return sum(message[3] < self.store.min_log_offset for message in queue)
 
     @invariant()
     def the_log_can_be_read_by_others(self) -> None:
