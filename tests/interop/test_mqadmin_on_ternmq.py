@@ -72,3 +72,12 @@ async def test_mqadmin_finds_messages_and_sees_progress(cluster: EmbeddedCluster
     assert "PYTHON" in members
     assert "putTps" in brokers
     assert any(line.startswith("orders") for line in progress.splitlines())
+
+
+async def test_mqadmin_cleans_up(cluster: EmbeddedCluster, java: Java) -> None:
+    """C9, D6: what it says when a broker has carried out its orders."""
+    names = cluster.name_servers
+    # deleteExpiredCommitLog came with RocketMQ 5.
+    orders = ["cleanExpiredCQ", "cleanUnusedTopic"] + (["deleteExpiredCommitLog"] if java.version >= "5" else [])
+    for order in orders:
+        assert "success" in await java.admin(names, order, "-b", cluster.brokers[0].address)
