@@ -86,6 +86,8 @@ def test_refusal_ends_lower_than_it_begins() -> None:
         full = is_full(percent, MARKS, was_full=full)
         states.append(full)
     assert [False, False, True, True, True, True, False, False, True] == states
+    low = MARKS._replace(refuse=50)
+    assert (True, True, False) == tuple(is_full(percent, low, was_full=True) for percent in (60, 51, 50))
 
 
 # --- A store whose disk is told how full it is -----------------------------------------------------------------

@@ -81,8 +81,8 @@ class Marks(NamedTuple):
 
 
 def is_full(percent: int, marks: Marks, *, was_full: bool) -> bool:
-    """Whether messages are refused."""
-    return percent > (marks.force if was_full else marks.refuse)
+    """Whether messages are refused: from the last mark on, and then until the one before is reached."""
+    return percent > (min(marks.force, marks.refuse) if was_full else marks.refuse)
 
 
 def count_to_delete(
@@ -252,7 +252,7 @@ class Retention:
             return
         self.refusal = (
             f"the disk of {look.path} is {percent} % full: no message is taken above {self._marks.refuse} %, until it "
-            f"is down to {self._marks.force} %; free some space there, lower fileReservedTime, or give the store a "
+            f"is down to {min(self._marks.force, self._marks.refuse)} %; free some space there, lower fileReservedTime, or give the store a "
             "larger disk"
         )
         # The next append has to ask for room, and hears of it.
@@ -320,7 +320,7 @@ class Retention:
                 extra = {"topic": queue.topic, "queue_id": queue.queue_id}
                 try:
                     queue.begin_at(queue.next_offset)
-                    self._disk.remove(queue.directory)
+                    self._queues.files.remove(queue.directory)
                 except StoreError as error:
                     log.warning("an expired queue could not be deleted", extra=extra | {"error": str(error)})
                 else:
