@@ -250,10 +250,10 @@ class Retention:
             if was_full:
                 log.info("messages are taken again", extra=extra)
             return
+        refuse, again = self._marks.refuse, min(self._marks.force, self._marks.refuse)
         self.refusal = (
-            f"the disk of {look.path} is {percent} % full: no message is taken above {self._marks.refuse} %, until it "
-            f"is down to {min(self._marks.force, self._marks.refuse)} %; free some space there, lower fileReservedTime, or give the store a "
-            "larger disk"
+            f"the disk of {look.path} is {percent} % full: no message is taken above {refuse} %, until it is down to "
+            f"{again} %; free some space there, lower fileReservedTime, or give the store a larger disk"
         )
         # The next append has to ask for room, and hears of it.
         self._log.room = -1
