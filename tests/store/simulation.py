@@ -276,6 +276,7 @@ class Simulation:
 
     def _after_the_end(self, *, cut_power: bool | None = None) -> None:
         """The power is cut or the process dies, and the store is opened again, perhaps not at the first attempt."""
+        self.model.log_min = self.store.min_log_offset
         while True:
             self._fuse = -1
             if self.random.random() < 0.6 if cut_power is None else cut_power:
