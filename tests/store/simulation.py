@@ -430,7 +430,7 @@ class Simulation:
 
     def _flip_a_bit(self) -> None:
         rotten = ("commitlog", "consumequeue", "index", "checkpoint")
-        files = [path for path in self.disk.files() if path.parts[2] in rotten]
+        files = [path for path, data in self.disk.files().items() if path.parts[2] in rotten and data]
         if files:
             path = self.random.choice(files)
             at = self.random.randrange(len(self.disk.files()[path]))

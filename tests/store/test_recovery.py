@@ -88,6 +88,26 @@ def test_a_record_cut_short_anywhere_is_no_record(
     shutil.rmtree(tmp_path)
 
 
+def test_progress_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """C8: bytes done and all bytes, up to the end; and a line of the log now and then."""
+    config, _ = put_and_crash(tmp_path, 60, body_bytes=400)
+    clock = ManualClock()
+    told: list[tuple[int, int]] = []
+
+    def on_progress(done: int, total: int) -> None:
+        clock.advance(2)
+        told.append((done, total))
+
+    store = quiet_store(config, clock=clock)
+    with caplog.at_level(logging.INFO):
+        store.open(on_progress=on_progress)
+    store.close()
+
+    assert sorted(told) == told
+    assert (told[-1][1], told[-1][1]) == told[-1]
+    assert len(told) // 3 == caplog.messages.count("recovering")
+
+
 def test_an_unclean_stop_loses_nothing(tmp_path: Path) -> None:
     """C8: over several segments, with entries that were in memory only."""
     config, _ = put_and_crash(tmp_path, 60, body_bytes=400)

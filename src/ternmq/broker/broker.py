@@ -51,6 +51,7 @@ from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server, bind
 from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.replay import Progress
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig
@@ -126,10 +127,19 @@ class Broker:
     ``ConfigError`` for settings that cannot work here, and ``StoreError`` for files that cannot be read.
     """
 
-    def __init__(self, config: BrokerConfig, store_config: StoreConfig, env: Env | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        env: Env | None = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all."""
         self.config = config
         self._store_config = store_config
         self._env = env or Env()
+        self._on_progress = on_progress
         self._exit = AsyncExitStack()
         self.port = config.listen_port
         self.address = ""
@@ -159,7 +169,7 @@ class Broker:
 
         # Files. Opening recovers, which may take long, so it has a thread; nobody else knows the store yet.
         store = MessageStore(self._store_config, store_host=store_host, clock=env.clock)
-        await asyncio.to_thread(store.open, asyncio.get_running_loop().call_soon_threadsafe)
+        await asyncio.to_thread(store.open, asyncio.get_running_loop().call_soon_threadsafe, self._on_progress)
         stack.callback(store.close)
         tables = Tables.load(config, self._store_config, env, stack.enter_context(Chores()))
         stack.callback(tables.offsets.save)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+#: Less than this is done before anybody wonders, and needs no bar.
+LONG_BYTES: Final = 256 << 20
 
 
 @contextmanager
@@ -24,6 +28,28 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
             bar.update(task, completed=done, total=total)
 
         yield tell
+
+
+@contextmanager
+def late_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for work that is usually short: the bar comes when it is not, and goes when all is done.
+
+    Any thread may call the function, one at a time.
+    """
+    with ExitStack() as shown:
+        tell: Callable[[int, int], None] | None = None
+
+        def tell_if_long(done: int, total: int) -> None:
+            nonlocal tell
+            if tell is None and total >= LONG_BYTES:
+                tell = shown.enter_context(progress_bar(title))
+            if tell is not None:
+                tell(done, total)
+            if done == total:
+                shown.close()
+                tell = None
+
+        yield tell_if_long
 
 
 def _tell_nobody(_done: int, _total: int) -> None:

@@ -14,6 +14,7 @@ import typer
 from ternmq.cli import logs
 from ternmq.cli.options import ConfigFile, Json, LogLevel, Set
 from ternmq.cli.output import Output
+from ternmq.cli.progress import late_bar
 from ternmq.cli.running import serve
 from ternmq.config import Settings
 from ternmq.errors import ConfigError, TernError
@@ -120,21 +121,22 @@ async def _up(
                 if not setting.shared and id(setting) not in strangers
             ],
         )
-        async with Brokers.running(plans, log_level=log_level) as running:
-            address = f"{host}:{name_server.port}"
-            output.item(
-                {
-                    "event": "ready",
-                    "name_server": address,
-                    "brokers": running.addresses,
-                    "pids": running.pids,
-                    "dir": str(directory),
-                },
-                f"ready: name server {address}, "
-                + ", ".join(f"{name} {broker}" for name, broker in running.addresses.items())
-                + f"; data in {directory}",
-            )
-            raise TernError(await running.first_to_end())
+        with late_bar("recover") as tell:
+            async with Brokers.running(plans, log_level=log_level, on_progress=tell) as running:
+                address = f"{host}:{name_server.port}"
+                output.item(
+                    {
+                        "event": "ready",
+                        "name_server": address,
+                        "brokers": running.addresses,
+                        "pids": running.pids,
+                        "dir": str(directory),
+                    },
+                    f"ready: name server {address}, "
+                    + ", ".join(f"{name} {broker}" for name, broker in running.addresses.items())
+                    + f"; data in {directory}",
+                )
+                raise TernError(await running.first_to_end())
 
 
 def _as_flag(section: str, key: str, value: str) -> str:
@@ -216,10 +218,11 @@ async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output
     from ternmq.broker.broker import Broker
     from ternmq.env import Env
 
-    async with Broker(broker_config, store_config, Env()) as broker:
-        name, store = broker_config.broker_name, store_config.store_path_root_dir
-        output.item(
-            {"event": "ready", "broker": name, "address": broker.address, "store": str(store)},
-            f"ready: {name} {broker.address}; store in {store}",
-        )
-        await asyncio.Event().wait()  # until cancelled
+    with late_bar("recover") as tell:
+        async with Broker(broker_config, store_config, Env(), on_progress=tell) as broker:
+            name, store = broker_config.broker_name, store_config.store_path_root_dir
+            output.item(
+                {"event": "ready", "broker": name, "address": broker.address, "store": str(store)},
+                f"ready: {name} {broker.address}; store in {store}",
+            )
+            await asyncio.Event().wait()  # until cancelled

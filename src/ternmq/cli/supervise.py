@@ -1,9 +1,10 @@
 """``tern up``: a name server in this process, and brokers in processes of their own (T1).
 
-The supervisor talks to a broker through its pipes. Each broker process (``cli.supervised``) writes one JSON line to
-stdout, ``{"ready": address}`` or ``{"error": sentence}``, and stops when its stdin ends: so brokers go down with their
-supervisor even if that one is killed. They do not see the terminal's Ctrl-C (they have a session of their own): the
-supervisor stops them, brokers first, the name server last, so that each can unregister.
+The supervisor talks to a broker through its pipes. Each broker process (``cli.supervised``) writes a JSON line to
+stdout, ``{"ready": address}`` or ``{"error": sentence}``, and before that, while a long recovery runs, some with the
+bytes that are done. It stops when its stdin ends: so brokers go down with their supervisor even if that one is killed.
+They do not see the terminal's Ctrl-C (they have a session of their own): the supervisor stops them, brokers first, the
+name server last, so that each can unregister.
 
 A broker that ends by itself ends the whole: half a cluster that looks healthy would be worse. Starting it again is for
 whoever runs servers for good (systemd, containers), with ``tern broker`` and ``tern namesrv``.
@@ -17,7 +18,7 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,10 +47,13 @@ class BrokerPlan:
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """What a supervised broker tells: its address once clients can use it, or why it cannot start."""
+    """What a supervised broker tells: its address once clients can use it, or why it cannot start; before that, how
+    many bytes of its store it has recovered, of how many."""
 
     ready: str = ""
     error: str = ""
+    done: int = 0
+    total: int = 0
 
 
 def plan_brokers(
@@ -91,16 +95,17 @@ class BrokerProcess:
         )
         return cls(plan.name, process)
 
-    async def ready(self) -> str:
+    async def ready(self, on_progress: Callable[[int, int], object]) -> str:
         """Wait until clients can use the broker, and return its address; raises ``TernError`` with why they cannot."""
         assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line:
-            raise TernError(await self.ended())
-        report = msgspec.json.decode(line, type=Report)
-        if report.error:
-            raise TernError(f"{self.name} cannot start: {report.error}")
-        return report.ready
+        while line := await self._process.stdout.readline():
+            report = msgspec.json.decode(line, type=Report)
+            if report.error:
+                raise TernError(f"{self.name} cannot start: {report.error}")
+            if report.ready:
+                return report.ready
+            on_progress(report.done, report.total)
+        raise TernError(await self.ended())
 
     async def ended(self) -> str:
         """Wait until the process is gone, and say how it went."""
@@ -137,15 +142,20 @@ class Brokers:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, plans: Sequence[BrokerPlan], *, log_level: str) -> AsyncIterator[Brokers]:
-        """Start all at once; the block begins when all are ready, and after it none runs."""
+    async def running(
+        cls, plans: Sequence[BrokerPlan], *, log_level: str, on_progress: Callable[[int, int], object]
+    ) -> AsyncIterator[Brokers]:
+        """Start all at once; the block begins when all are ready, and after it none runs.
+
+        ``on_progress`` hears of long recoveries, of one broker after the other.
+        """
         processes: list[BrokerProcess] = []
         try:
             for plan in plans:
                 # One by one into the list, so that those already started are stopped if the next one fails.
                 process = await BrokerProcess.start(plan, log_level=log_level)
                 processes.append(process)
-            addresses = {process.name: await process.ready() for process in processes}
+            addresses = {process.name: await process.ready(on_progress) for process in processes}
             yield cls(processes, addresses)
         finally:
             for process in processes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.cli import logs
 from ternmq.cli.output import sentence_of
+from ternmq.cli.progress import LONG_BYTES
 from ternmq.cli.running import serve
 from ternmq.cli.supervise import Report
 from ternmq.config import Settings
@@ -39,13 +40,26 @@ def main(log_level: str, flags: Sequence[str]) -> int:
 
 
 async def _broker(config: BrokerConfig, store_config: StoreConfig) -> None:
-    async with Broker(config, store_config, Env()) as broker:
+    async with Broker(config, store_config, Env(), on_progress=_steps(_tell)) as broker:
         _tell(Report(ready=broker.address))
         await _supervisor_gone()
 
 
+def _steps(tell: Callable[[Report], None]) -> Callable[[int, int], None]:
+    """Tells of a long recovery in steps of a hundredth: the supervisor may not listen yet, and a pipe holds little."""
+    told = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal told
+        if total >= LONG_BYTES and (done - told >= total // 100 or done == total):
+            told = done
+            tell(Report(done=done, total=total))
+
+    return on_progress
+
+
 def _tell(report: Report) -> None:
-    """Write the one line that the supervisor waits for."""
+    """Write a line for the supervisor."""
     sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     sys.stdout.flush()
 

@@ -42,6 +42,7 @@ from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue import ConsumeQueue, ConsumeQueues
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.recovery import recover
+from ternmq.store.replay import Progress
 from ternmq.store.retention import Retention
 from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
@@ -81,6 +82,8 @@ _PLAIN_BYTES_MAX: Final = 4096
 _new_tuple: Final = tuple.__new__
 _pack_short: Final = struct.Struct(">h").pack
 _NOT_QUEUED: Final = Sysflag.PREPARED
+#: Seconds between two lines of the log about a recovery.
+_TELL_S: Final = 5.0
 
 
 class MessageStore:
@@ -176,9 +179,10 @@ class MessageStore:
 
     # --- Life ---------------------------------------------------------------------------------------------------
 
-    def open(self, notify: Callable[[Job], object] | None = None) -> None:
+    def open(self, notify: Callable[[Job], object] | None = None, on_progress: Progress | None = None) -> None:
         """Lock the directory, recover, and be ready. ``notify`` brings a call to this thread's event loop.
 
+        ``on_progress`` is told, on this thread, how many bytes of the log are checked and how many there are.
         Raises ``StoreLocked``, ``CorruptFile`` or another ``StoreError``; then no file was changed but ``lock``.
         """
         assert self._held is None, "a store opens once"
@@ -194,14 +198,14 @@ class MessageStore:
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
-            self._recover(abort)
+            self._recover(abort, on_progress)
         except BaseException:
             self._log.close()
             self._queues.files.close()
             self._held.release()
             raise
 
-    def _recover(self, abort: bytes | None) -> None:
+    def _recover(self, abort: bytes | None, on_progress: Progress | None) -> None:
         boot_id = self._disk.boot_id()
         was_closed = abort is None
         checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
@@ -219,6 +223,7 @@ class MessageStore:
             # Without a restart of the machine the page cache has lost nothing.
             lost_pages=not was_closed and (not boot_id or boot_id.encode() not in (abort or b"")),
             check_crc=self.config.check_crc_on_recover,
+            on_progress=self._telling(on_progress),
         )
         self._deleted.cut(recovered.end)
         self._finish_deleting()
@@ -267,6 +272,20 @@ class MessageStore:
         )
         self._flusher.on_tick = self._retention.tick
         self._flusher.on_failure = self._lost_pages
+
+    def _telling(self, on_progress: Progress | None) -> Progress:
+        """Adds a line to the log now and then: whoever waits for a broker should see why."""
+        told_at = self._clock.monotonic()
+
+        def tell(done_bytes: int, total_bytes: int) -> None:
+            nonlocal told_at
+            if self._clock.monotonic() - told_at >= _TELL_S:
+                told_at = self._clock.monotonic()
+                log.info("recovering", extra={"done_bytes": done_bytes, "total_bytes": total_bytes})
+            if on_progress is not None:
+                on_progress(done_bytes, total_bytes)
+
+        return tell
 
     def _write_abort(self, boot_id: str) -> None:
         try:
