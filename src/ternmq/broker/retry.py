@@ -27,7 +27,7 @@ from ternmq.broker.intake import Intake
 from ternmq.broker.topics import Topics
 from ternmq.errors import CorruptRecord, NoPermission, SystemFailure
 from ternmq.message import Property
-from ternmq.store.draft import Draft
+from ternmq.store.rewrite import rewrite
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.ids import offset_id
@@ -72,18 +72,22 @@ class Retries:
             # As RocketMQ: a group without retry queues gives its failures up, with success.
             return
         record = self._read(header.log_offset)
+        origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or record.topic
+        origin_id = props.find(record.properties, Property.ORIGIN_MESSAGE_ID) or offset_id(
+            record.store_host, record.log_offset
+        )
         if header.delay_level < 0 or record.reconsume_times >= _times_max(group, header.max_reconsume_times, version):
             topic, queue_id = self._dead_letter_queue(header.group)
-            changes = {
-                _DLQ_ORIGIN_TOPIC: props.find(record.properties, Property.RETRY_TOPIC) or record.topic,
-                _DLQ_ORIGIN_MESSAGE_ID: props.find(record.properties, Property.ORIGIN_MESSAGE_ID)
-                or offset_id(record.store_host, record.log_offset),
-                Property.DELAY: "",
-            }
+            changes = {_DLQ_ORIGIN_TOPIC: origin_topic, _DLQ_ORIGIN_MESSAGE_ID: origin_id, Property.DELAY: ""}
         else:
             topic, queue_id = self._retry_queue(group)
             changes = {Property.DELAY: str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)}
-        self._intake.store(_copy(record, topic, queue_id, changes))
+        changes |= {
+            Property.RETRY_TOPIC: origin_topic,
+            Property.ORIGIN_MESSAGE_ID: origin_id,
+            Property.WAIT: "false",
+        }
+        self._intake.store(rewrite(record, topic, queue_id, changes, reconsume_times=record.reconsume_times + 1))
 
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""
@@ -120,27 +124,3 @@ class Retries:
 def _times_max(group: SubscriptionGroupConfig, asked: int | None, version: int) -> int:
     """How often a message may be consumed before it is a dead letter."""
     return asked if asked is not None and asked >= 0 and version >= _VERSION_3_4_9 else group.retry_max_times
-
-
-def _copy(record: Record, topic: str, queue_id: int, changes: dict[str, str]) -> Draft:
-    """The record under another topic; properties set to "" are removed."""
-    found = props.find
-    changes = {
-        Property.RETRY_TOPIC: found(record.properties, Property.RETRY_TOPIC) or record.topic,
-        Property.ORIGIN_MESSAGE_ID: found(record.properties, Property.ORIGIN_MESSAGE_ID)
-        or offset_id(record.store_host, record.log_offset),
-        Property.WAIT: "false",
-        **changes,
-    }
-    text = props.remove(props.closed(record.properties), *changes)
-    return Draft(
-        topic=topic,
-        queue_id=queue_id,
-        body=record.body,
-        properties=text + props.join({name: value for name, value in changes.items() if value}),
-        born_time_ms=record.born_time_ms,
-        born_host=record.born_host,
-        flag=record.flag,
-        sysflag=record.sysflag,
-        reconsume_times=record.reconsume_times + 1,
-    )
