@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from ternmq.errors import CorruptFile, ProtocolError
 
@@ -65,11 +65,61 @@ class Chores:
         self._pool.submit(_logged, work)
 
 
+class Files(Protocol):
+    """What table files need of a file system. Errors are ``OSError``."""
+
+    def read(self, path: Path) -> bytes:
+        """Raises ``FileNotFoundError``."""
+        ...
+
+    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
+        """Make a file, or write it anew; directories are made when needed."""
+        ...
+
+    def move(self, path: Path, to: Path) -> None:
+        """Give a file the name of another, which is gone then. Raises ``FileNotFoundError``."""
+        ...
+
+    def sync(self, path: Path) -> None:
+        """Return when what was written to a file is on the disk. Raises ``FileNotFoundError``."""
+        ...
+
+
+class SystemFiles:
+    """The machine's files."""
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
+        try:
+            file = path.open("wb")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        with file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+
+    def move(self, path: Path, to: Path) -> None:
+        path.replace(to)
+
+    def sync(self, path: Path) -> None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+SYSTEM_FILES: Final = SystemFiles()
+
+
 class TableFile:
     """One file. Methods belong to the owner's thread."""
 
-    def __init__(self, path: Path, chores: Callable[[Work], None] = do_now) -> None:
+    def __init__(self, path: Path, chores: Callable[[Work], None] = do_now, files: Files = SYSTEM_FILES) -> None:
         self.path = path
+        self._files = files
         self.backup = path.with_name(path.name + ".bak")
         self._temporary = path.with_name(path.name + ".tmp")
         self._chores = chores
@@ -85,7 +135,7 @@ class TableFile:
         failures: list[str] = []
         for path in (self.path, self.backup):
             try:
-                data = path.read_bytes()
+                data = self._files.read(path)
                 if not data.strip():
                     raise ValueError("it is empty")
                 table = decode(data)
@@ -121,24 +171,15 @@ class TableFile:
                 self._write(data, sync=True)
 
     def _write(self, data: bytes, *, sync: bool) -> None:
-        try:
-            file = self._temporary.open("wb")
-        except FileNotFoundError:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._temporary.open("wb")
-        with file:
-            file.write(data)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
+        self._files.write(self._temporary, data, sync=sync)
         with contextlib.suppress(FileNotFoundError):
-            self.path.replace(self.backup)
-        self._temporary.replace(self.path)
+            self._files.move(self.path, self.backup)
+        self._files.move(self._temporary, self.path)
 
     def _sync(self) -> None:
         # Another save may be renaming the file at this moment; its own sync follows.
-        with _logging_failure(self.path), contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            os.fsync(file.fileno())
+        with _logging_failure(self.path), contextlib.suppress(FileNotFoundError):
+            self._files.sync(self.path)
 
 
 @contextlib.contextmanager

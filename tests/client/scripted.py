@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ class ScriptedBroker:
         self.read_queues = read_queues
         self.perm = perm
         self.address = ""
-        self.peers: set[Peer] = set()
+        self.peers: Collection[Peer] = ()
         self.answers: deque[Answer] = deque()
         self.sends: list[SendMessageV2] = []
         self.requests: list[Request[Any]] = []

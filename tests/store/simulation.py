@@ -200,12 +200,7 @@ class Simulation:
 
     def _flush_when_due(self) -> None:
         """What the flush thread does on its own."""
-        flusher = self.store._running()
-        try:
-            flusher._flush_log(self.options.config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
-        except StoreError as error:
-            flusher._fail(error)
-            raise
+        self.store.flush_when_due()
         self._hear()
 
     def _hear(self) -> None:

@@ -43,15 +43,16 @@ from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.retry import Retries
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
-from ternmq.env import Env
+from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
-from ternmq.files import Chores, TableFile
+from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, do_now
 from ternmq.net.dial import split_address
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server, bind
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.replay import Progress
+from ternmq.store.segment import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig
@@ -90,13 +91,11 @@ class Tables:
     stats: Stats
 
     @classmethod
-    def load(cls, config: BrokerConfig, store_config: StoreConfig, env: Env, chores: Chores) -> Tables:
+    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile]) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
-        clock = env.clock
-        directory = store_config.store_path_root_dir / "config"
         tables = cls(
             Topics(
-                TableFile(directory / "topics.json", chores),
+                file("topics.json"),
                 clock,
                 broker_name=config.broker_name,
                 cluster_name=config.broker_cluster_name,
@@ -105,12 +104,12 @@ class Tables:
                 trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
             ),
             Groups(
-                TableFile(directory / "subscriptionGroup.json", chores),
+                file("subscriptionGroup.json"),
                 clock,
                 broker_name=config.broker_name,
                 auto_create=config.auto_create_subscription_group,
             ),
-            Offsets(TableFile(directory / "consumerOffset.json", chores), clock),
+            Offsets(file("consumerOffset.json"), clock),
             Clients(clock, silence_max_ms=config.channel_expired_timeout),
             Locks(clock),
             Stats(clock),
@@ -134,12 +133,20 @@ class Broker:
         env: Env | None = None,
         *,
         on_progress: Progress | None = None,
+        disk: Disk | None = None,
+        files: Files = SYSTEM_FILES,
     ) -> None:
-        """``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all."""
+        """``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
+
+        A ``disk`` other than this machine's, and ``files`` for the tables on it, make a broker that starts no threads:
+        the loop does their work (``ternmq.testing``).
+        """
         self.config = config
         self._store_config = store_config
         self._env = env or Env()
         self._on_progress = on_progress
+        self._disk = disk
+        self._files = files
         self._exit = AsyncExitStack()
         self.port = config.listen_port
         self.address = ""
@@ -168,10 +175,15 @@ class Broker:
         store_host = pack_host(ip, self.port)
 
         # Files. Opening recovers, which may take long, so it has a thread; nobody else knows the store yet.
-        store = MessageStore(self._store_config, store_host=store_host, clock=env.clock)
+        disk = self._disk
+        store = MessageStore(
+            self._store_config, store_host=store_host, clock=env.clock, disk=disk, threads=disk is None
+        )
         await asyncio.to_thread(store.open, asyncio.get_running_loop().call_soon_threadsafe, self._on_progress)
         stack.callback(store.close)
-        tables = Tables.load(config, self._store_config, env, stack.enter_context(Chores()))
+        chores = stack.enter_context(Chores()) if disk is None else do_now
+        directory = self._store_config.store_path_root_dir / "config"
+        tables = Tables.load(config, env.clock, lambda name: TableFile(directory / name, chores, self._files))
         stack.callback(tables.offsets.save)
 
         # Services.
@@ -249,6 +261,7 @@ class Broker:
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
             (SAMPLE_S, tables.stats.sample),
+            *self._work_of_threads(store),
         ):
             tasks.create_task(every(seconds, work))
         await server.serve(bound)
@@ -259,6 +272,16 @@ class Broker:
             "broker ready",
             extra={"broker": config.broker_name, "address": self.address, "name_servers": known_to},
         )
+
+    def _work_of_threads(self, store: MessageStore) -> list[tuple[float, Callable[[], None]]]:
+        """What a store without threads wants to have done, and how often."""
+        if self._disk is None:
+            return []
+        config = self._store_config
+        return [
+            (config.flush_interval_commit_log / 1000, store.flush_when_due),
+            (config.flush_interval_consume_queue / 1000, store.tick),
+        ]
 
     def _registration(self, topics: Topics) -> Registration:
         config = self.config

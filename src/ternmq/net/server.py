@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -28,29 +28,32 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 1024
 
 
-def bind(host: str, port: int) -> socket.socket:
+class Bound(Protocol):
+    """A port that is held: a socket, or what stands for one in a simulation."""
+
+    def getsockname(self) -> tuple[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasPorts(Protocol):
+    """A loop with a network of its own (``testing.loop``): it holds the ports, too."""
+
+    def bind(self, host: str, port: int) -> Bound:
+        """Hold a port; ``create_server`` takes the result as its ``sock``. Raises ``OSError`` as a socket does."""
+        ...
+
+
+def bind(host: str, port: int) -> Bound:
     """A socket that holds a port (0: a free one) but takes no connections yet, for ``Server.serve``.
 
     A server that must know its port to build what stands behind it binds first, and serves when all is ready.
     Raises ``NetworkError`` when the port is in use, ``ConfigError`` when the address is not of this machine.
     """
+    loop = asyncio.get_running_loop()
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
-            if os.name == "posix":
-                # A port whose last connections still linger can be taken; on Windows the option means something else.
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            # With the option, two may bind one port; the second to listen finds it in use. So listen here already:
-            # who connects now waits in the kernel until ``serve``.
-            bound.listen(BACKLOG)
-            bound.setblocking(False)
-        except OSError:
-            bound.close()
-            raise
+        return loop.bind(host, port) if isinstance(loop, HasPorts) else _socket(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise NetworkError(
@@ -62,6 +65,25 @@ def bind(host: str, port: int) -> socket.socket:
                 f"no permission to listen on port {port}; choose one above 1023, or run with the right to use it"
             ) from None
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; check the address") from None
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # A port whose last connections still linger can be taken; on Windows the option means something else.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        # With the option, two may bind one port; the second to listen finds it in use. So listen here already:
+        # who connects now waits in the kernel until ``serve``.
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
     return bound
 
 
@@ -83,7 +105,8 @@ class Server:
         self._on_open = on_open
         self._on_close = on_close
         self._listeners: list[asyncio.Server] = []
-        self.peers: set[Peer] = set()
+        #: In the order of their coming, not a set: a simulation closes them in the same order each time.
+        self.peers: dict[Peer, None] = {}
 
     @classmethod
     @asynccontextmanager
@@ -110,24 +133,26 @@ class Server:
         """
         return await self.serve(bind(host, port), without=without)
 
-    async def serve(self, bound: socket.socket, *, without: Collection[int] = ()) -> int:
+    async def serve(self, bound: Bound, *, without: Collection[int] = ()) -> int:
         """Listen on a socket of ``bind``, which is ours from now on; returns its port."""
         routes = {code: route for code, route in self._routes.items() if code not in without}
 
         def connected() -> Peer:
             return Peer(routes, self.lanes, self._tasks, on_open=self._opened, on_close=self._closed)
 
-        port: int = bound.getsockname()[1]
-        self._listeners.append(await asyncio.get_running_loop().create_server(connected, sock=bound, backlog=BACKLOG))
+        port = bound.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(connected, sock=cast("socket.socket", bound), backlog=BACKLOG)
+        self._listeners.append(listener)
         return port
 
     def _opened(self, peer: Peer) -> None:
-        self.peers.add(peer)
+        self.peers[peer] = None
         if self._on_open is not None:
             self._on_open(peer)
 
     def _closed(self, peer: Peer) -> None:
-        self.peers.discard(peer)
+        self.peers.pop(peer, None)
         if self._on_close is not None:
             self._on_close(peer)
 

@@ -127,6 +127,14 @@ class Flusher:
         self._log.synced = end
         self._advance(end, store_time_ms)
 
+    def flush_when_due(self) -> None:
+        """What the thread does with each look, for who has none. Raises ``StoreError``, from then on always."""
+        try:
+            self._flush_log(self._config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
+        except StoreError as error:
+            self._fail(error)
+            raise
+
     @property
     def derived_synced(self) -> int:
         """Log offset up to which queues and index are on the disk."""

@@ -100,7 +100,8 @@ class MessageStore:
     ) -> None:
         """``store_host`` goes into every record, and with it into message ids: an address that clients can reach.
 
-        Without ``threads`` nothing runs beside the caller; ``flush_now`` and ``tick`` are his to call.
+        Without ``threads`` nothing runs beside the caller: ``flush_now``, ``flush_when_due`` and ``tick`` are his to
+        call. With ``notify`` (see ``open``) what must be flushed at once still is, in the next turn of his loop.
         """
         self.config = config
         self._store_host = store_host
@@ -170,6 +171,8 @@ class MessageStore:
         self._table = self._queues.table
         self._dispatch = self._dispatcher.fresh
         self._wake: Callable[[], None] = _nothing
+        #: A flush without a thread is on its way.
+        self._is_woken = False
         self._log.before_place = self._catch_up
         self._queues.on_trouble = self._hindered
         if self._index is not None:
@@ -259,6 +262,8 @@ class MessageStore:
             self._chores = Chores()
             self._queues.files.chores = self._chores
             self._log.let_go = self._let_go
+        elif self._notify is not None:
+            self._wake = self._flush_next
         self._retention = Retention(
             self.config,
             clock=self._clock,
@@ -581,10 +586,26 @@ class MessageStore:
         """Return when all that was put is on the disk. It blocks this thread."""
         self._running().flush_now()
 
+    def flush_when_due(self) -> None:
+        """What the flush thread does by itself, twice a second; to be called by who opened a store without threads."""
+        self._running().flush_when_due()
+
     def tick(self) -> None:
         """What the flush thread asks for every second; to be called by who opened a store without threads."""
         self._running().tick()
         self._pick_up()
+
+    def _flush_next(self) -> None:
+        """Wake a flush in the next turn of the loop, for all who append in this one."""
+        assert self._notify is not None
+        if not self._is_woken:
+            self._is_woken = True
+            self._notify(self._flush_woken)
+
+    def _flush_woken(self) -> None:
+        self._is_woken = False
+        if self._flusher is not None:
+            self._flusher.flush_when_due()
 
     # --- Derived parts --------------------------------------------------------------------------------------------
 
