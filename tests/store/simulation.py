@@ -24,7 +24,7 @@ from typing import Final
 from ternmq.errors import CorruptFile, CorruptRecord, DiskFull, StoreError
 from ternmq.store.config import ENTRY_BYTES, FlushDiskType
 from ternmq.store.draft import Draft
-from ternmq.store.queue import ENTRY
+from ternmq.store.queue_entry import ENTRY
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import PowerCut, SimulatedDisk
 from ternmq.wire.properties import join

@@ -12,7 +12,7 @@ from ternmq.store.segment import FileDisk
 from ternmq.store.store import MessageStore
 from ternmq.wire.record import unpack_records
 from tests.manual_clock import ManualClock
-from tests.store.small import HOST, draft, quiet_store, small_config
+from tests.store.small import HOST, draft, quiet_store, read_all, small_config
 
 BODY = b"x" * 1000
 
@@ -151,6 +151,27 @@ def test_a_time_is_found_as_in_memory(file_bytes: int, tmp_path: Path) -> None:
                 assert future is not None
                 assert store.offset_by_time("orders", 0, time_ms, upper=upper) == future.result()
         assert store.cold.offset_by_time("nobody", 0, 0) is None
+
+
+@pytest.mark.parametrize("file_bytes", [2000, 6000])
+def test_a_gap_hides_no_time(file_bytes: int, tmp_path: Path) -> None:
+    """L2: queue offsets that a damaged log has no message of have no time either."""
+    clock = ManualClock()
+    config = small_config(tmp_path, access_message_in_memory_max_ratio=0, mapped_file_size_consume_queue=file_bytes)
+    with quiet_store(config, clock=clock) as store:
+        begin_ms = clock.now_ms()
+        for number in range(20):
+            if number % 7 == 5:
+                queue = store._queues.make("orders", 0)
+                queue.fill_to(queue.next_offset + 90)
+            store.put(draft())
+            clock.advance(0.002)
+        numbers = [each.queue_offset for each in read_all(store, "orders", 0)]
+        for time_ms in range(begin_ms - 1, clock.now_ms() + 1):
+            expected = next((each for n, each in enumerate(numbers) if begin_ms + 2 * n >= time_ms), numbers[-1] + 1)
+            future = store.cold.offset_by_time("orders", 0, time_ms)
+            assert future is not None
+            assert [expected] * 2 == [store.offset_by_time("orders", 0, time_ms), future.result()]
 
 
 def test_a_search_by_time_in_deleted_files_says_so(tmp_path: Path) -> None:

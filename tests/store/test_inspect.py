@@ -19,7 +19,7 @@ from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.summary import by_topic, log_summary, queue_summaries
 from ternmq.store.inspect.verify import verify
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ENTRY
+from ternmq.store.queue_entry import ENTRY
 from ternmq.wire.record import Sysflag
 from tests.manual_clock import ManualClock
 from tests.store.small import (

@@ -15,6 +15,7 @@ from ternmq.store.inspect.scan import Damage
 from ternmq.store.inspect.summary import log_summary
 from ternmq.store.inspect.verify import verify
 from ternmq.store.inspect.view import StoreView
+from ternmq.store.queue_entry import ENTRY
 from tests.manual_clock import ManualClock
 from tests.store.small import (
     RecordedStore,
@@ -83,13 +84,17 @@ def test_a_queue_without_records_keeps_its_numbers(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     with quiet_store(config) as store:
         for _ in range(7):
-            store.put(draft("gone"))
+            placed = store.put(draft("gone"))
+        last_log_offset, last_size = placed.log_offset, placed.end_offset - placed.log_offset
         for _ in range(9):
             store.put(draft(body=BODY))
     segment(tmp_path, 0).unlink()
 
     rebuild(tmp_path, SMALL_INDEX, clock=ManualClock())
 
+    # What it ends with is of the log before its beginning: a filler's size would tell RocketMQ that queues are ahead.
+    entry = (tmp_path / "consumequeue" / "gone" / "0" / f"{100:020d}").read_bytes()[20:40]
+    assert (last_log_offset, last_size, 0) == ENTRY.unpack(entry)
     with quiet_store(config) as store:
         assert (7, 7) == (store.min_offset("gone", 0), store.max_offset("gone", 0))
         assert 7 == store.put(draft("gone")).queue_offset

@@ -9,7 +9,7 @@ import pytest
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.verify import verify
 from ternmq.store.light import light_places
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import FileDisk
 from ternmq.wire.properties import join
 from tests.manual_clock import ManualClock

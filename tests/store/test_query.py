@@ -9,7 +9,7 @@ import pytest
 
 from ternmq.errors import CorruptFile
 from ternmq.store.query import GetStatus, Query
-from ternmq.store.queue import ENTRY
+from ternmq.store.queue_entry import ENTRY
 from ternmq.store.store import MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import unpack_record, unpack_records

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from ternmq.errors import RecordRefused
 from ternmq.store.dispatch import Fact
-from ternmq.store.queue import ENTRY, OPEN_FILES_MAX, TAIL_BYTES, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import TAIL_BYTES, ConsumeQueue
+from ternmq.store.queue_entry import ENTRY
+from ternmq.store.queue_files import OPEN_FILES_MAX
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import FileDisk, segment_name
 from tests.store.small import bodies, draft, files, quiet_store, small_config
 
@@ -188,6 +191,37 @@ def test_a_gap_is_left_out_so_that_numbers_stay_right(tmp_path: Path, caplog: py
     filler = (0, 0x7FFFFFFF, 0)
     assert [(0, 10, 0), filler, filler, (10, 10, 0), (20, 10, 0)] == entries(queue)
     assert "queue offsets left out" in caplog.text
+
+
+#: Queue offsets of the messages that a damaged log has left; each took ten bytes of the log.
+LEFT = [*range(10), *range(700, 705), *range(1600, 2100), 2900]
+
+
+@pytest.mark.parametrize("log_offset", [0, 10, 60, 100, 101, 7000, 7040, 7050, 16_000, 18_010, 29_000, 29_010])
+def test_a_gap_leads_no_search_astray(log_offset: int, tmp_path: Path) -> None:
+    """C2, C8, C9: fillers have no log offset, and the messages on both sides keep theirs."""
+    queues = queues_in(tmp_path, file_bytes=20_000)
+    for number in LEFT:
+        queues.fold(fact(number * 10, number))
+    queues.close()
+    queues = queues_in(tmp_path, file_bytes=20_000)
+    queues.load()
+    queue = queues.make("t", 0)
+    assert (2901, 29_010) == (queue.next_offset, queue.log_end)
+
+    queues.raise_min(log_offset)
+    assert next((each for each in LEFT if each * 10 >= log_offset), 2901) == queue.min_offset
+
+    queue.min_offset = 0
+    queues.cut(log_offset)
+    before = [each for each in LEFT if each * 10 < log_offset]
+    known = [entry[0] // 10 for entry in entries(queue) if entry is not None and entry[1] != 0x7FFFFFFF]
+    assert (before, before[-1] * 10 + 10 if before else 0) == (known, queue.log_end)
+    # The records behind come again, and go where they were.
+    for number in LEFT:
+        queues.fold(fact(number * 10, number))
+    assert [(number * 10, 10, 0) for number in LEFT] == [queue.entry(number) for number in LEFT]
+    queues.close()
 
 
 def test_a_queue_offset_out_of_all_bounds_is_no_reason_to_write_for_ever(

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.filter.bloom import BloomFilter
-from ternmq.store.queue import ENTRY, ConsumeQueue
+from ternmq.store.queue import ConsumeQueue
+from ternmq.store.queue_entry import ENTRY
 from ternmq.store.queue_ext import ADDRESS_ZERO, UNIT, QueueExt, Unit
 from ternmq.store.segment import segment_name
 from ternmq.store.store import Fact, GetStatus, MessageStore, StoreConfig

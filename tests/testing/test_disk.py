@@ -322,6 +322,15 @@ def test_a_bit_rots(simulated: SimulatedDisk) -> None:
     assert b"aBc" == simulated.read(ROOT / "file")
 
 
+def test_a_hole_does_not_rot(simulated: SimulatedDisk) -> None:
+    """C8: it has no block. (Found by seed 786537506801: the store was blamed for writing there.)"""
+    segment = simulated.open_segment(ROOT / "0", size=8192, create=True)
+    simulated.flip_bit(ROOT / "0", 5000 * 8)
+
+    assert bytes(8192) == bytes(segment.page)
+    segment.sync()
+
+
 def test_a_copy_is_another_disk(simulated: SimulatedDisk) -> None:
     simulated.write(ROOT / "file", b"abc")
     other = simulated.copy()

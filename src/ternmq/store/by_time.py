@@ -11,21 +11,23 @@ from pathlib import Path
 
 from ternmq.store.commitlog import HEAD_BYTES, CommitLog, head_store_time
 from ternmq.store.config import ENTRY_BYTES
-from ternmq.store.queue import ENTRY, FILLER_SIZE
+from ternmq.store.queue_entry import FILLER_SIZE
+from ternmq.store.queue_search import Read, first_passing
 from ternmq.store.segment import Disk
 
 
-def search_time(low: int, high: int, time_ms: int, time_of: Callable[[int], int], *, upper: bool) -> int:
-    """The first of the queue offsets up to ``high`` stored at ``time_ms`` or later; ``upper``: the last until then."""
-    first = low
+def search_time(read: Read, low: int, high: int, time_ms: int, store_time: Callable[[int], int], *, upper: bool) -> int:
+    """The first of the queue offsets up to ``high`` stored at ``time_ms`` or later; ``upper``: the last until then.
+
+    ``store_time`` tells when the record at a log offset was stored; -1 if it is gone, which is before all others.
+    """
     limit_ms = time_ms + 1 if upper else time_ms
-    while low < high:
-        middle = (low + high) // 2
-        if time_of(middle) >= limit_ms:
-            high = middle
-        else:
-            low = middle + 1
-    return max(low - 1, first) if upper else low
+
+    def is_since(log_offset: int, size: int) -> bool | None:
+        return None if size == FILLER_SIZE else store_time(log_offset) >= limit_ms
+
+    found = first_passing(read, low, high, is_since, near=1)
+    return max(found - 1, low) if upper else found
 
 
 class EntryTimes:
@@ -53,15 +55,17 @@ class EntryTimes:
         self._tail = tail
         self._file_bytes = file_bytes
 
-    def of(self, queue_offset: int) -> int:
-        """When a message was stored; -1 if it is not there."""
+    def read(self, queue_offset: int, count: int) -> bytes:
+        """Entries from ``queue_offset`` on: at most ``count``, fewer at the end of a file."""
         if queue_offset >= self._tail_offset:
             at = (queue_offset - self._tail_offset) * ENTRY_BYTES
-            entry = self._tail[at : at + ENTRY_BYTES]
-        else:
-            at = queue_offset * ENTRY_BYTES
-            start = at - at % self._file_bytes
-            entry = self._disk.read_at(self._paths[start], at - start, ENTRY_BYTES)
-        log_offset, size, _ = ENTRY.unpack(entry)
-        piece = self._log.piece(log_offset, HEAD_BYTES) if size != FILLER_SIZE else None
+            return self._tail[at : at + count * ENTRY_BYTES]
+        at = queue_offset * ENTRY_BYTES
+        start = at - at % self._file_bytes
+        count = min(count, self._tail_offset - queue_offset, (start + self._file_bytes - at) // ENTRY_BYTES)
+        return self._disk.read_at(self._paths[start], at - start, count * ENTRY_BYTES)
+
+    def store_time(self, log_offset: int) -> int:
+        """When the record at ``log_offset`` was stored; -1 if it is gone."""
+        piece = self._log.piece(log_offset, HEAD_BYTES)
         return head_store_time(self._disk.read_at(*piece)) if piece is not None else -1

@@ -23,7 +23,9 @@ from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.index import WAITING_MAX, Index
 from ternmq.store.light import light_places
-from ternmq.store.queue import ENTRY, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
+from ternmq.store.queue_entry import ENTRY
+from ternmq.store.queues import ConsumeQueues
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag

@@ -30,7 +30,7 @@ from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.index import Index
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import PAGE_BYTES, Disk, Segment
 from ternmq.store.watermark import Watermark
 

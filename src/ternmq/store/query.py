@@ -17,8 +17,10 @@ from ternmq.store.by_time import EntryTimes, search_time
 from ternmq.store.commitlog import CommitLog, Piece, head_store_time
 from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
-from ternmq.store.queue import ENTRY, FILLER_SIZE, TAGS_AT, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
+from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, TAGS_AT
 from ternmq.store.queue_ext import ADDRESS_BYTE, by_unit
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import Disk
 from ternmq.wire.properties import find
 from ternmq.wire.record import unpack_record
@@ -203,7 +205,7 @@ class Query:
         if queue is None:
             return 0
         bounds = queue.min_offset, queue.next_offset
-        return search_time(*bounds, time_ms, lambda queue_offset: self._entry_time(queue, queue_offset), upper=upper)
+        return search_time(queue.read, *bounds, time_ms, self._log.store_time, upper=upper)
 
     def time_search(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> Callable[[], int] | None:
         """The same for another thread, if records must be looked at that are not in memory; else None."""
@@ -212,7 +214,7 @@ class Query:
             return None
         times = EntryTimes(self._disk, self._log, *queue.places(), file_bytes=self._queues.file_bytes)
         bounds = queue.min_offset, queue.next_offset
-        return lambda: search_time(*bounds, time_ms, times.of, upper=upper)
+        return lambda: search_time(times.read, *bounds, time_ms, times.store_time, upper=upper)
 
     def store_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """When a message was stored; -1 if it is not there."""

@@ -36,7 +36,7 @@ from ternmq.store.segment import Disk, segment_name, segment_starts
 
 if TYPE_CHECKING:
     from ternmq.store.dispatch import Fact
-    from ternmq.store.queue import FilePool
+    from ternmq.store.queue_files import FilePool
 
 log = logging.getLogger(__name__)
 

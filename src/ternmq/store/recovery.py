@@ -28,7 +28,7 @@ from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.index import Index
 from ternmq.store.light import LIGHT_PREFIX
-from ternmq.store.queue import ConsumeQueues
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.replay import Progress, Replay
 from ternmq.wire.record import unpack_record
 

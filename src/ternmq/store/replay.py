@@ -26,7 +26,8 @@ from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import TAGS_MAX, Dispatcher
 from ternmq.store.index import WAITING_MAX, Index
-from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
+from ternmq.store.queues import ConsumeQueues
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
 from ternmq.wire.record import (

@@ -39,8 +39,9 @@ from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue import ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.recovery import recover
 from ternmq.store.replay import Progress
 from ternmq.store.retention import Retention

@@ -127,8 +127,10 @@ class Image:
         return found
 
     def flip_bit(self, bit: int) -> None:
-        """One bit rots, on the disk and in what was read from it."""
+        """One bit rots, on the disk and in what was read from it. A hole has none that could."""
         at, mask = bit // 8, 1 << bit % 8
+        if at // self._page_bytes not in self.claimed:
+            return
         self.cached[at] ^= mask
         clean, durable = bytearray(self._clean), bytearray(self._durable)
         for image in (clean, durable):

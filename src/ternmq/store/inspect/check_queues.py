@@ -20,7 +20,8 @@ from typing import Final
 from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ENTRY, FILLER_SIZE, PAGE_ENTRIES, ConsumeQueue
+from ternmq.store.queue import ConsumeQueue
+from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, PAGE_ENTRIES
 from ternmq.store.queue_ext import ADDRESS_MAX, UnitReader
 
 #: Entries that are compared together.

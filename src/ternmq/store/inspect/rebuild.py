@@ -30,7 +30,8 @@ from ternmq.store.index import Index
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import FILLER_SIZE, ConsumeQueues
+from ternmq.store.queue_entry import FILLER_SIZE
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.replay import Replay
 from ternmq.store.segment import FileDisk
 
@@ -150,7 +151,10 @@ def _keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
         if key not in queues.table and old.next_offset > 0:
             queue = queues.make(*key)
             queue.begin_at(old.next_offset - 1)
-            queue.append(0, FILLER_SIZE, 0)
+            last = old.entry(old.next_offset - 1)
+            # Its last entry, if that is of a record that the log has forgotten, as in any queue that nobody writes to.
+            # A filler at the end would tell RocketMQ that queues are ahead of the log, and it would dispatch nothing.
+            queue.append(*last if last is not None and last[0] < view.log.min_offset else (0, FILLER_SIZE, 0))
 
 
 def _swap(disk: FileDisk, root: Path) -> None:

@@ -9,7 +9,6 @@ ask ``may_lag``: newest entries may be in the broker's memory only, and after a 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -21,8 +20,9 @@ from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import parse_delay_levels
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
-from ternmq.store.queue import FILLER_SIZE, ConsumeQueue, ConsumeQueues
+from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
+from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import FileDisk, lock_holder, segment_files
 from ternmq.wire.bodies.codec import BodyT, decode
 from ternmq.wire.bodies.topics import TopicTable
@@ -118,14 +118,7 @@ class StoreView:
 
     def first_offset(self, queue: ConsumeQueue) -> int:
         """The first queue offset whose record the log still has; the queue's end if it has none."""
-        log_min = self.log.min_offset
-
-        def is_there(queue_offset: int) -> bool:
-            log_offset, size, _ = queue.entry(queue_offset) or (0, FILLER_SIZE, 0)
-            return size != FILLER_SIZE and log_offset >= log_min
-
-        offsets = range(queue.min_offset, queue.next_offset)
-        return queue.min_offset + bisect_left(offsets, True, key=is_there)
+        return queue.first_from(self.log.min_offset)
 
     def record(self, log_offset: int) -> Record | None:
         """The record at a log offset, if a whole one stands there."""
