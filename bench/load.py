@@ -39,6 +39,11 @@ def consume(system: System, directory: Path, **options: object) -> Measured:
     return _run(system, directory, "consume", begin="first", options=options)
 
 
+def latency(system: System, directory: Path, **options: object) -> Measured:
+    """From the appointed time of a send to the listener, at a fixed rate."""
+    return _run(system, directory, "latency", begin="warm", options=options)
+
+
 def _run(system: System, directory: Path, command: str, *, begin: str, options: dict[str, object]) -> Measured:
     home = directory / f"load-{next(_numbers)}-{command}"
     arguments = jvm.command(

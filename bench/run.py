@@ -1,7 +1,8 @@
 """``script/bench``: TernMQ beside RocketMQ 4.9.4 and a bare echo, one after the other on this machine.
 
 Each system, started afresh, gets: sync sends of 128 bytes from 64 threads; batches of 32 from 16 threads; and (not the
-echo) push consumption of waiting messages, once to warm up and once to measure. Every load warms up before it counts.
+echo) push consumption of waiting messages, once to warm up and once to measure, and messages at a fixed rate whose
+way from the sender to the listener is timed. Every load warms up before it counts.
 With ``--rounds`` the systems take turns, and the table shows medians: a machine's speed drifts within minutes.
 
 Writes a table in Markdown, and everything that was measured as JSON.
@@ -56,6 +57,8 @@ ROWS: Final = (
     Row("batch.p99_us", "… p99 a batch, µs"),
     Row("push.rate", "push consumption of waiting messages: messages/s", "≥ 1.0×"),
     Row("push.cpu_us_per_message", "… broker CPU, µs a message"),
+    Row("end.p50_us", "from send to listener at 1,000 messages/s: p50, µs", "≤ 1.0×"),
+    Row("end.p99_us", "… p99, µs", "≤ 1.0×"),
     Row("memory_mb", "broker memory after that (RSS less mapped files), MB", "≤ 0.1×, ≤ 120 MB"),
     Row("memory_idle_mb", "… before it, MB"),
     Row("ready_s", "name server and broker ready, s", "≤ 1 s"),
@@ -80,6 +83,7 @@ def measure(system: System, directory: Path, args: argparse.Namespace) -> Figure
         load.send(system, directory, threads=16, batch=32, bodyBytes=128, **waiting)
         keep("push-warm-up", load.consume(system, directory, group="bench-warm-up", **waiting))
         keep("push", load.consume(system, directory, group="bench-measured", **waiting))
+        keep("end", load.latency(system, directory, topic="bench-latency", threads=4, rate=1000, **timing))
     figures["memory_mb"] = round(system.memory_mb(), 1)
     return figures
 

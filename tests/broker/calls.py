@@ -39,7 +39,13 @@ def small_store(path: Path, **changes: Any) -> StoreConfig:
 
 
 def settings(**changes: Any) -> BrokerConfig:
-    given: dict[str, Any] = {"broker_name": "broker-a", "bind_address": "127.0.0.1", "listen_port": 0}
+    given: dict[str, Any] = {
+        "broker_name": "broker-a",
+        "bind_address": "127.0.0.1",
+        "listen_port": 0,
+        # A machine with much to do must not make a broker refuse what a test sends.
+        "wait_time_mills_in_send_queue": 60_000,
+    }
     return BrokerConfig(**(given | changes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -21,6 +22,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def serve(main: Coroutine[Any, Any, None]) -> None:
     """Run until the end, or until Ctrl-C or SIGTERM, which are a clean end: ``main`` is cancelled and cleans up."""
+    # Modules and classes stay. A collection that looks through them all takes 10 ms, in which nobody is answered.
+    gc.freeze()
     run(_until_stopped(main))
 
 

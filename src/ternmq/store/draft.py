@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from ternmq.types import Buffer
 
 
-@dataclass(slots=True)
-class Draft:
+class Draft(msgspec.Struct, gc=False):
     """What is to be stored. The store adds offsets, store time and store host."""
 
     topic: str

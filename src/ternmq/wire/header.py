@@ -32,7 +32,7 @@ from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE_CODES
 Fields = dict[str, str]
 
 
-class Header(msgspec.Struct, kw_only=True, rename="camel"):
+class Header(msgspec.Struct, kw_only=True, rename="camel", gc=False):
     """Base of the typed ext fields. Fields are ``int``, ``bool``, ``str`` or those with None; None is not sent."""
 
     def to_fields(self) -> Fields:
@@ -69,6 +69,7 @@ class Request(
     msgspec.Struct,
     Generic[ExtT],
     rename={"header": "extFields", "body": " body", "serial": " serial", "fault": " fault"},
+    gc=False,
 ):
     """A request as it arrived. ``header`` is typed where the code is known, else a map of ext fields.
 

@@ -24,6 +24,7 @@ from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Header, Reply, Request, Response
 from ternmq.wire.requests import ConsumerGroup, ResetOffset, SendMessage
 from ternmq.wire.requests_admin import UpdateTopic
+from tests.broker.calls import settings
 
 
 class Client:
@@ -95,7 +96,7 @@ def store_config(path: Path) -> StoreConfig:
 
 
 def broker_config(**more: Any) -> BrokerConfig:
-    return BrokerConfig(broker_name="broker-a", broker_ip1="127.0.0.1", bind_address="127.0.0.1", listen_port=0, **more)
+    return settings(broker_ip1="127.0.0.1", **more)
 
 
 @pytest.fixture

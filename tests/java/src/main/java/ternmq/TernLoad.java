@@ -2,15 +2,18 @@ package ternmq;
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.LockSupport;
 import java.util.stream.LongStream;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -20,7 +23,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 
 /**
- * Load for the benchmark: {@code java ternmq.TernLoad send|consume}, options as one JSON line on standard input.
+ * Load for the benchmark: {@code java ternmq.TernLoad send|consume|latency}, options as one JSON line on standard input.
  *
  * <p>{@code send}: {@code threads} threads share one producer, so one connection, and send synchronously (with
  * {@code batch} &gt; 1, that many messages at a time) for {@code warmUpS} and then {@code seconds}, or until
@@ -29,6 +32,10 @@ import org.apache.rocketmq.common.message.Message;
  *
  * <p>{@code consume}: a push consumer with the client's default settings takes {@code count} waiting messages; its rate
  * runs from the first message to the last. Events {@code first} and {@code measured}.
+ *
+ * <p>{@code latency}: {@code threads} threads send {@code rate} messages a second together, each at its appointed time,
+ * and a push consumer of the same process takes them. A latency runs from the appointed time to the listener, so a
+ * message that has to wait for the one before it to be sent is not let off. Events {@code warm} and {@code measured}.
  */
 public final class TernLoad {
     private TernLoad() {}
@@ -43,7 +50,9 @@ public final class TernLoad {
             switch (command) {
                 case "send" -> send(options);
                 case "consume" -> consume(options);
-                default -> throw new IllegalArgumentException("unknown command «" + command + "»: use send or consume");
+                case "latency" -> latency(options);
+                default -> throw new IllegalArgumentException(
+                        "unknown command «" + command + "»: use send, consume or latency");
             }
         } catch (Exception | Error failure) {
             failure.printStackTrace();
@@ -178,6 +187,86 @@ public final class TernLoad {
         }
         Events.emit("measured", rate(count, lastNanos.get() - firstNanos.get()));
         consumer.shutdown();
+    }
+
+    private static void latency(Options options) throws Exception {
+        String topic = options.text("topic");
+        int threads = options.number("threads", 4);
+        long everyNanos = TimeUnit.SECONDS.toNanos(threads) / options.number("rate", 1000);
+        long warmUpNanos = TimeUnit.SECONDS.toNanos(options.bigNumber("warmUpS", 0));
+        long nanos = TimeUnit.SECONDS.toNanos(options.bigNumber("seconds", 30));
+        var producer = new DefaultMQProducer("ternmq-load");
+        producer.setNamesrvAddr(options.text("namesrv"));
+        producer.setDefaultTopicQueueNums(8);
+        producer.setVipChannelEnabled(false);
+        producer.start();
+        producer.send(new Message(topic, new byte[Long.BYTES]));
+
+        var latencies = new ConcurrentLinkedQueue<Long>();
+        var begin = new AtomicLong(Long.MAX_VALUE);
+        var consumer = new DefaultMQPushConsumer("ternmq-latency");
+        consumer.setNamesrvAddr(options.text("namesrv"));
+        consumer.setVipChannelEnabled(false);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(topic, "*");
+        var ready = new CountDownLatch(1);
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, unused) -> {
+            long now = System.nanoTime();
+            ready.countDown();
+            for (var message : messages) {
+                long appointed = ByteBuffer.wrap(message.getBody()).getLong();
+                if (appointed >= begin.get()) {
+                    latencies.add(now - appointed);
+                }
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        if (!ready.await(60, TimeUnit.SECONDS)) {
+            throw new IllegalStateException("the first message did not come within a minute");
+        }
+
+        long start = System.nanoTime();
+        begin.set(start + warmUpNanos);
+        var sent = new AtomicLong();
+        List<Thread> senders = new ArrayList<>();
+        for (int index = 0; index < threads; index++) {
+            long first = start + everyNanos * index / threads;
+            senders.add(new Thread(() -> {
+                for (long at = first; at < start + warmUpNanos + nanos; at += everyNanos) {
+                    LockSupport.parkNanos(at - System.nanoTime());
+                    try {
+                        producer.send(new Message(topic, ByteBuffer.allocate(128).putLong(at).array()));
+                    } catch (Exception refused) {
+                        throw new IllegalStateException(refused);
+                    }
+                    if (at >= begin.get()) {
+                        sent.incrementAndGet();
+                    }
+                }
+            }));
+        }
+        senders.forEach(Thread::start);
+        TimeUnit.NANOSECONDS.sleep(begin.get() - System.nanoTime());
+        Events.emit("warm", Map.of());
+        for (Thread sender : senders) {
+            sender.join();
+        }
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+        while (latencies.size() < sent.get()) {
+            if (System.nanoTime() > deadline) {
+                throw new IllegalStateException("only " + latencies.size() + " of " + sent + " messages came in time");
+            }
+            TimeUnit.MILLISECONDS.sleep(10);
+        }
+        long[] sorted = latencies.stream().mapToLong(Long::longValue).sorted().toArray();
+        Map<String, Object> line = rate(sorted.length, nanos);
+        line.put("p50Us", percentile(sorted, 0.50));
+        line.put("p99Us", percentile(sorted, 0.99));
+        line.put("maxUs", percentile(sorted, 1.0));
+        Events.emit("measured", line);
+        consumer.shutdown();
+        producer.shutdown();
     }
 
     private static Map<String, Object> rate(long messages, long nanos) {
