@@ -24,6 +24,7 @@ LAST_LINES = {
     "consumer.py": "loop got paid one book",
     "consumer_batches.py": "saved 100 messages",
     "consumer_blocking.py": "loop got 20",
+    "consumer_orderly.py": "in order: True",
     "consumer_pull.py": "read 50 messages",
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",

@@ -69,6 +69,12 @@ class CallTimeout(NetworkError, TimeoutError):
     """No answer in time. The call may have been carried out."""
 
 
+class QueueLocked(TernError):
+    """Another member of the group reads the queue in order, and has not given back its lock yet (F2)."""
+
+    retriable = True
+
+
 class TooManyCalls(TernError):
     """The limit on calls in flight over one connection is reached (B2)."""
 

@@ -12,7 +12,7 @@ from ternmq.errors import BrokerRefused
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.wire.bodies.clients import Heartbeat, MemberList
+from ternmq.wire.bodies.clients import Heartbeat, LockedQueues, MemberList, QueueLocks
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -71,6 +71,8 @@ class ConsumerScript:
         self.read_queues = 1
         self.slave_address = ""
         self.members: list[str] | BrokerRefused = []
+        #: Queue ids whose locks another member has.
+        self.locked: set[int] = set()
         self.answers: dict[int, deque[Answer]] = {}
         self.asked: list[tuple[int, Header | None]] = []
         self.heartbeats: list[Heartbeat] = []
@@ -109,6 +111,8 @@ class ConsumerScript:
             RequestCode.PULL_MESSAGE: lambda _: None,
             RequestCode.CONSUMER_SEND_MSG_BACK: lambda _: Reply(),
             RequestCode.SEND_MESSAGE_V2: self._send,
+            RequestCode.LOCK_BATCH_MQ: self._lock,
+            RequestCode.UNLOCK_BATCH_MQ: lambda _: Reply(),
         }
         routes = {code: Route(self._handler(handler), "work") for code, handler in handlers.items()}
         async with Server.running(routes, [LaneConfig("work")]) as self.server:
@@ -152,6 +156,10 @@ class ConsumerScript:
             raise self.members
         members = self.members or [self.heartbeats[-1].client_id]
         return Reply(body=encode(MemberList(consumer_id_list=members)))
+
+    def _lock(self, request: Request[Any]) -> Reply:
+        queues = [queue for queue in decode(request.body, QueueLocks).queues if queue.queue_id not in self.locked]
+        return Reply(body=encode(LockedQueues(queues=queues)))
 
     def _send(self, request: Request[SendMessageV2]) -> Reply:
         assert request.header is not None

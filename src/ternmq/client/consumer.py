@@ -1,4 +1,4 @@
-"""The push consumer: messages come to the application, which says what became of them (F1, F5–F8, G1).
+"""The push consumer: messages come to the application, which says what became of them (F1, F2, F5–F8, G1).
 
 ::
 
@@ -14,10 +14,12 @@ or with a listener, plain or ``async``, which runs in many threads or tasks at o
     async with consumer:
         await stopped.wait()
 
+With ``orderly=True`` the listener gets the messages of each queue one after the other (F2).
+
 «Push» is what the application sees. Underneath, a ``Rebalancer`` decides which queues are ours, a ``QueueReader`` per
-queue pulls (``fetch``), an ``Outlet`` runs the listener (``concurrent``) or keeps messages for whoever iterates
-(``inbox``), and ``Settling`` moves progress on or sends back. ``Member`` ties them together; this module is what
-applications see of it.
+queue pulls (``fetch``), an ``Outlet`` runs the listener (``concurrent``, ``orderly``) or keeps messages for whoever
+iterates (``inbox``), and ``Settling`` moves progress on or sends back. ``Member`` ties them together; this module is
+what applications see of it.
 
 What is promised: each message is delivered at least once to the group (in broadcasting: to each member). Progress never
 passes a message that is not done, so a crash repeats some and loses none. Leaving the block lets running listeners
@@ -43,6 +45,7 @@ from ternmq.client.listener import BoundListener, ConsumeHook, Listener
 from ternmq.client.member import Member
 from ternmq.client.namespace import unwrap, wrap
 from ternmq.client.offsets import BrokerOffsets, LocalOffsets, Progress, StartPosition
+from ternmq.client.orderly import Orderly
 from ternmq.client.settle import Outlet
 from ternmq.client.subscription import Subscription
 from ternmq.env import Env, SystemClock
@@ -75,6 +78,7 @@ class PushConsumer:
         model: MessageModel | None = None,
         start: StartPosition | None = None,
         allocation: Allocation | None = None,
+        orderly: bool | None = None,
         batch_max: int | None = None,
         threads: int | None = None,
         hooks: Sequence[ConsumeHook] = (),
@@ -87,6 +91,7 @@ class PushConsumer:
             model=model or config.model,
             start=start or config.start,
             allocation=allocation or config.allocation,
+            orderly=config.orderly if orderly is None else orderly,
             batch_max=config.batch_max if batch_max is None else batch_max,
             threads=config.threads if threads is None else threads,
         )
@@ -150,6 +155,9 @@ class PushConsumer:
         """
         if self._listener is not None:
             raise ConfigError(f"group {self.group!r} has a listener here; make a consumer without it to iterate")
+        if self.config.orderly:
+            # Several loops may share the messages, and what is taken is out of our hands.
+            raise ConfigError(f"group {self.group!r} is consumed in order here, and only a listener can do that")
         member = self._running()
         if member.outlet is None:
             member.open(Inbox(member.settling, clock=member.instance.env.clock))
@@ -234,6 +242,17 @@ class PushConsumer:
     def _calls_of(self, listener: Listener, member: Member) -> Outlet:
         config, clock = self.config, member.instance.env.clock
         bound = BoundListener(listener, single=config.batch_max == 1, hooks=self._hooks)
+        assert self._tasks is not None
+        if config.orderly:
+            return Orderly(
+                bound,
+                member.settling,
+                config,
+                group=self.group,
+                locks=member.locks,
+                clock=clock,
+                tasks=self._tasks,
+            )
         if not bound.is_async:
             return InThreads(
                 bound,
@@ -243,7 +262,6 @@ class PushConsumer:
                 threads=config.threads,
                 clock=clock,
             )
-        assert self._tasks is not None
         return InTasks(
             bound,
             member.settling,

@@ -1,4 +1,4 @@
-"""Settings of push consumers, with RocketMQ's defaults (F1, F5, F6, G2, M2)."""
+"""Settings of push consumers, with RocketMQ's defaults (F1, F2, F5, F6, G2, M2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FlowLimits:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} would stop all fetching; use 1 or more")
 
-    def reached(self, held: ProcessQueue, *, topic_queues: int) -> str | None:
+    def reached(self, held: ProcessQueue, *, topic_queues: int, orderly: bool = False) -> str | None:
         """Which limit keeps ``held`` from fetching more; ``topic_queues`` is how many of its topic's are read here."""
         count, body_bytes = self.count, self.body_bytes
         if self.topic_count:
@@ -46,7 +46,8 @@ class FlowLimits:
             return "count"
         if held.body_bytes >= body_bytes:
             return "body_bytes"
-        return "span" if held.span > self.span else None
+        # In order, nothing is done behind an undone message.
+        return "span" if held.span > self.span and not orderly else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,6 +68,10 @@ class PushConfig:
     batch_max: int = 1
     #: F1: calls of the listener at the same time: threads of a plain function, tasks of an ``async`` one.
     threads: int = 20
+    #: F2: the messages of a queue one after the other, and all queues side by side, ``threads`` at a time.
+    orderly: bool = False
+    #: F2: when messages that failed are tried again in place; ``ConsumeContext.retry_ms`` says it for one call.
+    orderly_retry_ms: int = 1_000
     #: F1: messages asked for with one pull; brokers give 32 at most unless told otherwise.
     pull_count_max: int = 32
     #: RocketMQ 5 ends a pull's answer at this size.
@@ -74,7 +79,8 @@ class PushConfig:
     #: F8: how long a broker holds a pull that finds nothing.
     suspend_ms: int = 15_000
     limits: FlowLimits = field(default_factory=FlowLimits)
-    #: H1: how often a message comes again before it is a dead letter. None: as the broker's group says (16).
+    #: H1: how often a message comes again before it is a dead letter. None: as the broker's group says (16); in an
+    #: orderly consumer for ever.
     max_reconsume_times: int | None = None
     #: F1: a listener that takes longer has its messages sent back, so that they do not hold up the queue's progress.
     consume_timeout_ms: int = 15 * 60_000
@@ -84,7 +90,14 @@ class PushConfig:
     offsets_directory: Path = LOCAL_DIRECTORY
 
     def __post_init__(self) -> None:
-        for name in ("batch_max", "threads", "pull_count_max", "pull_bytes_max", "consume_timeout_ms"):
+        for name in (
+            "batch_max",
+            "threads",
+            "pull_count_max",
+            "pull_bytes_max",
+            "consume_timeout_ms",
+            "orderly_retry_ms",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} makes no sense; use 1 or more")
         for name in ("suspend_ms", "stop_timeout_ms"):

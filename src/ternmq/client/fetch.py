@@ -89,6 +89,11 @@ class QueueReader:
         held.done(messages)
         self._room.set()
 
+    def move(self, queue_offset: int) -> None:
+        """Go on elsewhere: what is still in flight from before must not count any more."""
+        self.held.dropped = True
+        self.held = ProcessQueue(self.queue, queue_offset)
+
     def drop(self) -> None:
         """The queue is another's now: what is still in flight must not count any more."""
         self.held.dropped = True
@@ -110,8 +115,10 @@ class QueueReader:
 
     async def _wait_for_room(self) -> None:
         fetching = self._fetching
-        limits = fetching.config.limits
-        while limits.reached(self.held, topic_queues=fetching.queue_counts.get(self.queue.topic, 1)):
+        config, topic = fetching.config, self.queue.topic
+        while config.limits.reached(
+            self.held, topic_queues=fetching.queue_counts.get(topic, 1), orderly=config.orderly
+        ):
             self._room.clear()
             await self._room.wait()
 
@@ -198,8 +205,7 @@ class QueueReader:
             "the broker moved us to another offset",
             extra={"queue": str(self.queue), "from": held.next_offset, "to": queue_offset},
         )
-        held.dropped = True
-        self.held = ProcessQueue(self.queue, queue_offset)
+        self.move(queue_offset)
         await self._fetching.progress.save({self.queue: queue_offset}, wait=True)
 
     async def _recover(self, error: TernError) -> None:

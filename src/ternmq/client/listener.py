@@ -8,7 +8,7 @@ It may be a plain function, which runs in a thread, or an ``async`` one, which r
                                                     return ConsumeResult.SUCCESS
 
 Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means «again later»: the messages come back with
-``reconsume_times`` one higher.
+``reconsume_times`` one higher. In an orderly consumer (F2) it means «again in a moment, and nothing else before».
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class ConsumeResult(enum.Enum):
-    """What became of messages. RocketMQ's CONSUME_SUCCESS and RECONSUME_LATER."""
+    """What became of messages. RocketMQ's CONSUME_SUCCESS and RECONSUME_LATER; in an orderly consumer its SUCCESS and
+    SUSPEND_CURRENT_QUEUE_A_MOMENT."""
 
     SUCCESS = "SUCCESS"
     RETRY = "RETRY"
@@ -46,6 +47,9 @@ class ConsumeContext:
     delay_level: int = 0
     #: To set: how many messages of the list, from its first on, are done; the others come back. None: all are.
     done_count: int | None = None
+    #: To set, in an orderly consumer: after how many ms messages that failed are tried again in place, 10 to 30,000.
+    #: None: ``orderly_retry_ms`` of the settings, 1 s.
+    retry_ms: int | None = None
     #: After the call, for hooks: the result, and the error that the listener raised.
     result: ConsumeResult | None = None
     error: BaseException | None = None

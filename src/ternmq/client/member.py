@@ -1,7 +1,7 @@
-"""A running member of a consumer group: reads its queues, has listeners called, reports its progress (D3, D4, G1).
+"""A running member of a consumer group: reads its queues, has listeners called, reports its progress (D3, D4, F2, G1).
 
 The parts know little of one another; this is where they are tied together, whatever kind of consumer they serve. Their
-end has an order: no more queues, no more fetching, no more calls of listeners, and then the progress.
+end has an order: no more queues, no more fetching, no more calls of listeners, then the progress, and then the locks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.fetch import QueueReader
 from ternmq.client.instance import ClientInstance
+from ternmq.client.locks import Locks
 from ternmq.client.offsets import BrokerOffsets, Progress
+from ternmq.client.orderly import Orderly
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.readers import Readers
 from ternmq.client.rebalance import Rebalancer
@@ -61,6 +63,7 @@ class Member:
         is_clustering = config.model is MessageModel.CLUSTERING
         returns = Returns(instance, group, max_reconsume_times=config.max_reconsume_times) if is_clustering else None
         self.settling = Settling(returns, tasks)
+        self.locks = Locks(instance, group, on_lost=self._lost) if config.orderly and is_clustering else None
         self.readers = Readers(
             instance,
             group,
@@ -68,6 +71,7 @@ class Member:
             subscriptions=subscriptions,
             progress=progress,
             brokers=BrokerOffsets(instance, group),
+            locks=self.locks,
             deliver=self._deliver,
             active=active,
             tasks=tasks,
@@ -107,6 +111,9 @@ class Member:
             self._tasks.create_task(self._save_forever(), name="save progress"),
             self._tasks.create_task(self._expire_forever(), name="expire"),
         ]
+        if self.locks is not None:
+            # Until the very end: a listener may still run after the loops above have ended.
+            self._tasks.create_task(self.locks.run(), name="renew locks")
 
     async def stop(self) -> None:
         """Let running listeners end, then store the progress."""
@@ -121,6 +128,7 @@ class Member:
         await self.settling.idle(timeout_ms)
         self.settling.close()
         await self.readers.save(wait=True)
+        await self.readers.unlock()
 
     # --- Messages --------------------------------------------------------------------------------------------
 
@@ -132,6 +140,8 @@ class Member:
         """Let messages out there from now on, beginning with those that came early."""
         assert self._outlet is None
         self._outlet = outlet
+        if isinstance(outlet, Orderly):
+            self.readers.order = outlet
         for reader, held, messages in self._early:
             outlet.put(reader, held, messages)
         self._early.clear()
@@ -141,6 +151,10 @@ class Member:
             self._outlet.put(reader, held, messages)
         else:
             self._early.append((reader, held, messages))
+
+    def _lost(self, queue: MessageQueue) -> None:
+        self.readers.lose(queue)
+        self.rebalancer.soon()
 
     # --- Loops -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ is in the group (GET_CONSUMER_LIST_BY_GROUP 38), lets the allocation strategy di
 It runs at the start, every 20 s, and soon after anything that may change the answer: a member came or left
 (NOTIFY_CONSUMER_IDS_CHANGED 40), a route changed, the subscription changed. Rounds are a fifth of a second apart at
 least: when a hundred members start together, each is told a hundred times. A round that could not do all (a broker did
-not answer, a topic has no route yet) is followed by another after 1 s, 2 s, 4 s, … 20 s.
+not answer, a topic has no route yet) is followed by another after 1 s, 2 s, 4 s, … 20 s; while another member still has
+the lock of a queue of ours (F2), after 1 s each time: it will give it back in a moment.
 
 When the member list cannot be had, the queues of that topic stay as they are: a guess would take queues away from
 others or give up our own.
@@ -24,7 +25,7 @@ from typing import Final, Protocol
 
 from ternmq.allocation import Allocation
 from ternmq.client.instance import ClientInstance
-from ternmq.errors import NetworkError, TernError
+from ternmq.errors import NetworkError, QueueLocked, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import RETRY_PREFIX
 from ternmq.wire.bodies.clients import MemberList, MessageModel
@@ -72,7 +73,10 @@ class Holder(Protocol):
         ...
 
     async def take_up(self, queue: MessageQueue) -> None:
-        """Find out where to start and read this queue from now on. Raises ``TernError`` when that is not known."""
+        """Find out where to start and read this queue from now on.
+
+        Raises ``TernError`` when that is not known, ``QueueLocked`` while another member has not let go of it.
+        """
         ...
 
 
@@ -94,6 +98,8 @@ class Rebalancer:
         #: Counts changes asked for, and those that a complete round has dealt with.
         self._asked = 0
         self._settled = -1
+        #: Whether another member has the lock of a queue that is ours.
+        self._is_locked_out = False
         #: Topics without a route, which is logged once.
         self._missing: set[str] = set()
         self._round_over = asyncio.Condition()
@@ -148,6 +154,7 @@ class Rebalancer:
         if lost:
             log.info("queues let go", extra={"group": self._group, "queues": [str(queue) for queue in lost]})
             await self._holder.let_go(lost)
+        self._is_locked_out = False
         taken = await asyncio.gather(*map(self._take_up, gained))
         # Nobody waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
         if all(taken) and all(map(_is_retry, unknown)):
@@ -156,6 +163,8 @@ class Rebalancer:
                 self._round_over.notify_all()
         if all(taken) and not unknown:
             self._pause_s = INTERVAL_S
+        elif self._is_locked_out:
+            self._pause_s = RETRY_S
         else:
             self._pause_s = RETRY_S if self._pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * self._pause_s)
 
@@ -200,6 +209,10 @@ class Rebalancer:
     async def _take_up(self, queue: MessageQueue) -> bool:
         try:
             await self._holder.take_up(queue)
+        except QueueLocked as error:
+            log.info("a queue is still another's", extra={"queue": str(queue), "why": str(error)})
+            self._is_locked_out = True
+            return False
         except TernError as error:
             log.warning("a queue cannot be read yet", extra={"queue": str(queue), "why": str(error)})
             return False

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from ternmq.client.fetch import QueueReader
 from ternmq.client.process_queue import ProcessQueue
-from ternmq.client.send_back import Returns
+from ternmq.client.send_back import DEAD_LETTER, Returns
 from ternmq.message import ReceivedMessage
 from ternmq.tasks import Tasks
 
@@ -76,6 +76,13 @@ class Settling:
             task = self._tasks.create_task(self._send_back(reader, held, failed, delay_level, again))
             self._returning.add(task)
             task.add_done_callback(self._returning.discard)
+
+    async def bury(self, message: ReceivedMessage) -> bool:
+        """Have a message become a dead letter; whether it is one now. The caller says that it is done."""
+        if self._returns is not None:
+            return await self._returns.send_back(message, delay_level=DEAD_LETTER)
+        log.warning("a message is given up; broadcasting has no dead letters", extra={"message_id": message.message_id})
+        return True
 
     async def idle(self, timeout_ms: int) -> None:
         """Wait, at most this long, until nothing is on its way back."""

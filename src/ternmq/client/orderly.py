@@ -1,0 +1,240 @@
+"""A listener that sees the messages of each queue one after the other (F2).
+
+Each queue is a *line*. Its first messages are given to the listener; they leave the line when they are done, and only
+then are the next ones begun. A failure keeps them first in line: after a moment (1 s, ``context.retry_ms``) they are
+tried again, with ``reconsume_times`` one higher, and after ``max_reconsume_times`` they become dead letters. So:
+
+    No message of a queue is begun before the one before it is done, here or in any other member.
+
+*Here*, a line is worked on by one task at a time, and lines belong to queues, not to what is held of them: when a queue
+is reset, or lost and taken up anew, its new messages wait until the call that still runs has ended. *In other members*
+the broker's lock says so (``locks``): no call begins without a lock that is trusted, and whoever lets go of a queue
+waits for the running call, stores the progress and gives the lock back last (``release``). In broadcasting each
+member reads for itself and there are no locks.
+
+What no lock can prevent: a call that began under it and still runs half a minute after the broker was last heard.
+
+``threads`` tasks take lines in turn, each for 60 s at most, then the next line has its turn. They call an ``async``
+listener themselves and a plain one in a thread; there is no task per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Final, NamedTuple
+
+from ternmq.client.consumer_config import PushConfig
+from ternmq.client.fetch import QueueReader
+from ternmq.client.listener import BoundListener, ConsumeContext
+from ternmq.client.locks import Locks
+from ternmq.client.process_queue import ProcessQueue
+from ternmq.client.settle import Settling
+from ternmq.env import Clock
+from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's ``rocketmq.client.maxTimeConsumeContinuously``.
+SLICE_S: Final = 60.0
+#: Until a line whose lock is not trusted now looks again.
+RELOCK_S: Final = 0.1
+#: Bounds of ``context.retry_ms``, as RocketMQ has them.
+RETRY_MS_MIN, RETRY_MS_MAX = 10, 30_000
+#: An ``async`` listener that never waits would keep the loop for itself; after this long, others get their turn.
+TURN_S: Final = 0.005
+
+
+class _Place(NamedTuple):
+    reader: QueueReader
+    held: ProcessQueue
+    message: ReceivedMessage
+
+
+class _Line:
+    """The messages of one queue that wait, those of a running call first."""
+
+    __slots__ = ("is_busy", "is_closing", "is_reported", "queue", "quiet", "started", "waiting")
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.waiting: deque[_Place] = deque()
+        #: A task works on it, or will: it is among those that are ready, or a timer will put it there.
+        self.is_busy = False
+        #: No more calls; see ``Orderly.release``.
+        self.is_closing = False
+        #: When the running call began, by the clock's ``monotonic``; and whether it was reported as too long.
+        self.started: float | None = None
+        self.is_reported = False
+        #: Set while no call runs.
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+
+    def first(self, count_max: int) -> list[_Place]:
+        """The messages of the next call: of one process queue, and none that counts no more."""
+        waiting = self.waiting
+        while waiting and waiting[0].held.dropped:
+            waiting.popleft()
+        places = list(islice(waiting, count_max))
+        return [place for place in places if place.held is places[0].held]
+
+
+class Orderly:
+    """The ``Outlet`` of an orderly consumer. All methods belong to the loop's thread; ``tasks`` owns its workers."""
+
+    def __init__(
+        self,
+        listener: BoundListener,
+        settling: Settling,
+        config: PushConfig,
+        *,
+        group: str,
+        locks: Locks | None,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._listener = listener
+        self._settling = settling
+        self._config = config
+        self._group = group
+        self._locks = locks
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        # Workers wait for their calls, so there are never more threads than workers.
+        self._pool = None if listener.is_async else ThreadPoolExecutor(config.threads, f"consume-{group}")
+        self._lines: dict[MessageQueue, _Line] = {}
+        self._ready: asyncio.Queue[_Line] = asyncio.Queue()
+        self._stopped = False
+        for number in range(config.threads):
+            tasks.create_task(self._work(), name=f"consume-{group}-{number}")
+
+    # --- What the member asks (``Outlet``, ``Order``) --------------------------------------------------------
+
+    def put(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self._stopped:
+            return
+        line = self._lines.get(reader.queue)
+        if line is None:
+            line = self._lines[reader.queue] = _Line(reader.queue)
+        line.waiting.extend(_Place(reader, held, message) for message in messages)
+        if not line.is_busy:
+            line.is_busy = True
+            self._ready.put_nowait(line)
+
+    def is_calling(self, queue: MessageQueue) -> bool:
+        """Whether a call with messages of the queue runs."""
+        line = self._lines.get(queue)
+        return line is not None and not line.quiet.is_set()
+
+    async def release(self, queue: MessageQueue) -> None:
+        """Begin no more calls with messages of the queue; returns when the running one has ended and counts."""
+        line = self._lines.get(queue)
+        if line is not None:
+            line.is_closing = True
+            await line.quiet.wait()
+            self._lines.pop(queue, None)
+
+    def expire(self, started_before: float) -> None:
+        # Nothing can be sent back: what comes behind would be begun before it is done.
+        for line in self._lines.values():
+            if line.started is not None and line.started < started_before and not line.is_reported:
+                line.is_reported = True
+                log.warning("a listener takes long; its queue waits for it", extra=self._about(line))
+
+    async def stop(self, timeout_ms: int) -> None:
+        self._stopped = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                for line in list(self._lines.values()):
+                    await line.quiet.wait()
+        for line in self._lines.values():
+            if not line.quiet.is_set():
+                log.warning("a listener still runs; its messages will be delivered again", extra=self._about(line))
+        if self._pool is not None:
+            # Threads that hang cannot be ended by anybody. What they say later is not heard any more.
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- Workers ---------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            line = await self._ready.get()
+            pause_s = await self._serve(line)
+            if pause_s is None:
+                line.is_busy = False
+            elif pause_s:
+                self._loop.call_later(pause_s, self._ready.put_nowait, line)
+            else:
+                self._ready.put_nowait(line)
+
+    async def _serve(self, line: _Line) -> float | None:
+        """Work on a line; returns after how many seconds to go on with it, None when nothing is left to do."""
+        slice_end = self._clock.monotonic() + SLICE_S
+        turn_end = self._loop.time() + TURN_S
+        while not (self._stopped or line.is_closing) and (places := line.first(self._config.batch_max)):
+            if self._locks is not None and not self._locks.is_held(line.queue):
+                return RELOCK_S
+            now = self._clock.monotonic()
+            if now > slice_end:
+                return 0.0
+            line.quiet.clear()
+            line.started, line.is_reported = now, False
+            try:
+                pause_s = await self._call_with(line, places)
+            finally:
+                line.started = None
+                line.quiet.set()
+            if pause_s:
+                return pause_s
+            if self._loop.time() > turn_end:
+                await asyncio.sleep(0)
+                turn_end = self._loop.time() + TURN_S
+        return None
+
+    async def _call_with(self, line: _Line, places: Sequence[_Place]) -> float:
+        """Call the listener and settle what it says; returns after how many seconds to try again, 0 for going on."""
+        reader, held, _ = places[0]
+        context = ConsumeContext(self._group, line.queue, [place.message for place in places])
+        await self.call(context)
+        held.last_consumed_ms = self._clock.now_ms()
+        failed = context.failed
+        done_count = len(places) - len(failed)
+        if failed:
+            done_count += await self._give_up(held, failed, context)
+        if held.dropped:
+            return 0.0
+        self._settling.settle(reader, held, done=context.messages[:done_count], again=self.put)
+        for _ in range(done_count):
+            line.waiting.popleft()
+        if done_count == len(places):
+            return 0.0
+        for message in context.messages[done_count:]:
+            message.reconsume_times += 1
+        retry_ms = self._config.orderly_retry_ms if context.retry_ms is None else context.retry_ms
+        return min(max(retry_ms, RETRY_MS_MIN), RETRY_MS_MAX) / 1000
+
+    async def call(self, context: ConsumeContext) -> None:
+        """Call the listener; how it went is in ``context``."""
+        if self._pool is None:
+            await self._listener.call_async(context)
+        else:
+            await self._loop.run_in_executor(self._pool, self._listener.call, context)
+
+    async def _give_up(self, held: ProcessQueue, failed: Sequence[ReceivedMessage], context: ConsumeContext) -> int:
+        """Have the first of these become dead letters if it is time; returns how many are."""
+        times_max = self._config.max_reconsume_times
+        for number, message in enumerate(failed):
+            is_hopeless = context.delay_level < 0 or (times_max is not None and message.reconsume_times >= times_max)
+            if held.dropped or not is_hopeless or not await self._settling.bury(message):
+                return number
+        return len(failed)
+
+    def _about(self, line: _Line) -> dict[str, object]:
+        message = line.waiting[0].message
+        return {"group": self._group, "queue": str(line.queue), "message_id": message.message_id}
