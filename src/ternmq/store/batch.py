@@ -16,6 +16,7 @@ from ternmq.errors import RecordRefused
 from ternmq.store.commitlog import BLANK_BYTES, CommitLog
 from ternmq.store.dispatch import Dispatcher
 from ternmq.store.queue import ConsumeQueue
+from ternmq.store.writer import Limits
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
 #: Flag, body and properties of a message, as a batch on the wire has them.
@@ -46,19 +47,14 @@ class BatchWriter:
         store_host: bytes,
         now_ms: Callable[[], int],
         queue_of: Callable[[str, int], ConsumeQueue],
-        check_sizes: Callable[[int, int, int], None],
-        batch_bytes_max: int,
-        unchecked_bytes_max: int,
+        limits: Limits,
     ) -> None:
         self._log = commit_log
         self._dispatcher = dispatcher
         self._store_host = store_host
         self._now_ms = now_ms
         self._queue_of = queue_of
-        self._check_sizes = check_sizes
-        self._batch_bytes_max = batch_bytes_max
-        #: Below that no limit can be broken.
-        self._unchecked_bytes_max = unchecked_bytes_max
+        self._limits = limits
 
     def put(
         self,
@@ -84,12 +80,13 @@ class BatchWriter:
         fixed_bytes = head.size + len(topic_field) + 2 + more_bytes
         sizes = [fixed_bytes + len(body) + len(properties) for _, body, properties in parcels]
         total = sum(sizes)
-        if total > self._unchecked_bytes_max:
+        if total > self._limits.unchecked_bytes_max:
             for (_, body, properties), size in zip(parcels, sizes, strict=True):
-                self._check_sizes(len(body), len(properties) + more_bytes, size)
-            if total > self._batch_bytes_max:
+                self._limits.check_sizes(len(body), len(properties) + more_bytes, size)
+            if total > self._limits.record_bytes_max:
                 raise RecordRefused(
-                    f"the batch takes {total} bytes, at most {self._batch_bytes_max} fit together; send fewer at once"
+                    f"the batch takes {total} bytes, at most {self._limits.record_bytes_max} fit together; send fewer "
+                    "at once"
                 )
 
         commit_log = self._log

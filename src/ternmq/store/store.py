@@ -1,8 +1,9 @@
 """The message store: one directory of files, opened by one process (C1–C8).
 
 Start reading here: ``put`` appends a record to the log and dispatches it, ``get`` finds it again by queue offset.
-The parts are in ``commitlog`` (the log), ``queue`` and ``index`` (derived from it), ``dispatch`` (how), ``flush``
-(when things reach the disk), ``recovery`` (what happens at start) and ``query`` (all kinds of reading).
+The parts are in ``writer`` and ``batch`` (appending), ``commitlog`` (the log), ``queue`` and ``index`` (derived from
+it), ``dispatch`` (how), ``flush`` (when things reach the disk), ``recovery`` (what happens at start) and ``query`` (all
+kinds of reading).
 
 One thread owns a store and makes all calls: the broker's event loop, or whoever opened it. Two more threads make
 system calls for it. What they have to say comes back through ``notify``; without one it is picked up with the next
@@ -17,29 +18,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
-from zlib import crc32
 
 from ternmq.env import Clock
-from ternmq.errors import DiskFull, NotRunning, RecordRefused, StoreError
+from ternmq.errors import DiskFull, NotRunning, StoreError
 from ternmq.files import Chores, do_now
 from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.cold import ColdReads
-from ternmq.store.commitlog import BLANK_BYTES, CommitLog
-from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
+from ternmq.store.commitlog import CommitLog
+from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.deleted import DeletedTopics
 from ternmq.store.dispatch import Derived, Dispatcher, Fact
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.recovery import recover
@@ -47,19 +45,7 @@ from ternmq.store.replay import Progress
 from ternmq.store.retention import Retention
 from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
-from ternmq.wire.record import (
-    CRC_MASK,
-    FIXED_V4_BYTES,
-    HOST_V4_BYTES,
-    MAGIC_V1,
-    NO_HOST_FLAGS,
-    PROPERTIES_BYTES_MAX,
-    RECORD_BYTES_MIN,
-    TOPIC_V1_BYTES_MAX,
-    Sysflag,
-    pack_fixed_v4_into,
-    pack_record,
-)
+from ternmq.store.writer import RecordWriter
 
 __all__ = [
     "Derived",
@@ -77,12 +63,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: Records up to this size are joined before they are copied.
-_PLAIN_BYTES_MAX: Final = 4096
-#: Makes a ``Placed`` without the call of its constructor, which is written in Python.
-_new_tuple: Final = tuple.__new__
-_pack_short: Final = struct.Struct(">h").pack
-_NOT_QUEUED: Final = Sysflag.PREPARED
 #: Seconds between two lines of the log about a recovery.
 _TELL_S: Final = 5.0
 
@@ -105,28 +85,13 @@ class MessageStore:
         call. With ``notify`` (see ``open``) what must be flushed at once still is, in the next turn of his loop.
         """
         self.config = config
-        self._store_host = store_host
         self._clock = clock
-        self._now_ms = clock.now_ms
         self._disk = disk if disk is not None else FileDisk()
         self._threads = threads
         self._held: Held | None = None
         self._notify: Callable[[Job], object] | None = None
         #: What the flush thread has to say, while there is no ``notify``.
         self._inbox: deque[Job] = deque()
-        self._body_bytes_max = config.max_message_size
-        self._record_bytes_max = min(
-            config.max_message_size + RECORD_EXTRA_BYTES, config.mapped_file_size_commit_log - BLANK_BYTES
-        )
-        #: A record of this size breaks no limit, whatever it is made of.
-        self._unchecked_bytes_max = min(PROPERTIES_BYTES_MAX, self._body_bytes_max, self._record_bytes_max)
-        self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        #: The part of a record that is the same for all, but for the born host.
-        self._fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(store_host)
-
-        #: Records up to this size can take the short way, if their born host is IPv4, too.
-        self._plain_bytes_max = _PLAIN_BYTES_MAX if len(store_host) == HOST_V4_BYTES else 0
-
         root = config.store_path_root_dir
         self._checkpoint_path = root / "checkpoint"
         self._abort_path = root / "abort"
@@ -151,15 +116,18 @@ class MessageStore:
             )
         self._deleted = DeletedTopics(self._disk, root / "deletedTopics.json")
         self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
+        self._writer = RecordWriter(
+            config, self._log, self._queues, self._dispatcher, store_host=store_host, now_ms=clock.now_ms
+        )
+        #: Append one record and dispatch it; see ``RecordWriter.put``. (A method of ours would be one more call.)
+        self.put = self._writer.put
         self._batches = BatchWriter(
             self._log,
             self._dispatcher,
             store_host=store_host,
             now_ms=clock.now_ms,
-            queue_of=self._queue_of,
-            check_sizes=self._check_sizes,
-            batch_bytes_max=self._record_bytes_max,
-            unchecked_bytes_max=self._unchecked_bytes_max,
+            queue_of=self._writer.queue_of,
+            limits=self._writer.limits,
         )
         self._query = Query(config, self._disk, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
         #: Reads what is probably not in memory, without holding up anybody.
@@ -168,10 +136,7 @@ class MessageStore:
         self._retention: Retention | None = None
         #: Where files are deleted.
         self._chores: Chores | None = None
-        # Bound once, for ``put``.
         self._table = self._queues.table
-        self._dispatch = self._dispatcher.fresh
-        self._wake: Callable[[], None] = _nothing
         #: A flush without a thread is on its way.
         self._is_woken = False
         self._log.before_place = self._catch_up
@@ -259,12 +224,12 @@ class MessageStore:
         if self._threads:
             self._log.start_preparing()
             self._flusher.start()
-            self._wake = self._flusher.wake
+            self._writer.wake = self._flusher.wake
             self._chores = Chores()
             self._queues.files.chores = self._chores
             self._log.let_go = self._let_go
         elif self._notify is not None:
-            self._wake = self._flush_next
+            self._writer.wake = self._flush_next
         self._retention = Retention(
             self.config,
             clock=self._clock,
@@ -354,91 +319,6 @@ class MessageStore:
 
     # --- Writing ------------------------------------------------------------------------------------------------
 
-    def put(self, draft: Draft) -> Placed:
-        """Append one record and dispatch it.
-
-        Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
-        """
-        topic, queue_id, body, text, sysflag = draft.topic, draft.queue_id, draft.body, draft.properties, draft.sysflag
-        queue = self._table.get((topic, queue_id)) or self._queue_of(topic, queue_id)
-        try:
-            properties = text.encode()
-        except UnicodeEncodeError:
-            properties, text = _encode_as_java(text)
-        born_host = draft.born_host
-        size = self._fixed_bytes + len(born_host) + len(body) + queue.topic_record_bytes + len(properties)
-        if size > self._unchecked_bytes_max:
-            self._check_sizes(len(body), len(properties), size)
-
-        commit_log = self._log
-        log_offset = commit_log.written
-        if log_offset + size + BLANK_BYTES > commit_log.room:
-            log_offset = commit_log.place(size)
-        at = log_offset - commit_log.start
-        queue_offset = 0 if sysflag & _NOT_QUEUED else queue.next_offset
-        store_time_ms = self._now_ms()
-        prepared_offset = draft.prepared_transaction_offset
-        try:
-            if size <= self._plain_bytes_max and len(born_host) == HOST_V4_BYTES and queue.topic_part:
-                # What pack_record does for such a record, at half the price. Small parts are joined first: one more
-                # copy of them is cheaper than five stores to the page.
-                pack_fixed_v4_into(
-                    commit_log.page,
-                    at,
-                    size,
-                    MAGIC_V1,
-                    crc32(body) & CRC_MASK,
-                    queue_id,
-                    draft.flag,
-                    queue_offset,
-                    log_offset,
-                    sysflag & NO_HOST_FLAGS,
-                    draft.born_time_ms,
-                    born_host,
-                    store_time_ms,
-                    self._store_host,
-                    draft.reconsume_times,
-                    prepared_offset,
-                    len(body),
-                )
-                commit_log.page[at + FIXED_V4_BYTES : at + size] = b"".join(
-                    (body, queue.topic_part, _pack_short(len(properties)), properties)
-                )
-            else:
-                if not queue.topic_part:
-                    self._queue_of(topic, queue_id)  # made by others, or before the setting was changed
-                pack_record(
-                    commit_log.page,
-                    at,
-                    size=size,
-                    queue_id=queue_id,
-                    flag=draft.flag,
-                    queue_offset=queue_offset,
-                    log_offset=log_offset,
-                    sysflag=sysflag,
-                    born_time_ms=draft.born_time_ms,
-                    born_host=born_host,
-                    store_time_ms=store_time_ms,
-                    store_host=self._store_host,
-                    reconsume_times=draft.reconsume_times,
-                    prepared_transaction_offset=prepared_offset,
-                    body=body,
-                    topic=queue.topic_bytes,
-                    properties=properties,
-                )
-        except struct.error as error:
-            raise RecordRefused(
-                f"a field of the message does not fit into a record ({error}); send a smaller number"
-            ) from None
-        end_offset = log_offset + size
-        # In this order: the flush thread reads the time first, and must not vouch for more than it flushes.
-        commit_log.written = end_offset
-        commit_log.store_time_ms = store_time_ms
-        self._dispatch(queue, text, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
-        if self._is_sync:
-            self._wake()
-        return _new_tuple(Placed, (log_offset, end_offset, queue_offset, store_time_ms))
-
     def put_batch(
         self,
         topic: str,
@@ -460,37 +340,9 @@ class MessageStore:
             sysflag=sysflag,
             more_properties=more_properties,
         )
-        if self._is_sync:
-            self._wake()
+        if self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            self._writer.wake()
         return placed
-
-    def _queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue that a record goes to, new if there was none. Raises ``RecordRefused`` if no record can name it."""
-        topic_bytes = len(topic.encode("utf-8", "replace"))
-        if topic_bytes > TOPIC_V1_BYTES_MAX and not self.config.auto_message_version_on_topic_len:
-            raise RecordRefused(
-                f"the topic {topic[:40]!r}… has {topic_bytes} bytes, at most {TOPIC_V1_BYTES_MAX} are stored; use a "
-                "shorter name, or set autoMessageVersionOnTopicLen=true if no RocketMQ 4 has to read this log"
-            )
-        return self._queues.make(topic, queue_id)
-
-    def _check_sizes(self, body_bytes: int, properties_bytes: int, size: int) -> None:
-        """Raise ``RecordRefused`` for what a record may not have."""
-        if body_bytes > self._body_bytes_max:
-            raise RecordRefused(
-                f"the body has {body_bytes} bytes, at most {self._body_bytes_max} are stored; send less, compress it, "
-                "or raise maxMessageSize"
-            )
-        if properties_bytes > PROPERTIES_BYTES_MAX:
-            raise RecordRefused(
-                f"the properties have {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are stored; move some "
-                "of them to the body"
-            )
-        if size > self._record_bytes_max:
-            raise RecordRefused(
-                f"the message takes {size} bytes, at most {self._record_bytes_max} are stored; send less, or raise "
-                "maxMessageSize and mappedFileSizeCommitLog"
-            )
 
     # --- Reading ------------------------------------------------------------------------------------------------
 
@@ -687,19 +539,9 @@ class MessageStore:
         self._trouble = None
 
 
-def _encode_as_java(text: str) -> tuple[bytes, str]:
-    """A text in UTF-8, and what it reads as. Half a surrogate pair, which JSON can carry, becomes ``?`` as in Java."""
-    data = text.encode("utf-8", "replace")
-    return data, data.decode()
-
-
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _forget(_segment: Segment) -> None:
     """The last reference ends with this call."""
-
-
-def _nothing() -> None:
-    """Wakes nobody: there is no flush thread."""
