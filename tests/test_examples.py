@@ -29,6 +29,7 @@ LAST_LINES = {
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",
     "producer_settings.py": "refused: the topic name 'no blanks, please' has characters",
+    "request_reply.py": "no answer: no reply to the request to topic 'prices' within 100 ms",
 }
 
 

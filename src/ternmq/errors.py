@@ -75,6 +75,15 @@ class QueueLocked(TernError):
     retriable = True
 
 
+class RequestTimeout(CallTimeout):
+    """Nobody replied to a request in time (E7). Somebody may have consumed it."""
+
+    def __init__(self, message: str, *, topic: str, correlation_id: str) -> None:
+        self.topic = topic
+        self.correlation_id = correlation_id
+        super().__init__(message)
+
+
 class TooManyCalls(TernError):
     """The limit on calls in flight over one connection is reached (B2)."""
 

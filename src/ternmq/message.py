@@ -46,6 +46,9 @@ class Property:
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 
+#: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).
+REPLY_TYPE: Final = "reply"
+
 
 class MessageQueue(NamedTuple):
     """One queue of a topic on one broker. Sorts by topic, broker name, queue id (as G1 needs)."""
@@ -121,6 +124,11 @@ class ReceivedMessage:
     @property
     def queue(self) -> MessageQueue:
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+    @property
+    def is_request(self) -> bool:
+        """Whether its sender waits for a reply (E7)."""
+        return Property.REPLY_TO_CLIENT in self.properties and self.properties.get(Property.MESSAGE_TYPE) != REPLY_TYPE
 
 
 class SendStatus(enum.Enum):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ternmq.broker.clients import Clients
+from ternmq.errors import NetworkError
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumerData, ConsumeType, Heartbeat, MessageModel, SubscriptionData
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.header import Header
+from ternmq.wire.header import Header, Response
 from tests.manual_clock import ManualClock
 from tests.recordings import VERSIONS, requests
 
@@ -21,6 +22,11 @@ class Line:
         self.address = address
 
     def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
+
+    async def call(
+        self, code: int, header: Header | None = None, body: Buffer = b"", *, timeout_ms: int = 0
+    ) -> Response:
+        raise NetworkError(f"{self.address} goes nowhere")
 
     def close(self) -> None: ...
 
@@ -154,6 +160,21 @@ def test_a_producer_is_found_by_its_client_id(table: Table) -> None:
     table.produce(ONE, "a")
 
     assert table.clients.find_producer("a") is ONE
+    assert table.clients.find_producer("b") is None
+
+
+def test_a_producer_is_found_by_its_id_while_it_is_in_any_group(table: Table) -> None:
+    """E7: on the connection of its last heartbeat."""
+    table.produce(ONE, "a", "pg")
+    table.produce(ONE, "a", "other")
+    table.clients.remove_producer("pg", ONE)
+    assert table.clients.find_producer("a") is ONE
+    table.produce(TWO, "a", "pg")
+    table.clients.on_close(ONE)
+    assert table.clients.find_producer("a") is TWO
+    table.produce(TWO, "b", "pg")
+    assert (None, TWO) == (table.clients.find_producer("a"), table.clients.find_producer("b"))
+    table.clients.on_close(TWO)
     assert table.clients.find_producer("b") is None
 
 

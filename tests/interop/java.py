@@ -93,6 +93,13 @@ class Java:
             await peer.event("ready")
             yield peer
 
+    @asynccontextmanager
+    async def replier(self, namesrv: str, *, group: str, topic: str) -> AsyncIterator[Peer]:
+        """A consumer that answers requests; see ``Replier.java``."""
+        async with self.peer("reply", namesrv=namesrv, group=group, topic=topic) as peer:
+            await peer.event("ready")
+            yield peer
+
     async def pull(self, namesrv: str, *, group: str, topic: str, **options: object) -> list[Event]:
         """All events of a ``DefaultMQPullConsumer`` that reads to the end of each queue; see ``Pull.java``."""
         async with self.peer("pull", namesrv=namesrv, group=group, topic=topic, **options) as peer:

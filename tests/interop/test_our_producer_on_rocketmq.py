@@ -15,6 +15,7 @@ import pytest
 from ternmq.client.blocking import SyncProducer
 from ternmq.client.config import ClientConfig, ProducerConfig
 from ternmq.client.producer import Producer
+from ternmq.client.queue_choice import by_hash
 from ternmq.errors import InvalidParameter, SystemFailure
 from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
 from tests.interop.java import Event, Java
@@ -70,13 +71,33 @@ async def test_java_receives_what_was_sent_in_every_way(
     assert sent <= {got["msgId"] for got in messages}
 
 
-async def test_one_key_goes_to_the_queue_that_java_would_choose(client: ClientConfig, topic: str) -> None:
-    """V2, E5."""
+async def test_one_key_goes_to_the_queue_that_java_chooses(
+    any_rocketmq: RocketMQ, client: ClientConfig, topic: str, tmp_path: Path
+) -> None:
+    """V2, E5: texts and numbers, with hashes above and below 0; "polygenelubricants" has the least there is."""
+    keys: list[str | int] = [
+        "order-17",
+        "polygenelubricants",
+        "订单",
+        "a",
+        7,
+        -7,
+        2**31 - 1,
+        -(2**31),
+        2**40 + 5,
+        -(2**40),
+    ]
     async with Producer("shop", client=client) as producer:
-        receipts = [await producer.send(Message(topic, b"x", sharding_key="order-17")) for _ in range(5)]
-    # |"order-17".hashCode()| is 1234255109, and a new topic has four queues.
-    assert {MessageQueue(topic, "broker-a", 1234255109 % 4)} == {receipt.queue for receipt in receipts}
-    assert [0, 1, 2, 3, 4] == [receipt.queue_offset for receipt in receipts]
+        receipts = [await producer.send(Message(topic, b"x"), selector=by_hash(key)) for key in keys]
+        of_text = await producer.send(Message(topic, b"x", sharding_key="order-17"))
+    java = Java(any_rocketmq.version, tmp_path)
+    async with java.producer(any_rocketmq.address) as theirs:
+        results = await theirs.send(
+            topic=topic, mode="hashed", count=len(keys), shardingKeys=[str(key) for key in keys]
+        )
+    assert [result["queueId"] for result in results] == [receipt.queue.queue_id for receipt in receipts]
+    assert receipts[0].queue == of_text.queue
+    assert len({receipt.queue.queue_id for receipt in receipts}) > 1
 
 
 @pytest.mark.parametrize("compression", ["ZLIB", "LZ4", "ZSTD"])

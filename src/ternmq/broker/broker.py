@@ -33,6 +33,7 @@ from ternmq.broker.handlers.client import ClientHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
 from ternmq.broker.handlers.pull import PullHandlers
 from ternmq.broker.handlers.query import QueryHandlers
+from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.holds import SCAN_S as HOLDS_SCAN_S
 from ternmq.broker.holds import Holds
@@ -249,7 +250,15 @@ class Broker:
         store.on_arrival = pulls.holds.arrived
 
         # The world. Registration is entered last, as it is to be left first.
+        replies = ReplyHandlers(
+            sends=sends,
+            clients=tables.clients,
+            clock=env.clock,
+            address=self.address,
+            stores=config.store_reply_message_enable,
+        )
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
+        routes |= replies.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from ternmq.env import Clock
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
-from ternmq.wire.header import Header
+from ternmq.wire.header import Header, Response
 
 #: RocketMQ's ``CHANNEL_EXPIRED_TIMEOUT``.
 SILENCE_MAX_MS: Final = 120_000
@@ -30,6 +30,10 @@ class Connection(Protocol):
     address: str
 
     def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
+
+    async def call(
+        self, code: int, header: Header | None = None, body: Buffer = b"", *, timeout_ms: int = ...
+    ) -> Response: ...
 
     def close(self) -> None: ...
 
@@ -63,6 +67,8 @@ class Clients:
         self._clock = clock
         self._silence_max_s = silence_max_ms / 1000
         self._producers: dict[str, dict[Connection, Member]] = {}
+        #: The connection of each client that is a producer of any group: the one of its last heartbeat.
+        self._producing: dict[str, Connection] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
         self.on_members: Callable[[str], None] = _tell_nobody
@@ -72,7 +78,11 @@ class Clients:
     def add_producer(self, group: str, peer: Connection, client_id: str, *, language: str, version: int) -> None:
         """A heartbeat of a producer."""
         members = self._producers.setdefault(group, {})
+        before = members.get(peer)
+        if before is not None and before.client_id != client_id:
+            self._producing.pop(before.client_id, None)
         self._see(members, peer, client_id, language, version)
+        self._producing[client_id] = peer
 
     def add_consumer(
         self, data: ConsumerData, peer: Connection, client_id: str, *, language: str, version: int
@@ -93,8 +103,14 @@ class Clients:
     def remove_producer(self, group: str, peer: Connection) -> None:
         """An UNREGISTER_CLIENT of a producer."""
         members = self._producers.get(group, {})
-        if members.pop(peer, None) is not None and not members:
+        member = members.pop(peer, None)
+        if member is None:
+            return
+        if not members:
             del self._producers[group]
+        is_current = self._producing.get(member.client_id) is peer
+        if is_current and not any(peer in others for others in self._producers.values()):
+            del self._producing[member.client_id]
 
     def remove_consumer(self, group: str, peer: Connection) -> None:
         """An UNREGISTER_CLIENT of a consumer."""
@@ -169,11 +185,7 @@ class Clients:
 
     def find_producer(self, client_id: str) -> Connection | None:
         """The connection of a producer by its client id (replies of request–reply, E7)."""
-        for members in self._producers.values():
-            for member in members.values():
-                if member.client_id == client_id:
-                    return member.peer
-        return None
+        return self._producing.get(client_id)
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,11 @@ class BrokerConfig:
     #: Pulls that may wait at once. Each costs about 1 KB; one more is told SYSTEM_BUSY and asks again after a pause.
     max_suspended_pulls: int = 100_000
 
+    # --- Request–reply (E7) -----------------------------------------------------------------------------------
+
+    #: Keep replies in ``<cluster>_REPLY_TOPIC`` as well as passing them on.
+    store_reply_message_enable: bool = True
+
     # --- Name servers (A2) ------------------------------------------------------------------------------------
 
     #: 10 to 60 s. Name servers forget a broker after 120 s.

@@ -1,4 +1,4 @@
-"""The blocking twin of ``Producer``, for programs without asyncio (E1–E6).
+"""The blocking twin of ``Producer``, for programs without asyncio (E1–E7).
 
 ::
 
@@ -19,11 +19,11 @@ from typing import Self
 from ternmq.client.config import ClientConfig, ProducerConfig
 from ternmq.client.hooks import SendHook
 from ternmq.client.loop_thread import LoopThread, loop_thread
-from ternmq.client.producer import Producer
+from ternmq.client.producer import REQUEST_TIMEOUT_MS, Producer
 from ternmq.client.queue_choice import Selector
 from ternmq.client.validate import check_message
 from ternmq.errors import NotRunning
-from ternmq.message import Message, MessageQueue, SendReceipt
+from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 
 
 class SyncProducer:
@@ -125,6 +125,41 @@ class SyncProducer:
                 producer.send_batch(part)
         """
         return self._open_thread().run(self._producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+
+    def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> ReceivedMessage:
+        """Send a message and wait until whoever consumes it has replied; see ``Producer.request``.
+
+        ::
+
+            reply = producer.request(Message("sums", b"2 + 2"))
+        """
+        thread = self._open_thread()
+        return thread.run(self._producer.request(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
+
+    def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: dict[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendReceipt:
+        """Answer a request that was consumed; see ``Producer.reply``.
+
+        ::
+
+            for message in consumer:
+                producer.reply(message, b"4")
+        """
+        thread = self._open_thread()
+        return thread.run(self._producer.reply(request, body, properties=properties, timeout_ms=timeout_ms))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be written to; see ``Producer.queues``."""

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
 from ternmq.client.connections import Connections
 from ternmq.client.name_servers import NameServers
+from ternmq.client.replies import Requests
 from ternmq.client.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.env import Env
 from ternmq.errors import CallTimeout, ConfigError, NetworkError, NotRunning, TernError, refused
@@ -90,9 +91,12 @@ class ClientInstance:
             self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock
         )
         self._tasks = Tasks()
+        #: Who waits for a reply here (E7).
+        self.requests = Requests(self.env.clock)
         self._requests: dict[int, Route] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self._consumers_changed, _LANE),
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self._offsets_reset, _LANE),
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE),
         }
         self._consumers: dict[str, ConsumerMember] = {}
         #: Producer group → how many producers of it are open.

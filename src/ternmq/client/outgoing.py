@@ -4,8 +4,8 @@
 the send carry the same one, so a retried message keeps its id and consumers can tell a copy. What changes between
 attempts, the queue and the time, goes into the header.
 
-Features whose messages carry properties of the system (send-back of consumers, later transactions and replies) make
-their ``Outgoing`` by ``prepare(…, system=…)``; applications cannot set those names.
+Features whose messages carry properties of the system (send-back of consumers, requests and replies, later
+transactions) make their ``Outgoing`` by ``prepare(…, system=…)``; applications cannot set those names.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ class Outgoing:
     flag: int = 0
     sysflag: int = 0
     is_batch: bool = False
+    #: The answer to a request (E7): its broker pushes it to the requester.
+    is_reply: bool = False
     #: Only for messages to a retry topic (H1).
     reconsume_times: int | None = None
     max_reconsume_times: int | None = None
 
     @property
     def code(self) -> int:
+        if self.is_reply:
+            return RequestCode.SEND_REPLY_MESSAGE_V2
         return RequestCode.SEND_BATCH_MESSAGE if self.is_batch else RequestCode.SEND_MESSAGE_V2
 
     def header(

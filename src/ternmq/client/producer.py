@@ -1,4 +1,4 @@
-"""Producers: send messages and wait for the broker's word, or not (E1–E6, E8).
+"""Producers: send messages and wait for the broker's word, or not (E1–E8).
 
 ::
 
@@ -14,10 +14,10 @@ are stored in the order of their sends, if each is awaited before the next.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from ternmq.client.async_send import AsyncSend
 from ternmq.client.config import COMPRESSIONS, ClientConfig, ProducerConfig
@@ -27,15 +27,19 @@ from ternmq.client.instance import ClientInstance
 from ternmq.client.namespace import wrap
 from ternmq.client.outgoing import Outgoing, prepare, prepare_batch, shrink
 from ternmq.client.queue_choice import Selector, by_sharding_key
+from ternmq.client.request import Requester, reply_properties, to_reply
 from ternmq.client.routes import TopicRoute
 from ternmq.client.sender import Pick, Sender
 from ternmq.client.validate import check_batch, check_batch_bytes, check_message, check_queue
 from ternmq.env import Env
 from ternmq.errors import NotRunning, TooManyCalls
-from ternmq.message import Message, MessageQueue, SendReceipt
+from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.names import RETRY_PREFIX, check_group
 from ternmq.tasks import Tasks
 from ternmq.wire.compress import compress
+
+#: How long a request waits for its reply.
+REQUEST_TIMEOUT_MS: Final = 3_000
 
 
 class Producer:
@@ -199,6 +203,60 @@ class Producer:
         outgoing = self._prepare_batch(sender, messages)
         return await sender.deliver(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
 
+    # --- Request–reply (E7) ----------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> ReceivedMessage:
+        """Send a message and wait until whoever consumes it has replied; ``timeout_ms`` is for both.
+
+        Raises ``RequestTimeout`` when nobody does in time, and what ``send`` raises.
+
+        ::
+
+            reply = await producer.request(Message("sums", b"2 + 2"))
+            print(reply.body)
+        """
+        running = self._now_running()
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(message, queue, selector)
+        system = running.requester.properties(timeout_ms)
+        outgoing = self._prepare(running.sender, message, system)
+        correlation_id = system[Property.CORRELATION_ID]
+        return await running.requester.request(outgoing, correlation_id, pick=pick, timeout_ms=timeout_ms)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: dict[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendReceipt:
+        """Answer a request that was consumed; any producer can. Returns when the requester has the reply.
+
+        Raises ``InvalidMessage`` for a message that is no request (``message.is_request``), ``SystemFailure`` when the
+        requester has left, and what ``send`` raises.
+
+        ::
+
+            async for message in consumer.messages():
+                await producer.reply(message, b"4")
+        """
+        running = self._now_running()
+        message = to_reply(request, body, properties or {})
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        # The reply topic belongs to a cluster, not to a namespace.
+        outgoing = self._prepare(running.sender, message, reply_properties(request), namespace="")
+        outgoing.is_reply = True
+        timeout_ms = timeout_ms or self.config.send_timeout_ms
+        return await running.requester.reply(outgoing, request.broker_name, timeout_ms=timeout_ms)
+
     async def send_prepared(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> SendReceipt:
         """Send what ``outgoing.prepare`` made: the door for features whose messages carry system properties."""
         sender = self._now_running().sender
@@ -241,8 +299,20 @@ class Producer:
             selector = by_sharding_key
         return lambda route: selector(_as_seen(route, message.topic), message)
 
-    def _prepare(self, sender: Sender, message: Message) -> Outgoing:
-        outgoing = prepare(message, message_id=sender.instance.unique_ids.next(), namespace=self._namespace)
+    def _prepare(
+        self,
+        sender: Sender,
+        message: Message,
+        system: Mapping[str, str] | None = None,
+        *,
+        namespace: str | None = None,
+    ) -> Outgoing:
+        outgoing = prepare(
+            message,
+            message_id=sender.instance.unique_ids.next(),
+            namespace=self._namespace if namespace is None else namespace,
+            system=system,
+        )
         if len(message.body) >= self.config.compress_from_bytes:
             shrink(outgoing, kind=self._compression, level=self.config.compress_level)
         return outgoing
@@ -282,12 +352,13 @@ class Producer:
 class _Running:
     """What a producer has between its start and its end."""
 
-    __slots__ = ("flying", "flying_bytes", "gatherer", "sender", "stack", "tasks")
+    __slots__ = ("flying", "flying_bytes", "gatherer", "requester", "sender", "stack", "tasks")
 
     def __init__(self, sender: Sender, tasks: Tasks, stack: AsyncExitStack) -> None:
         self.sender = sender
         self.tasks = tasks
         self.stack = stack
+        self.requester = Requester(sender, tasks)
         self.gatherer: Gatherer | None = None
         #: Sends that nobody awaits, and what their bodies take.
         self.flying: set[AsyncSend] = set()

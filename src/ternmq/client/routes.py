@@ -51,6 +51,8 @@ class TopicRoute:
     write_queues: Mapping[str, int]
     #: Taken from TBW102, because the topic does not exist yet.
     is_default: bool = False
+    #: The clusters that its brokers belong to, each once.
+    clusters: tuple[str, ...] = ()
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """The address of one broker, if the route has it."""
@@ -86,6 +88,7 @@ def build_route(topic: str, data: bodies.TopicRoute, *, queues_max: int | None =
         brokers=brokers,
         write_queues=writable,
         is_default=queues_max is not None,
+        clusters=tuple(dict.fromkeys(broker.cluster for broker in data.broker_datas)),
     )
 
 

@@ -182,6 +182,31 @@ class SendHandlers:
         self._retries.send_back(request.fields, version=request.version)
         return Reply()
 
+    # --- For replies of request–reply (E7) ----------------------------------------------------------------------
+
+    def queue_for(self, header: SendFields, peer: Peer) -> int:
+        """The queue that a message would go to; raises what speaks against storing it."""
+        return self._choose_queue(header, self._topic_for(header, peer), peer)
+
+    def store(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply:
+        """Store a message in a queue that ``queue_for`` chose, without waiting for the disk."""
+        properties, unique_key = self._prepare(header.properties or "")
+        placed = self._store(
+            Draft(
+                header.topic,
+                queue_id,
+                body,
+                properties + self._own_properties,
+                header.born_time_ms,
+                peer.host,
+                header.flag,
+                header.sysflag,
+                header.reconsume_times or 0,
+            )
+        )
+        self._count(header.topic, 1, len(body))
+        return self._reply_header(self._message_id(placed.log_offset), queue_id, placed.queue_offset, unique_key)
+
     # --- Replies ------------------------------------------------------------------------------------------------
 
     def _message_id(self, log_offset: int) -> str:

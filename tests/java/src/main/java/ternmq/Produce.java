@@ -4,6 +4,7 @@ import java.io.BufferedReader;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Base64;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -13,6 +14,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.message.Message;
 
 /**
@@ -20,10 +22,12 @@ import org.apache.rocketmq.common.message.Message;
  *
  * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code compressOver},
  * {@code maxBodyBytes}, {@code vip}, {@code latencyFault}. An order: {@code topic}, {@code mode} (sync, async, oneway,
- * batch, ordered), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
+ * batch, ordered, hashed, request), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
  * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, {@code waitStore},
- * {@code shards} (ordered: message <i>i</i> goes to queue <i>i</i> mod shards). Each message answers with an event
- * {@code result} or {@code error}, each order ends with {@code sent}.
+ * {@code shards} (ordered: message <i>i</i> goes to queue <i>i</i> mod shards), {@code shardingKeys} (hashed: message
+ * <i>i</i> goes where RocketMQ's selector by hash sends the <i>i</i>-th; a text of digits is a number to it). Each
+ * message answers with an event {@code result} or {@code error}, that of a request has the reply's {@code body} and
+ * {@code properties}; each order ends with {@code sent}.
  */
 final class Produce {
     private final DefaultMQProducer producer;
@@ -82,8 +86,13 @@ final class Produce {
                                 (queues, unused, shard) -> queues.get((Integer) shard % queues.size()),
                                 index % shards,
                                 timeoutMs));
-                        default -> throw new IllegalArgumentException(
-                                "unknown mode «" + mode + "»: use sync, async, oneway, batch or ordered");
+                        case "hashed" -> result(index, producer.send(
+                                message, new SelectMessageQueueByHash(), shardingKey(order, index), timeoutMs));
+                        // Without a selector, 4.9.4 hands out the request itself when its send is answered first.
+                        case "request" -> reply(index, producer.request(
+                                message, new SelectMessageQueueByHash(), index, timeoutMs));
+                        default -> throw new IllegalArgumentException("unknown mode «" + mode
+                                + "»: use sync, async, oneway, batch, ordered, hashed or request");
                     }
                 });
             }
@@ -154,6 +163,23 @@ final class Produce {
         message.setWaitStoreMsgOK(order.flag("waitStore", true));
         order.pairs("properties").forEach(message::putUserProperty);
         return message;
+    }
+
+    private static Object shardingKey(Options order, int index) {
+        String key = order.texts("shardingKeys").get(index);
+        if (!key.matches("-?[0-9]+")) {
+            return key;
+        }
+        long number = Long.parseLong(key);
+        return number == (int) number ? (Object) (int) number : (Object) number;
+    }
+
+    private static void reply(int index, Message reply) {
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("index", index);
+        line.put("body", Base64.getEncoder().encodeToString(reply.getBody()));
+        line.put("properties", reply.getProperties());
+        Events.emit("result", line);
     }
 
     private static void result(int index, SendResult sent) {

@@ -35,10 +35,11 @@ public final class TernPeer {
                 case "push" -> Push.run(options, input);
                 case "litepull" -> LitePull.run(options, input);
                 case "pull" -> Pull.run(options);
+                case "reply" -> Replier.run(options, input);
                 case "query" -> Query.run(options);
                 case "admin" -> Admin.run(options);
                 default -> throw new IllegalArgumentException(
-                        "unknown command «" + command + "»: use produce, push, litepull, pull, query or admin");
+                        "unknown command «" + command + "»: use produce, push, litepull, pull, reply, query or admin");
             }
             if (!command.equals("admin")) {
                 Events.emit("done", Map.of());
