@@ -226,6 +226,12 @@ class ConsumeTimeout(BrokerRefused):
     code = 207
 
 
+class NoMessage(BrokerRefused):
+    """There is no such message (any more): an offset outside its queue, or a handle whose time is over."""
+
+    code = 208
+
+
 _BY_CODE: dict[int, type[BrokerRefused]] = {kind.code: kind for kind in BrokerRefused.__subclasses__()}
 
 

@@ -40,6 +40,7 @@ class Property:
     CLUSTER: Final = "CLUSTER"
     MESSAGE_TYPE: Final = "MSG_TYPE"
     POP_CHECKPOINT: Final = "POP_CK"
+    FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
 
 

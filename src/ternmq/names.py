@@ -19,6 +19,9 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 SERVED_GROUP_LENGTH_MAX: Final = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
 #: RocketMQ 5 names its own topics with this prefix.
 SYSTEM_PREFIX: Final = "rmq_sys_"
+#: Where pop's check points are kept (F9), and the group under which the progress in it is.
+REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 
 #: Producers take this topic's route for a topic that does not exist yet (D1).
 AUTO_CREATE_TOPIC: Final = "TBW102"
@@ -51,10 +54,26 @@ UNSENDABLE_TOPICS: Final = frozenset(
 )
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+#: Pop's retry topics in their second form have a plus between group and topic.
+_POP_RETRY_NAME: Final = re.compile(r"%RETRY%[%|a-zA-Z0-9_-]+\+[%|a-zA-Z0-9_-]+\Z")
 
 
 def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Where messages go that a group popped from a topic and did not ack. Group «a» and topic «b» share it with the
+    retries of a group «a_b»; the second form cannot be mistaken."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def pop_retry_topic_v2(group: str, topic: str) -> str:
+    return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def revive_topic(cluster: str) -> str:
+    return REVIVE_PREFIX + cluster
 
 
 def dead_letter_topic(group: str) -> str:
@@ -77,7 +96,8 @@ def is_system_topic(topic: str) -> bool:
 def check_topic(topic: str) -> str:
     """Return ``topic``, or raise ``InvalidName`` with the rule that it breaks (E2)."""
     length_max = DERIVED_TOPIC_LENGTH_MAX if is_derived_topic(topic) else TOPIC_LENGTH_MAX
-    return _check("topic", topic, length_max)
+    pattern = _POP_RETRY_NAME if topic.startswith(RETRY_PREFIX) and "+" in topic else _NAME
+    return _check("topic", topic, length_max, pattern)
 
 
 def check_group(group: str, *, length_max: int = GROUP_LENGTH_MAX) -> str:
@@ -85,14 +105,14 @@ def check_group(group: str, *, length_max: int = GROUP_LENGTH_MAX) -> str:
     return _check("group", group, length_max)
 
 
-def _check(kind: str, name: str, length_max: int) -> str:
+def _check(kind: str, name: str, length_max: int, pattern: re.Pattern[str] = _NAME) -> str:
     if not name:
         raise InvalidName(f"the {kind} name is empty; give it a name of 1 to {length_max} characters", name=name)
     if len(name) > length_max:
         raise InvalidName(
             f"the {kind} name {name[:40]!r}… has {len(name)} characters; use at most {length_max}", name=name
         )
-    if not _NAME.match(name):
+    if not pattern.match(name):
         raise InvalidName(
             f"the {kind} name {name!r} has characters that are not allowed; use letters, digits, '-', '_', '%' and '|'",
             name=name,

@@ -29,6 +29,7 @@ from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
 from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
+from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
 from ternmq.broker.handlers.pull import PullHandlers
@@ -40,6 +41,7 @@ from ternmq.broker.holds import Holds
 from ternmq.broker.intake import Intake
 from ternmq.broker.locks import Locks
 from ternmq.broker.offsets import Offsets
+from ternmq.broker.popping import Popping
 from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.retry import Retries
 from ternmq.broker.stats import Stats
@@ -51,6 +53,7 @@ from ternmq.net.dial import split_address
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server, bind
+from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.replay import Progress
 from ternmq.store.segment import Disk
@@ -102,6 +105,7 @@ class Tables:
                 cluster_name=config.broker_cluster_name,
                 auto_create=config.auto_create_topic_enable,
                 default_queues=config.default_topic_queue_nums,
+                revive_queues=config.revive_queue_num,
                 trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
             ),
             Groups(
@@ -184,7 +188,11 @@ class Broker:
         stack.callback(store.close)
         chores = stack.enter_context(Chores()) if disk is None else do_now
         directory = self._store_config.store_path_root_dir / "config"
-        tables = Tables.load(config, env.clock, lambda name: TableFile(directory / name, chores, self._files))
+
+        def table_file(name: str) -> TableFile:
+            return TableFile(directory / name, chores, self._files)
+
+        tables = Tables.load(config, env.clock, table_file)
         stack.callback(tables.offsets.save)
 
         # Services.
@@ -222,14 +230,35 @@ class Broker:
             stats=tables.stats,
         )
         stack.callback(pulls.holds.close)
+        popping = Popping(
+            config=config,
+            table_file=table_file,
+            store=store,
+            store_host=store_host,
+            topics=tables.topics,
+            groups=tables.groups,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            clock=env.clock,
+            choice=env.random,
+        )
+        stack.callback(popping.close)
         members = ClientHandlers(
             clients=tables.clients,
             groups=tables.groups,
             topics=tables.topics,
             locks=tables.locks,
             broker_name=config.broker_name,
-            find_route=registration.find_route,
             notify_members=config.notify_consumer_ids_changed_enable,
+        )
+        assignments = AssignmentHandlers(
+            modes=popping.modes,
+            clients=tables.clients,
+            topics=tables.topics,
+            groups=tables.groups,
+            broker_name=config.broker_name,
+            find_route=registration.find_route,
+            tell_members=members.tell_members,
         )
 
         # Who tells whom.
@@ -239,7 +268,12 @@ class Broker:
 
         def connection_closed(peer: Peer) -> None:
             pulls.holds.drop(peer)
+            popping.drop(peer)
             tables.clients.on_close(peer)
+
+        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
+            pulls.holds.arrived(topic, queue_id, end_offset, tags_code)
+            popping.arrived(topic, queue_id, end_offset, tags_code)
 
         def forget_silent_clients() -> None:
             for silent in tables.clients.scan():
@@ -247,7 +281,7 @@ class Broker:
 
         tables.topics.on_change = topic_changed
         tables.clients.on_members = members.tell_members
-        store.on_arrival = pulls.holds.arrived
+        store.on_arrival = arrived
 
         # The world. Registration is entered last, as it is to be left first.
         replies = ReplyHandlers(
@@ -258,8 +292,8 @@ class Broker:
             stores=config.store_reply_message_enable,
         )
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
-        routes |= replies.routes()
-        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, lambda: server.lanes)
+        routes |= replies.routes() | popping.routes() | assignments.routes()
+        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
@@ -269,6 +303,7 @@ class Broker:
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
+            (POPS_SAVE_S, popping.save),
             (SAMPLE_S, tables.stats.sample),
             *self._work_of_threads(store),
         ):
@@ -318,10 +353,16 @@ class Broker:
         store: MessageStore,
         registration: Registration,
         holds: Holds,
+        popping: Popping,
         lanes: Callable[[], Lanes],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
         name, clock = self.config.broker_name, self._env.clock
+
+        def moved(group: str, topic: str, queue_id: int) -> None:
+            holds.wake(group, topic, queue_id)
+            popping.moved(group, topic, queue_id)
+
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         clients, stats = tables.clients, tables.stats
         return {
@@ -334,6 +375,7 @@ class Broker:
                 stats=stats,
                 broker_name=name,
                 published=registration.published,
+                on_delete=lambda topic: popping.forget(topic=topic),
             ).routes(),
             **GroupHandlers(
                 groups=groups,
@@ -343,6 +385,7 @@ class Broker:
                 clients=clients,
                 stats=stats,
                 broker_name=name,
+                on_delete=lambda group: popping.forget(group=group),
             ).routes(),
             **GroupOffsetHandlers(
                 offsets=offsets,
@@ -352,7 +395,7 @@ class Broker:
                 clients=clients,
                 broker_name=name,
                 on_server=self.config.use_server_side_reset_offset,
-                wake=holds.wake,
+                moved=moved,
             ).routes(),
             **ConnectionHandlers(clients=clients, clock=clock).routes(),
             **BrokerHandlers(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.errors import ConfigError
+from ternmq.wire.bodies.clients import RequestMode
 
 #: Bits of a permission: of a broker, and of a topic (D1).
 READ: Final = 4
@@ -71,6 +72,33 @@ class BrokerConfig:
     #: Keep replies in ``<cluster>_REPLY_TOPIC`` as well as passing them on.
     store_reply_message_enable: bool = True
 
+    # --- Pop (F9) ---------------------------------------------------------------------------------------------
+
+    #: Check points wait for their acks in memory first. If false, check points and acks go to the log at once: a broker
+    #: that is killed then forgets no ack, and the log takes a record for each.
+    enable_pop_buffer_merge: bool = True
+    #: How long they wait there at most, and until when before their messages are due.
+    pop_ck_stay_buffer_time: int = 10_000
+    pop_ck_stay_buffer_time_out: int = 3_000
+    #: Check points that wait in memory; one more goes to the log at once.
+    pop_ck_max_buffer_size: int = 200_000
+    #: Queues of the revive topic, in which check points and acks are kept. Never fewer than before: those that are left
+    #: out are not read.
+    revive_queue_num: int = 8
+    #: How often, in percent, a pop looks for messages to try again before all others, not after them.
+    pop_from_retry_probability: int = 20
+    #: Name retry topics group+topic instead of group_topic, which a group of that name could be confused with.
+    enable_retry_topic_v2: bool = False
+    #: With that: go on emptying those of the old name.
+    retrieve_message_from_pop_retry_topic_v1: bool = True
+    #: PULL or POP, for groups that leave the sharing out to the broker, and that nobody has set a mode for.
+    default_message_request_mode: RequestMode = RequestMode.PULL
+    #: How many members' queues a member of such a group pops beside its own; 0 or less: everybody pops all queues.
+    default_pop_share_queue_num: int = -1
+    #: Pops that may wait for the same messages, and in all; one more is told POLLING_FULL and asks again after a pause.
+    pop_polling_size: int = 1_024
+    max_pop_polling_size: int = 100_000
+
     # --- Name servers (A2) ------------------------------------------------------------------------------------
 
     #: 10 to 60 s. Name servers forget a broker after 120 s.
@@ -108,6 +136,10 @@ class BrokerConfig:
         _check("brokerPermission", self.broker_permission, 0, READ | WRITE | INHERIT)
         _check("defaultTopicQueueNums", self.default_topic_queue_nums, 1, 65_535)
         _check("registerNameServerPeriod", self.register_name_server_period, 10_000, 60_000)
+        _check("reviveQueueNum", self.revive_queue_num, 1, 128)
+        _check("popFromRetryProbability", self.pop_from_retry_probability, 0, 100)
+        _check("popCkStayBufferTime", self.pop_ck_stay_buffer_time, 0, 3_600_000)
+        _check("popCkStayBufferTimeOut", self.pop_ck_stay_buffer_time_out, 0, 3_600_000)
         _check("flushConsumerOffsetInterval", self.flush_consumer_offset_interval, 1, 3_600_000)
 
     @property

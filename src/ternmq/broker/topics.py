@@ -43,6 +43,7 @@ class Topics:
         cluster_name: str,
         auto_create: bool = True,
         default_queues: int = 8,
+        revive_queues: int = 8,
         trace_topic: str = "",
     ) -> None:
         self._file = file
@@ -50,6 +51,7 @@ class Topics:
         self._auto_create = auto_create
         self._broker_name = broker_name
         self._own_topics = dict(_own_topics(broker_name, cluster_name, default_queues if auto_create else 0))
+        self._own_topics[names.revive_topic(cluster_name)] = (revive_queues, READ | WRITE)
         if trace_topic:
             self._own_topics[trace_topic] = (1, READ | WRITE)
         self._table: dict[str, TopicConfig] = {}

@@ -3,6 +3,8 @@ and 352 (D2, D4, D6)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
 from ternmq.broker.groups import Groups
@@ -22,7 +24,7 @@ from ternmq.wire.requests_admin import ConsumeStatsQuery, DeleteGroup, Group
 
 
 class GroupHandlers:
-    """All methods belong to the broker's loop."""
+    """All methods belong to the broker's loop. ``on_delete`` is told which group is gone."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class GroupHandlers:
         clients: Clients,
         stats: Stats,
         broker_name: str,
+        on_delete: Callable[[str], None],
     ) -> None:
         self._groups = groups
         self._topics = topics
@@ -42,6 +45,7 @@ class GroupHandlers:
         self._clients = clients
         self._stats = stats
         self._broker_name = broker_name
+        self._on_delete = on_delete
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -81,6 +85,7 @@ class GroupHandlers:
         if header.offsets_too:
             self._offsets.delete_group(header.group_name)
         self._stats.forget_group(header.group_name)
+        self._on_delete(header.group_name)
         return Reply()
 
     def progress(self, _peer: Peer, request: Request[ConsumeStatsQuery]) -> Reply:

@@ -43,7 +43,7 @@ ALL_QUEUES: Final = -1
 
 
 class GroupOffsetHandlers:
-    """All methods belong to the broker's loop. ``wake`` answers the held pulls of a group in a queue."""
+    """All methods belong to the broker's loop. ``moved`` is told of each queue in which a group was moved."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class GroupOffsetHandlers:
         clients: Clients,
         broker_name: str,
         on_server: bool,
-        wake: Callable[[str, str, int], None],
+        moved: Callable[[str, str, int], None],
     ) -> None:
         self._offsets = offsets
         self._store = store
@@ -64,7 +64,7 @@ class GroupOffsetHandlers:
         self._clients = clients
         self._broker_name = broker_name
         self._on_server = on_server
-        self._wake = wake
+        self._moved = moved
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -125,7 +125,7 @@ class GroupOffsetHandlers:
     def _move(self, group: str, targets: Mapping[MessageQueue, int], *, has_readers: bool) -> None:
         for queue, queue_offset in targets.items():
             self._offsets.reset(group, queue.topic, queue.queue_id, queue_offset, has_readers=has_readers)
-            self._wake(group, queue.topic, queue.queue_id)
+            self._moved(group, queue.topic, queue.queue_id)
 
     def _push(self, header: ResetOffset, targets: Mapping[MessageQueue, int]) -> None:
         body = encode_reset(targets)
@@ -143,6 +143,8 @@ class GroupOffsetHandlers:
             # What the source does not subscribe to any more is of no use to its copy.
             if self._topics.get(topic) is not None and (online is None or topic in online.subscriptions):
                 self._offsets.clone(header.source_group, header.target_group, topic)
+                for queue_id in self._offsets.of_group(header.target_group, topic):
+                    self._moved(header.target_group, topic, queue_id)
         return Reply()
 
     def _target(self, header: ResetOffset, queue_id: int, found: Mapping[int, int]) -> int:

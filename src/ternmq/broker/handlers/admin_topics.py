@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from ternmq import names
 from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
 from ternmq.broker.offsets import Offsets
@@ -35,7 +36,7 @@ Published = Callable[[], Awaitable[None]]
 
 
 class TopicHandlers:
-    """All methods belong to the broker's loop."""
+    """All methods belong to the broker's loop. ``on_delete`` is told which topic is gone."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class TopicHandlers:
         stats: Stats,
         broker_name: str,
         published: Published,
+        on_delete: Callable[[str], None],
     ) -> None:
         self._topics = topics
         self._store = store
@@ -55,6 +57,7 @@ class TopicHandlers:
         self._stats = stats
         self._broker_name = broker_name
         self._published = published
+        self._on_delete = on_delete
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -102,11 +105,28 @@ class TopicHandlers:
     def delete(self, _peer: Peer, request: Request[Topic]) -> Reply:
         """Forget a topic with its queues, offsets and counters; its records stay in the log until that is cleaned."""
         topic = request.fields.topic
+        retries = self._pop_retry_topics(topic)
+        self._delete(topic)
+        for retry in retries:
+            self._delete(retry)
+        return Reply()
+
+    def _delete(self, topic: str) -> None:
         self._topics.delete(topic)
         self._offsets.delete_topic(topic)
         self._store.delete_topics({topic})
         self._stats.forget_topic(topic)
-        return Reply()
+        self._on_delete(topic)
+
+    def _pop_retry_topics(self, topic: str) -> list[str]:
+        """Where groups that pop from a topic have their retries: nobody would look there without it (F9)."""
+        found = []
+        for group in self._offsets.groups_of(topic):
+            # What a group «a» retries of a topic «b» may be the retry topic of a group «a_b», which stays.
+            if not self._offsets.topics_of(f"{group}_{topic}"):
+                found.append(names.pop_retry_topic(group, topic))
+            found.append(names.pop_retry_topic_v2(group, topic))
+        return [retry for retry in found if self._topics.get(retry) is not None]
 
     def topic_stats(self, _peer: Peer, request: Request[Topic]) -> Reply:
         """First, last and time of the last message, for each queue."""

@@ -1,5 +1,5 @@
-"""What clients say of themselves and ask about each other: 34, 35, 38, 41, 42, 46, 400; and 40, which the broker sends
-when a group's members change (D3, F2, G1).
+"""What clients say of themselves and ask about each other: 34, 35, 38, 41, 42, 46; and 40, which the broker sends when
+a group's members change (D3, F2).
 
 A heartbeat names all groups of a client at once. A group that this broker does not have is skipped, not refused: the
 others in the same heartbeat must not suffer. A consumer's first heartbeat also brings its retry topic into being, whose
@@ -9,45 +9,26 @@ route it asks for right afterwards.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import Final
 
 from ternmq import names
-from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
 from ternmq.broker.clients import Clients
-from ternmq.broker.config import READ
 from ternmq.broker.flow import CLIENT
 from ternmq.broker.groups import Groups
 from ternmq.broker.locks import Locks
 from ternmq.broker.topics import Topics
-from ternmq.errors import BrokerRefused, InvalidParameter, NetworkError, SystemFailure
-from ternmq.message import MessageQueue
+from ternmq.errors import BrokerRefused, NetworkError, SystemFailure
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.clients import (
-    Assignment,
-    AssignmentQuery,
-    Assignments,
     ClientCheck,
     Heartbeat,
     LockedQueues,
     MemberList,
-    MessageModel,
     QueueLocks,
 )
 from ternmq.wire.bodies.codec import Queue, decode, encode
-from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import ConsumerGroup, UnregisterClient
-
-#: Strategies that need nothing but the two lists; the others know about machine rooms or fixed lists, which only the
-#: client has.
-STRATEGIES: Final[dict[str, Allocation]] = {
-    strategy.name: strategy for strategy in (Averagely(), AveragelyByCircle(), ConsistentHash())
-}
-
-#: Finds a topic's route over all brokers; None where there is no name server to ask.
-FindRoute = Callable[[str], Awaitable[TopicRoute | None]]
 
 
 class ClientHandlers:
@@ -61,7 +42,6 @@ class ClientHandlers:
         topics: Topics,
         locks: Locks,
         broker_name: str,
-        find_route: FindRoute,
         notify_members: bool = True,
     ) -> None:
         self._clients = clients
@@ -69,7 +49,6 @@ class ClientHandlers:
         self._topics = topics
         self._locks = locks
         self._broker_name = broker_name
-        self._find_route = find_route
         self._notify_members = notify_members
 
     def routes(self) -> dict[int, Route]:
@@ -80,7 +59,6 @@ class ClientHandlers:
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: Route(self.members, CLIENT),
             RequestCode.LOCK_BATCH_MQ: Route(self.lock, CLIENT),
             RequestCode.UNLOCK_BATCH_MQ: Route(self.unlock, CLIENT),
-            RequestCode.QUERY_ASSIGNMENT: Route(self.assignment, CLIENT),
         }
 
     # --- Members of groups (D3) --------------------------------------------------------------------------------
@@ -140,7 +118,7 @@ class ClientHandlers:
             )
         return Reply()
 
-    # --- Queues: locks and assignment (F2, G1) -----------------------------------------------------------------
+    # --- Locks of queues (F2) -----------------------------------------------------------------
 
     def lock(self, _peer: Peer, request: Request[object]) -> Reply:
         asked = decode(request.body, QueueLocks)
@@ -154,42 +132,3 @@ class ClientHandlers:
         queues = [queue.message_queue for queue in asked.queues]
         self._locks.unlock(asked.consumer_group, asked.client_id, queues)
         return Reply()
-
-    async def assignment(self, _peer: Peer, request: Request[object]) -> Reply:
-        """The queues of a topic that a client of RocketMQ 5 reads when it leaves the sharing out to the broker.
-
-        An answer without a list means «keep what you have»: the client or the topic is not known here yet.
-        """
-        asked = decode(request.body, AssignmentQuery)
-        strategy = STRATEGIES.get(asked.strategy_name)
-        if strategy is None:
-            raise InvalidParameter(
-                f"no strategy {asked.strategy_name!r} on the broker; use {', '.join(STRATEGIES)}, or let the client "
-                "rebalance (clientRebalance=true)"
-            )
-        queues = await self._queues(asked.topic)
-        mine: list[MessageQueue] | None
-        if asked.message_model is MessageModel.BROADCASTING:
-            mine = queues or None
-        else:
-            members = self._clients.consumer_ids(asked.consumer_group)
-            mine = strategy.allocate(asked.client_id, queues, members) if queues and members else None
-        if mine is None:
-            return Reply(body=encode(Assignments()))
-        assignments = [Assignment(message_queue=Queue.of(queue)) for queue in mine]
-        return Reply(body=encode(Assignments(message_queue_assignments=assignments)))
-
-    async def _queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic on all brokers; on this one alone when no name server answers."""
-        route = await self._find_route(topic)
-        if route is not None:
-            return [
-                MessageQueue(topic, data.broker_name, queue_id)
-                for data in route.queue_datas
-                if data.perm & READ
-                for queue_id in range(data.read_queue_nums)
-            ]
-        config = self._topics.get(topic)
-        if config is None or not config.perm & READ:
-            return []
-        return [MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(config.read_queue_nums)]

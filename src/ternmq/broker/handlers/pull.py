@@ -260,7 +260,7 @@ class PullHandlers:
             raise SystemFailure(
                 f"The broker does not support consumer to filter message by {kind}; subscribe by tag (TAG)"
             )
-        return _tag_filter(expression or "")
+        return tag_filter(expression or "")
 
 
 def _reply(code: int, found: GetResult, body: bytes | list[memoryview]) -> Reply:
@@ -278,7 +278,7 @@ def _reply(code: int, found: GetResult, body: bytes | list[memoryview]) -> Reply
 
 
 @lru_cache(maxsize=4096)
-def _tag_filter(expression: str) -> Matches | None:
+def tag_filter(expression: str) -> Matches | None:
     """The test for a tag expression. Cached: groups are few and their pulls many."""
     try:
         codes = TagFilter.parse(expression).codes(java_hash)

@@ -1,0 +1,162 @@
+"""What consumers do with popped messages: ack 200051, many at once 200151, change the invisible time 200053 (F9).
+
+A handle (POP_CK) names the check point, the header the message. An ack that comes too late, or of a broker that has
+been killed since, is no error: the message comes again, as «at least once» has it. A change that comes too late is
+refused with NO_MESSAGE (208), since the consumer would otherwise count on having the message for itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import Final
+
+from ternmq.broker.flow import CLIENT
+from ternmq.broker.offsets import Offsets
+from ternmq.broker.topics import Topics
+from ternmq.env import Clock
+from ternmq.errors import InvalidParameter, MessageIllegal, NoMessage, RemoteProtocolError, SystemBusy
+from ternmq.net.peer import Peer, Route
+from ternmq.pop.buffer import IN_FLIGHT_MAX, Buffer
+from ternmq.pop.orderly import Orders
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.clients import BatchAck, BatchAcks
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.handles import ORDERED, Handle, real_topic
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply
+
+#: A check point has 32 messages; a filter may have let far fewer through than lie between them.
+_BITS_BYTES_MAX: Final = 4096
+
+
+class AckHandlers:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        buffer: Buffer,
+        orders: Orders,
+        topics: Topics,
+        offsets: Offsets,
+        store: MessageStore,
+        clock: Clock,
+    ) -> None:
+        self._buffer = buffer
+        self._orders = orders
+        self._topics = topics
+        self._offsets = offsets
+        self._store = store
+        self._now_ms = clock.now_ms
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT),
+            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT),
+        }
+
+    def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply:
+        """One message is done."""
+        header = request.fields
+        self._check(header)
+        handle = _handle(header.extra_info)
+        key = header.consumer_group, header.topic, header.queue_id
+        if handle.is_ordered:
+            self._ack_ordered(key, header.queue_offset, handle.pop_time_ms)
+        else:
+            self._buffer.ack(key, handle.start_offset, handle.pop_time_ms, (header.queue_offset,))
+        return Reply()
+
+    def batch_ack(self, _peer: Peer, request: Request[object]) -> Reply:
+        """Messages of several check points are done."""
+        acks = decode(request.body, BatchAcks).acks
+        if not acks:
+            raise NoMessage("the batch of acks is empty")
+        for ack in acks:
+            topic = real_topic(ack.consumer_group, ack.topic, int(ack.retry) if ack.retry.isdigit() else 0)
+            key = ack.consumer_group, topic, ack.queue_id
+            queue_offsets = [ack.start_offset + bit for bit in _bits(ack)]
+            if ack.revive_queue_id == ORDERED:
+                for queue_offset in queue_offsets:
+                    self._ack_ordered(key, queue_offset, ack.pop_time_ms)
+            else:
+                self._buffer.ack(key, ack.start_offset, ack.pop_time_ms, queue_offsets)
+        return Reply()
+
+    def change(self, _peer: Peer, request: Request[ChangeInvisibleTime]) -> Reply:
+        """Hide a message for another while, from now on."""
+        header = request.fields
+        self._check(header)
+        handle = _handle(header.extra_info)
+        key = header.consumer_group, header.topic, header.queue_id
+        invisible_ms, pop_time_ms = header.invisible_ms, handle.pop_time_ms
+        if handle.is_ordered:
+            if header.queue_offset >= self._offsets.get(*key):
+                visible_ms = self._now_ms() + invisible_ms
+                self._orders.change(key, header.queue_offset, pop_time_ms, visible_ms)
+                invisible_ms = visible_ms - pop_time_ms
+        else:
+            if self._buffer.is_full:
+                raise SystemBusy(f"[OVERLOAD]system busy: {IN_FLIGHT_MAX} pops are in flight; ack more of them")
+            changed = self._buffer.change(
+                key, handle.start_offset, pop_time_ms, header.queue_offset, invisible_ms=invisible_ms
+            )
+            if changed is None:
+                raise NoMessage(
+                    f"{header.topic}@{header.queue_id}:{header.queue_offset} is not hidden by this handle any more; "
+                    "it was acked, or comes again"
+                )
+            pop_time_ms = changed
+        return Reply(
+            header=ChangeInvisibleTimeReply(
+                pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue_id=handle.revive_queue_id
+            )
+        )
+
+    def _ack_ordered(self, key: tuple[str, str, int], queue_offset: int, pop_time_ms: int) -> None:
+        if queue_offset < self._offsets.get(*key):
+            return
+        next_offset = self._orders.ack(key, queue_offset, pop_time_ms)
+        if next_offset is not None:
+            self._offsets.commit(*key, next_offset)
+
+    def _check(self, header: AckMessage | ChangeInvisibleTime) -> None:
+        config = self._topics.find(header.topic)
+        if not 0 <= header.queue_id < config.read_queue_nums:
+            raise MessageIllegal(
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {config.read_queue_nums} queues "
+                f"to read; consumer:[{header.consumer_group}]"
+            )
+        first = self._store.min_offset(header.topic, header.queue_id)
+        end = self._store.max_offset(header.topic, header.queue_id)
+        if not first <= header.queue_offset <= end:
+            raise NoMessage(
+                f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.queue_offset}, "
+                f"store:{first}~{end}"
+            )
+
+
+def _handle(text: str) -> Handle:
+    try:
+        return Handle.parse(text)
+    except RemoteProtocolError as error:
+        raise InvalidParameter(str(error)) from None
+
+
+def _bits(ack: BatchAck) -> Iterator[int]:
+    """The numbers of the bits that are set."""
+    try:
+        data = base64.b64decode(ack.bits, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidParameter(f"the bits {ack.bits[:40]!r} of a batch of acks are not base64") from None
+    if len(data) > _BITS_BYTES_MAX:
+        raise InvalidParameter(f"{len(data)} bytes of bits in a batch of acks; a check point spans less than that")
+    bits = int.from_bytes(data, "little")
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

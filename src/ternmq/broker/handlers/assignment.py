@@ -1,0 +1,130 @@
+"""How groups share the queues of a topic when they leave that out to the broker: 400, 401, 402 (F9, G1)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ternmq import names
+from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
+from ternmq.broker.clients import Clients
+from ternmq.broker.config import READ
+from ternmq.broker.flow import ADMIN, CLIENT
+from ternmq.broker.groups import Groups
+from ternmq.broker.topics import Topics
+from ternmq.errors import InvalidParameter, NoPermission
+from ternmq.message import MessageQueue
+from ternmq.net.peer import Peer, Route
+from ternmq.pop.assign import RequestModes, popped_queues
+from ternmq.wire.bodies.clients import (
+    Assignment,
+    AssignmentQuery,
+    Assignments,
+    GroupRequestMode,
+    MessageModel,
+    RequestMode,
+)
+from ternmq.wire.bodies.codec import Queue, decode, encode
+from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+
+#: Strategies that need nothing but the two lists; the others know about machine rooms or fixed lists, which only the
+#: client has.
+STRATEGIES: Final[dict[str, Allocation]] = {
+    strategy.name: strategy for strategy in (Averagely(), AveragelyByCircle(), ConsistentHash())
+}
+
+#: Finds a topic's route over all brokers; None where there is no name server to ask.
+FindRoute = Callable[[str], Awaitable[TopicRoute | None]]
+
+
+class AssignmentHandlers:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        modes: RequestModes,
+        clients: Clients,
+        topics: Topics,
+        groups: Groups,
+        broker_name: str,
+        find_route: FindRoute,
+        tell_members: Callable[[str], None],
+    ) -> None:
+        self._modes = modes
+        self._clients = clients
+        self._topics = topics
+        self._groups = groups
+        self._broker_name = broker_name
+        self._find_route = find_route
+        self._tell_members = tell_members
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.QUERY_ASSIGNMENT: Route(self.assignment, CLIENT),
+            RequestCode.SET_MESSAGE_REQUEST_MODE: Route(self.set_mode, ADMIN),
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: Route(self.all_modes, ADMIN),
+        }
+
+    async def assignment(self, _peer: Peer, request: Request[object]) -> Reply:
+        """The queues of a topic that a client of RocketMQ 5 reads when it leaves the sharing out to the broker.
+
+        An answer without a list means «keep what you have»: the client or the topic is not known here yet.
+        """
+        asked = decode(request.body, AssignmentQuery)
+        strategy = STRATEGIES.get(asked.strategy_name)
+        if strategy is None:
+            raise InvalidParameter(
+                f"no strategy {asked.strategy_name!r} on the broker; use {', '.join(STRATEGIES)}, or let the client "
+                "rebalance (clientRebalance=true)"
+            )
+        queues = await self._queues(asked.topic)
+        mode = self._modes.find(asked.consumer_group, asked.topic)
+        mine: list[MessageQueue] | None
+        if asked.message_model is MessageModel.BROADCASTING:
+            mine = queues or None
+        else:
+            members = self._clients.consumer_ids(asked.consumer_group)
+            if not queues or not members:
+                mine = None
+            elif mode.mode is RequestMode.POP:
+                mine = popped_queues(strategy, asked.client_id, queues, members, share=mode.pop_share_queue_num)
+            else:
+                mine = strategy.allocate(asked.client_id, queues, members)
+        if mine is None:
+            return Reply(body=encode(Assignments()))
+        assignments = [Assignment(message_queue=Queue.of(queue), mode=mode.mode) for queue in mine]
+        return Reply(body=encode(Assignments(message_queue_assignments=assignments)))
+
+    def set_mode(self, _peer: Peer, request: Request[object]) -> Reply:
+        """Have a group pop the messages of a topic from now on, or pull them."""
+        mode = decode(request.body, GroupRequestMode)
+        if mode.topic.startswith(names.RETRY_PREFIX):
+            raise NoPermission(f"retry topic is not allowed to set mode: {mode.topic}; set that of the topic itself")
+        self._topics.find(mode.topic)
+        self._groups.find(mode.consumer_group)
+        self._modes.put(mode)
+        # Members ask again now, not with their next rebalance.
+        self._tell_members(mode.consumer_group)
+        return Reply()
+
+    def all_modes(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """The whole table, for slaves."""
+        return Reply(body=encode(self._modes.body()))
+
+    async def _queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic on all brokers; on this one alone when no name server answers."""
+        route = await self._find_route(topic)
+        if route is not None:
+            return [
+                MessageQueue(topic, data.broker_name, queue_id)
+                for data in route.queue_datas
+                if data.perm & READ
+                for queue_id in range(data.read_queue_nums)
+            ]
+        config = self._topics.get(topic)
+        if config is None or not config.perm & READ:
+            return []
+        return [MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(config.read_queue_nums)]

@@ -1,0 +1,317 @@
+"""Pops: 200050, and what belongs to them: peek 200052, notification 200054, polling info 200055 (F8, F9, K1).
+
+A pop names a topic and one queue or all of them, and gets up to 32 messages that are hidden from the rest of its group
+for a while. It looks into the topic's retry topics as well: one time in five before the topic itself, else after it.
+
+    0    found                     the header tells of which queues, for the handles
+    209  POLLING_FULL              too many wait already, or too much is in flight: the client waits 3 s
+    210  POLLING_TIMEOUT           nothing came while it was held: the client pops again at once
+
+A pop that finds nothing is held (``pop_holds``) for as long as it says. How long a client has waited is counted from
+the arrival of its request: ``bornTime`` is of the client's clock, which may be wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ternmq import names
+from ternmq.broker.config import READ, BrokerConfig
+from ternmq.broker.flow import PULL
+from ternmq.broker.groups import Groups
+from ternmq.broker.handlers.pull import tag_filter
+from ternmq.broker.holds import Matches
+from ternmq.broker.pop_holds import PopHolds
+from ternmq.broker.stats import Stats
+from ternmq.broker.topics import Topics
+from ternmq.env import Clock
+from ternmq.errors import InvalidParameter, NoPermission, SystemFailure
+from ternmq.net.peer import Peer, Route
+from ternmq.pop.take import Taken, Taker, Wish
+from ternmq.wire.bodies.topics import TopicConfig
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.handles import ALL_QUEUES, COUNT_MAX, ORDERED, RETRY_V1, RETRY_V2
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import (
+    Notification,
+    NotificationReply,
+    PeekMessage,
+    PollingInfo,
+    PollingInfoReply,
+    PopMessage,
+    PopReply,
+)
+
+_FROM_LAST = 1
+_FOUND = "FOUND"
+_NOTHING = "NO_MESSAGE_IN_QUEUE"
+
+
+class PopHandlers:
+    """All methods belong to the broker's loop. ``holds`` are the pops that wait, ``notices`` the notifications."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        taker: Taker,
+        topics: Topics,
+        groups: Groups,
+        stats: Stats,
+        next_revive_queue: Callable[[], int],
+        is_full: Callable[[], bool],
+        clock: Clock,
+        choice: random.Random,
+    ) -> None:
+        self._readable = bool(config.broker_permission & READ)
+        self._retry_percent = config.pop_from_retry_probability
+        self._retry_kinds = [RETRY_V1]
+        if config.enable_retry_topic_v2:
+            self._retry_kinds = [RETRY_V2, RETRY_V1] if config.retrieve_message_from_pop_retry_topic_v1 else [RETRY_V2]
+        self._taker = taker
+        self._topics = topics
+        self._groups = groups
+        self._stats = stats
+        self._next_revive_queue = next_revive_queue
+        self._is_full = is_full
+        self._now_ms = clock.now_ms
+        self._random = choice
+        bounds = {"capacity": config.max_pop_polling_size, "place_capacity": config.pop_polling_size}
+        self.holds = PopHolds(resume=self._resume_pop, **bounds)
+        self.notices = PopHolds(resume=self._resume_notification, **bounds)
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.POP_MESSAGE: Route(self.pop, PULL),
+            RequestCode.PEEK_MESSAGE: Route(self.peek, PULL),
+            RequestCode.NOTIFICATION: Route(self.notification, PULL),
+            RequestCode.POLLING_INFO: Route(self.polling_info, PULL),
+        }
+
+    def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
+        """A record has become visible. Hot: called for each record."""
+        self.holds.arrived(topic, queue_id, end_offset, tags_code)
+        self.notices.arrived(topic, queue_id, end_offset, tags_code)
+
+    def wake(self, group: str, topic: str, queue_id: int) -> None:
+        """There may be something to pop in a queue."""
+        self.holds.wake(group, topic, queue_id)
+        self.notices.wake(group, topic, queue_id)
+
+    # --- Pop ----------------------------------------------------------------------------------------------------
+
+    def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | None:
+        """Answer a pop, or hold it (None)."""
+        return self._pop(peer, request, None)
+
+    def _resume_pop(self, peer: Peer, request: Request[Any], deadline: float) -> None:
+        try:
+            reply = self._pop(peer, request, deadline)
+        except Exception as error:
+            peer.fail(request, error)
+        else:
+            if reply is not None:
+                peer.reply(request, reply)
+
+    def _pop(self, peer: Peer, request: Request[PopMessage], deadline: float | None) -> Reply | None:
+        header = request.fields
+        config = self._check(header)
+        if not 0 < header.count_max <= COUNT_MAX:
+            raise InvalidParameter(f"a pop of {header.count_max} messages; ask for 1 to {COUNT_MAX}")
+        matches = self._filter(header)
+        now_ms = self._now_ms()
+        ordered = bool(header.order)
+        wish = Wish(
+            group=header.consumer_group,
+            topic=header.topic,
+            count_max=header.count_max,
+            invisible_ms=header.invisible_ms,
+            pop_time_ms=now_ms,
+            revive_queue_id=ORDERED if ordered else self._next_revive_queue(),
+            matches=matches,
+            from_last=header.init_mode == _FROM_LAST,
+            ordered=ordered,
+            attempt_id=header.attempt_id,
+        )
+        taken = Taken()
+        if not self._is_full():
+            self._take(wish, config, header.queue_id, taken)
+        if taken.count:
+            self._stats.got(header.topic, header.consumer_group, taken.count, taken.body_bytes)
+            if taken.rest:
+                self.holds.wake(header.consumer_group, header.topic, header.queue_id)
+            return _reply(ResponseCode.SUCCESS, wish, taken)
+        self._stats.missed()
+        return self._hold(peer, request, deadline, wish, taken)
+
+    def _take(self, wish: Wish, config: TopicConfig, queue_id: int, taken: Taken) -> None:
+        retries = () if wish.ordered else self._retry_topics(wish.group, wish.topic)
+        retry_first = bool(retries) and self._random.randrange(100) < self._retry_percent
+        if retry_first:
+            self._take_retries(wish, retries, taken)
+        for number in self._queue_ids(config, queue_id):
+            self._taker.take(wish, taken, wish.topic, number)
+        if not retry_first:
+            self._take_retries(wish, retries, taken)
+
+    def _take_retries(self, wish: Wish, retries: Sequence[tuple[int, TopicConfig]], taken: Taken) -> None:
+        for retry, config in retries:
+            for number in self._queue_ids(config, ALL_QUEUES):
+                self._taker.take(wish, taken, config.topic_name, number, retry)
+
+    def _hold(
+        self, peer: Peer, request: Request[PopMessage], deadline: float | None, wish: Wish, taken: Taken
+    ) -> Reply | None:
+        header = request.fields
+        code = ResponseCode.POLLING_FULL if self._is_full() else ResponseCode.POLLING_TIMEOUT
+        if deadline is None and header.poll_ms > 0:
+            deadline = self.holds.deadline(header.poll_ms)
+        if code == ResponseCode.POLLING_TIMEOUT and deadline is not None and deadline > self.holds.deadline(0):
+            key = wish.group, wish.topic, header.queue_id
+            topics = self._listened(wish.group, wish.topic)
+            if self.holds.add(peer, request, key, topics=topics, matches=wish.matches, deadline=deadline):
+                if taken.unfinished:
+                    self.holds.wake(*key)
+                return None
+            code = ResponseCode.POLLING_FULL
+        return _reply(code, wish, taken)
+
+    # --- Beside it ----------------------------------------------------------------------------------------------
+
+    def peek(self, _peer: Peer, request: Request[PeekMessage]) -> Reply:
+        """What a pop would get; nothing is hidden, no offset moves."""
+        header = request.fields
+        config = self._check(header)
+        count_max = max(header.count_max, 1)
+        taken = Taken()
+        for queue_id in self._queue_ids(config, header.queue_id):
+            self._taker.peek(header.consumer_group, taken, header.topic, queue_id, count_max=count_max)
+        for _, retry in self._retry_topics(header.consumer_group, header.topic):
+            for queue_id in self._queue_ids(retry, ALL_QUEUES):
+                self._taker.peek(header.consumer_group, taken, retry.topic_name, queue_id, count_max=count_max)
+        found = taken.count > 0
+        return Reply(
+            ResponseCode.SUCCESS if found else ResponseCode.PULL_NOT_FOUND,
+            remark=_FOUND if found else _NOTHING,
+            header=PopReply(pop_time_ms=0, invisible_ms=0, revive_queue_id=0, rest_count=taken.rest),
+            body=taken.buffers,
+        )
+
+    def notification(self, peer: Peer, request: Request[Notification]) -> Reply | None:
+        """Whether there is anything to pop; held until there is (None)."""
+        return self._notification(peer, request, None)
+
+    def _resume_notification(self, peer: Peer, request: Request[Any], deadline: float) -> None:
+        try:
+            reply = self._notification(peer, request, deadline)
+        except Exception as error:
+            peer.fail(request, error)
+        else:
+            if reply is not None:
+                peer.reply(request, reply)
+
+    def _notification(self, peer: Peer, request: Request[Notification], deadline: float | None) -> Reply | None:
+        header = request.fields
+        config = self._check(header)
+        group, topic = header.consumer_group, header.topic
+        has_message = any(
+            self._taker.has_message(group, topic, queue_id, ordered=bool(header.order), attempt_id=header.attempt_id)
+            for queue_id in self._queue_ids(config, header.queue_id)
+        ) or any(
+            self._taker.has_message(group, retry.topic_name, queue_id)
+            for _, retry in self._retry_topics(group, topic)
+            for queue_id in self._queue_ids(retry, ALL_QUEUES)
+        )
+        is_full = False
+        if not has_message:
+            if deadline is None and header.poll_ms > 0:
+                deadline = self.notices.deadline(header.poll_ms)
+            if deadline is not None and deadline > self.notices.deadline(0):
+                key = group, topic, header.queue_id
+                listened = self._listened(group, topic)
+                if self.notices.add(peer, request, key, topics=listened, matches=None, deadline=deadline):
+                    return None
+                is_full = True
+        return Reply(header=NotificationReply(has_message=has_message, polling_full=is_full))
+
+    def polling_info(self, _peer: Peer, request: Request[PollingInfo]) -> Reply:
+        """How many pops wait."""
+        header = request.fields
+        self._check(header)
+        count = self.holds.count(header.consumer_group, header.topic, header.queue_id)
+        return Reply(header=PollingInfoReply(polling_count=count))
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _check(self, header: PopMessage | PeekMessage | Notification | PollingInfo) -> TopicConfig:
+        """The topic; raises what forbids to read it."""
+        if not self._readable:
+            raise NoPermission("the broker pop message is forbidden; set brokerPermission to 6")
+        config = self._topics.find(header.topic)
+        if not config.perm & READ:
+            raise NoPermission(f"the topic[{header.topic}] peeking message is forbidden; give it read permission")
+        if header.queue_id >= config.read_queue_nums:
+            raise InvalidParameter(
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {config.read_queue_nums} queues "
+                f"to read; consumer:[{header.consumer_group}]"
+            )
+        if not self._groups.find(header.consumer_group).consume_enable:
+            raise NoPermission(
+                f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
+            )
+        return config
+
+    def _filter(self, header: PopMessage) -> Matches | None:
+        """What a record's tags code must pass; None takes all."""
+        if header.expression_type and header.expression_type != "TAG":
+            raise SystemFailure(
+                f"The broker does not support consumer to filter message by {header.expression_type}; subscribe by "
+                "tag (TAG)"
+            )
+        return tag_filter(header.subscription or "")
+
+    def _queue_ids(self, config: TopicConfig, queue_id: int) -> Sequence[int]:
+        """The one asked for, or all, from a random one on: no queue is always the last that has a turn."""
+        if queue_id >= 0:
+            return (queue_id,)
+        count = config.read_queue_nums
+        if count <= 1:
+            return range(count)
+        first = self._random.randrange(count)
+        return [*range(first, count), *range(first)]
+
+    def _retry_topics(self, group: str, topic: str) -> list[tuple[int, TopicConfig]]:
+        """The retry topics of a group and topic that exist, with their flags."""
+        found = []
+        for retry in self._retry_kinds:
+            config = self._topics.get(_retry_topic(group, topic, retry))
+            if config is not None:
+                found.append((retry, config))
+        return found
+
+    def _listened(self, group: str, topic: str) -> list[str]:
+        """Topics whose messages a held pop wants: also retry topics that do not exist yet."""
+        return [topic, *(_retry_topic(group, topic, retry) for retry in self._retry_kinds)]
+
+
+def _retry_topic(group: str, topic: str, retry: int) -> str:
+    return names.pop_retry_topic_v2(group, topic) if retry == RETRY_V2 else names.pop_retry_topic(group, topic)
+
+
+def _reply(code: int, wish: Wish, taken: Taken) -> Reply:
+    return Reply(
+        code,
+        remark=_FOUND if taken.count else _NOTHING,
+        header=PopReply(
+            pop_time_ms=wish.pop_time_ms,
+            invisible_ms=wish.invisible_ms,
+            revive_queue_id=wish.revive_queue_id,
+            rest_count=taken.rest,
+            start_offset_info=taken.infos.starts,
+            msg_offset_info=taken.infos.messages,
+            order_count_info=taken.infos.counts if wish.ordered else None,
+        ),
+        body=taken.buffers,
+    )

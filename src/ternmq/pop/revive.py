@@ -1,0 +1,89 @@
+"""Messages that nobody acked in time: written again, to a retry topic of their group and topic (F9).
+
+    %RETRY%group_topic     in general
+    %RETRY%group+topic     with enableRetryTopicV2: cannot be mistaken for the retry topic of another group
+
+A copy keeps all properties, counts one consumption more, and remembers when the message was first popped
+(``1ST_POP_TIME``). What was popped from a retry topic goes back there. Pops of the topic look into its retry topics by
+themselves, so consumers know nothing of them.
+
+Messages are given up when their topic or their group was deleted, or when retention has taken them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from ternmq import names
+from ternmq.message import Property
+from ternmq.pop.checkpoints import CheckPoint
+from ternmq.pop.revive_log import Offsets, Store
+from ternmq.store.query import GetStatus
+from ternmq.store.rewrite import rewrite
+from ternmq.wire import properties as props
+from ternmq.wire.record import Record, unpack_record
+
+#: A retry topic has one queue: its messages are few.
+RETRY_QUEUES: Final = 1
+
+Exists = Callable[[str], bool]
+
+
+class Topics(Protocol):
+    """What reviving needs of the broker's topics."""
+
+    def get(self, topic: str) -> object | None: ...
+
+    def ensure(self, topic: str, *, queues: int) -> object: ...
+
+
+class Reviver:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, *, store: Store, offsets: Offsets, topics: Topics, has_group: Exists, retry_v2: bool) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._topics = topics
+        self._has_group = has_group
+        self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
+
+    def revive(self, check_point: CheckPoint) -> None:
+        """Write again what is not acked, and note it as done, one by one. Raises what the store raises."""
+        group, topic, queue_id = check_point.queue.key
+        if self._topics.get(_origin(group, topic)) is None or not self._has_group(group):
+            return
+        for queue_offset in check_point.open_offsets():
+            record = self._read(topic, queue_id, queue_offset)
+            # A record younger than its pop is of a topic that was deleted and made again.
+            if record is not None and record.store_time_ms <= check_point.pop_time_ms:
+                end_offset = self._write(record, group, topic, check_point.pop_time_ms)
+                for step in (check_point.step, check_point.stored):
+                    if step is not None:
+                        step.rest_on(end_offset)
+            check_point.acked |= 1 << check_point.index(queue_offset)
+
+    def _read(self, topic: str, queue_id: int, queue_offset: int) -> Record | None:
+        found = self._store.get(topic, queue_id, queue_offset, count_max=1)
+        return unpack_record(found.buffers[0]) if found.status is GetStatus.FOUND else None
+
+    def _write(self, record: Record, group: str, topic: str, pop_time_ms: int) -> int:
+        target = topic if topic.startswith(names.RETRY_PREFIX) else self._retry_topic(group, topic)
+        if self._topics.get(target) is None:
+            self._topics.ensure(target, queues=RETRY_QUEUES)
+            if self._offsets.get(group, target, 0) < 0:
+                self._offsets.commit(group, target, 0, 0)
+        changes: dict[str, str] = {}
+        if record.reconsume_times == 0 or props.find(record.properties, Property.FIRST_POP_TIME) is None:
+            changes[Property.FIRST_POP_TIME] = str(pop_time_ms)
+        draft = rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1)
+        return self._store.put(draft).end_offset
+
+
+def _origin(group: str, topic: str) -> str:
+    """The topic that a retry topic of pop belongs to; any other is its own."""
+    for make in (names.pop_retry_topic_v2, names.pop_retry_topic):
+        prefix = make(group, "")
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return topic

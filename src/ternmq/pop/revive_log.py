@@ -1,0 +1,266 @@
+"""The revive log: check points and acks as records of a system topic, so that they outlive the broker (F9).
+
+The topic ``rmq_sys_REVIVE_LOG_<cluster>`` has eight queues; a check point chooses one when its messages are popped, and
+its acks follow it there. Bodies are RocketMQ's JSON (``wire.bodies.pop``). RocketMQ brings each record here through its
+timer, when it is nearly due; ours are appended at once, and what is due is known by a heap in memory (``buffer``).
+
+At start the queues are folded again, from the first check point on that has not ended: check points come back with the
+acks that followed them. How far that is, is the consumer offset of the group ``CID_RMQ_SYS_REVIVE_GROUP``: as in
+RocketMQ the offset of the *last* record done with, not of the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from ternmq import names
+from ternmq.errors import CorruptRecord, RemoteProtocolError
+from ternmq.message import Property
+from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
+from ternmq.store.draft import Draft, Placed
+from ternmq.store.query import GetResult, GetStatus
+from ternmq.store.watermark import Watermark
+from ternmq.wire import properties as props
+from ternmq.wire.bodies.codec import Body, decode, encode
+from ternmq.wire.bodies.pop import AckRecord, CheckPointRecord
+from ternmq.wire.record import Record, unpack_record
+
+log = logging.getLogger(__name__)
+
+CHECK_POINT_TAG: Final = "ck"
+ACK_TAG: Final = "ack"
+BATCH_ACK_TAG: Final = "bAck"
+
+#: When the record is due; RocketMQ's revive compares these (``TIMER_DELIVER_MS``), should it open this store.
+_DELIVER_TIME: Final = "TIMER_DELIVER_MS"
+_BEFORE_DUE_MS: Final = 1_000
+#: Records read at once when the log is folded.
+_FOLD_COUNT: Final = 32
+_INT_BITS: Final = 32
+
+
+class Store(Protocol):
+    """What pop needs of the message store."""
+
+    def put(self, draft: Draft) -> Placed: ...
+
+    def get(self, topic: str, queue_id: int, queue_offset: int, *, count_max: int) -> GetResult: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+
+    def max_offset(self, topic: str, queue_id: int) -> int: ...
+
+    @property
+    def flushed(self) -> Watermark: ...
+
+    def flush_now(self) -> None: ...
+
+
+class Offsets(Protocol):
+    """What pop needs of the groups' offsets; -1 where there is none."""
+
+    def get(self, group: str, topic: str, queue_id: int) -> int: ...
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None: ...
+
+
+class ReviveLog:
+    """All methods belong to the broker's loop; writing raises ``StoreError`` or ``NotRunning``."""
+
+    def __init__(
+        self,
+        store: Store,
+        offsets: Offsets,
+        *,
+        topic: str,
+        queues: int,
+        broker_name: str,
+        store_host: bytes,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._topic = topic
+        self._broker_name = broker_name
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._queues = [_ReviveQueue(queue_id) for queue_id in range(queues)]
+        self._turn = 0
+
+    def next_queue_id(self) -> int:
+        """The queue for the next check point: each in turn."""
+        self._turn = (self._turn + 1) % len(self._queues)
+        return self._turn
+
+    def write(self, check_point: CheckPoint) -> int:
+        """Append a check point with the acks that it has; returns where the log ends behind it."""
+        group, topic, queue_id = check_point.queue.key
+        start, pop_time = check_point.start_offset, check_point.pop_time_ms
+        body = CheckPointRecord(
+            start_offset=start,
+            pop_time_ms=pop_time,
+            invisible_ms=check_point.invisible_ms,
+            bits=_signed(check_point.acked),
+            count=len(check_point.offsets),
+            queue_id=queue_id,
+            topic=topic,
+            group=group,
+            diffs=[queue_offset - start for queue_offset in check_point.offsets],
+            broker_name=self._broker_name,
+        )
+        key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{self._broker_name}@{CHECK_POINT_TAG}"
+        queue = self._queues[check_point.revive_queue_id % len(self._queues)]
+        placed = self._put(queue, CHECK_POINT_TAG, key, body, check_point.due_ms - _BEFORE_DUE_MS)
+        check_point.stored = queue.window.add(placed.queue_offset)
+        return placed.end_offset
+
+    def write_acks(self, check_point: CheckPoint, queue_offsets: Sequence[int]) -> int:
+        """Append acks of a check point that lies here; returns where the log ends behind them."""
+        group, topic, queue_id = check_point.queue.key
+        is_batch = len(queue_offsets) > 1
+        body = AckRecord(
+            queue_offset=-1 if is_batch else queue_offsets[0],
+            start_offset=check_point.start_offset,
+            group=group,
+            topic=topic,
+            queue_id=queue_id,
+            pop_time_ms=check_point.pop_time_ms,
+            broker_name=self._broker_name,
+            offsets=list(queue_offsets) if is_batch else None,
+        )
+        tag = BATCH_ACK_TAG if is_batch else ACK_TAG
+        which = body.offsets if is_batch else body.queue_offset
+        key = f"{topic}@{queue_id}@{which}@{group}@{check_point.pop_time_ms}@{self._broker_name}@{tag}"
+        queue = self._queues[check_point.revive_queue_id % len(self._queues)]
+        return self._put(queue, tag, key, body, check_point.due_ms).end_offset
+
+    def advance(self, revive_queue_id: int) -> None:
+        """A check point has ended: note how far its queue is done with."""
+        queue = self._queues[revive_queue_id % len(self._queues)]
+        flushed = self._store.flushed
+        done = queue.window.advance(flushed.value)
+        if done is not None:
+            if not len(queue.window):
+                done = queue.position - 1
+            self._offsets.commit(names.REVIVE_GROUP, self._topic, queue.queue_id, done)
+        waits_for = queue.window.waits_for
+        if waits_for is not None and not queue.is_waiting:
+            queue.is_waiting = True
+            flushed.call_when(waits_for, partial(self._flushed, queue))
+
+    def fold(self, check_points: CheckPoints) -> list[CheckPoint]:
+        """Read what was appended before this broker started, and later by others. To be called before anything else.
+
+        Returns the check points found, which ``check_points`` has now.
+        """
+        found: list[CheckPoint] = []
+        for queue in self._queues:
+            end = self._store.max_offset(self._topic, queue.queue_id)
+            if queue.position < 0:
+                done = self._offsets.get(names.REVIVE_GROUP, self._topic, queue.queue_id)
+                queue.position = min(done + 1, end)
+            if queue.position < end:
+                taken = (self._take(queue, record, check_points) for record in self._records(queue))
+                found += [check_point for check_point in taken if check_point is not None]
+                self.advance(queue.queue_id)
+        return [check_point for check_point in found if not check_point.is_over]
+
+    def _put(self, queue: _ReviveQueue, tag: str, key: str, body: Body, deliver_ms: int) -> Placed:
+        properties = {Property.TAGS: tag, Property.UNIQUE_KEY: key, _DELIVER_TIME: str(deliver_ms)}
+        placed = self._store.put(
+            Draft(
+                topic=self._topic,
+                queue_id=queue.queue_id,
+                body=encode(body),
+                properties=props.join(properties),
+                born_time_ms=self._now_ms(),
+                born_host=self._store_host,
+            )
+        )
+        # What somebody else put here before must be read first.
+        if queue.position == placed.queue_offset:
+            queue.position = placed.queue_offset + 1
+        return placed
+
+    def _flushed(self, queue: _ReviveQueue) -> None:
+        queue.is_waiting = False
+        self.advance(queue.queue_id)
+
+    def _records(self, queue: _ReviveQueue) -> Iterator[Record]:
+        while True:
+            found = self._store.get(self._topic, queue.queue_id, queue.position, count_max=_FOLD_COUNT)
+            if found.status is not GetStatus.FOUND:
+                if found.next_offset <= queue.position:
+                    return
+                queue.position = found.next_offset
+                continue
+            for view in found.buffers:
+                at = 0
+                while at < len(view):
+                    record = unpack_record(view, at)
+                    at += record.size
+                    queue.position = record.queue_offset + 1
+                    yield record
+
+    def _take(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint | None:
+        tag = props.find(record.properties, Property.TAGS)
+        try:
+            if tag == CHECK_POINT_TAG:
+                return self._take_check_point(queue, record, check_points)
+            if tag in (ACK_TAG, BATCH_ACK_TAG):
+                _take_ack(decode(record.body, AckRecord), check_points)
+        except (RemoteProtocolError, CorruptRecord) as error:
+            log.warning("a record of the revive log was left out", extra={"at": record.log_offset, "why": str(error)})
+        return None
+
+    def _take_check_point(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint:
+        body = decode(record.body, CheckPointRecord)
+        offsets = [body.start_offset + diff for diff in body.diffs or range(body.count)]
+        check_point = CheckPoint(
+            check_points.queue((body.group, body.topic, body.queue_id)),
+            start_offset=body.start_offset,
+            pop_time_ms=body.pop_time_ms,
+            invisible_ms=body.invisible_ms,
+            offsets=offsets[:_INT_BITS],
+            revive_queue_id=queue.queue_id,
+            acked=body.bits & (1 << _INT_BITS) - 1,
+        )
+        check_point.stored = queue.window.add(record.queue_offset)
+        check_points.add(check_point)
+        if check_point.is_acked:
+            check_points.end(check_point)
+        return check_point
+
+
+class _ReviveQueue:
+    """One queue of the revive topic."""
+
+    __slots__ = ("is_waiting", "position", "queue_id", "window")
+
+    def __init__(self, queue_id: int) -> None:
+        self.queue_id = queue_id
+        #: Check points that lie here and have not ended.
+        self.window = Window()
+        #: Queue offset of the next record to fold; what this broker appends itself it need not read.
+        self.position = -1
+        #: Whether somebody will look at the window when the disk has more.
+        self.is_waiting = False
+
+
+def _take_ack(ack: AckRecord, check_points: CheckPoints) -> None:
+    check_point = check_points.find((ack.group, ack.topic, ack.queue_id), ack.start_offset, ack.pop_time_ms)
+    if check_point is None:
+        return
+    for queue_offset in ack.offsets or (ack.queue_offset,):
+        index = check_point.index(queue_offset)
+        if index >= 0:
+            check_point.acked |= 1 << index
+    if check_point.is_acked:
+        check_points.end(check_point)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << _INT_BITS) if bits >> (_INT_BITS - 1) else bits

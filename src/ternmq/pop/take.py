@@ -1,0 +1,280 @@
+"""Taking messages out of queues, for one pop (F9).
+
+A pop begins where the group's last one ended: at the end of what is in flight, else at the committed offset, else at
+the first or the last message as the consumer wishes. What is found goes out as views of the log, and is hidden: by a
+check point (``buffer``), or by blocking the queue (``orderly``).
+
+Messages from a retry topic are told apart from all others by consumers only with help: their records go out under the
+topic that they were first popped from, with their handle ready in POP_CK.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from ternmq.message import Property
+from ternmq.pop.buffer import Buffer
+from ternmq.pop.checkpoints import QueueKey
+from ternmq.pop.orderly import Orders
+from ternmq.store.query import GetResult, GetStatus
+from ternmq.wire import properties as props
+from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, pack_record, record_bytes, unpack_record
+
+#: Stretches of a queue that one pop looks through for something that its filter lets through.
+SCANS_MAX: Final = 4
+
+_QUEUE_OFFSET: Final = struct.Struct(">q")
+_QUEUE_OFFSET_AT: Final = 20
+_SIZE: Final = struct.Struct(">i")
+
+Matches = Callable[[int], bool]
+
+
+class Store(Protocol):
+    """What taking needs of the message store."""
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        matches: Matches | None = None,
+    ) -> GetResult: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+
+    def max_offset(self, topic: str, queue_id: int) -> int: ...
+
+
+class Offsets(Protocol):
+    """What taking needs of the groups' offsets; -1 where there is none."""
+
+    def get(self, group: str, topic: str, queue_id: int) -> int: ...
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None: ...
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Wish:
+    """What a consumer wants of a topic."""
+
+    group: str
+    topic: str
+    count_max: int
+    invisible_ms: int
+    pop_time_ms: int
+    revive_queue_id: int
+    matches: Matches | None
+    #: Whether a group that is new to a queue begins with its last message.
+    from_last: bool
+    ordered: bool
+    attempt_id: str | None
+
+
+@dataclass(slots=True)
+class Taken:
+    """What it gets, gathered from queue to queue."""
+
+    infos: OffsetInfos = field(default_factory=OffsetInfos)
+    buffers: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    body_bytes: int = 0
+    #: Messages that are left in the queues.
+    rest: int = 0
+    #: A filter let nothing through so far, and there is more to look at.
+    unfinished: bool = False
+
+
+class Taker:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, *, store: Store, offsets: Offsets, buffer: Buffer, orders: Orders, broker_name: str) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._buffer = buffer
+        self._orders = orders
+        self._broker_name = broker_name
+
+    def take(self, wish: Wish, taken: Taken, topic: str, queue_id: int, retry: int = NORMAL) -> None:
+        """Add what one queue has; ``topic`` is the wish's own or, with ``retry``, one of its retry topics."""
+        key = wish.group, topic, queue_id
+        start = self._start(key, from_last=wish.from_last and retry == NORMAL)
+        end = self._store.max_offset(topic, queue_id)
+        if (
+            taken.count >= wish.count_max
+            or start == end
+            or (wish.ordered and self._orders.is_blocked(key, wish.attempt_id))
+        ):
+            taken.rest += max(end - start, 0)
+            return
+        for _ in range(SCANS_MAX):
+            found = self._store.get(
+                topic, queue_id, start, count_max=wish.count_max - taken.count, matches=wish.matches
+            )
+            if found.status is GetStatus.FOUND:
+                self._hand_out(wish, taken, key, start, found, retry)
+                break
+            if found.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_TOO_SMALL):
+                # The queue begins or ends elsewhere by now: retention, or a topic made anew.
+                self.reset(key)
+                self._offsets.commit(*key, found.next_offset)
+            elif found.next_offset > start:
+                self._skip(key, found.next_offset, ordered=wish.ordered)
+            start = found.next_offset
+            if start >= found.max_offset:
+                break
+        else:
+            taken.unfinished = True
+        taken.rest += max(found.max_offset - found.next_offset, 0)
+
+    def peek(self, group: str, taken: Taken, topic: str, queue_id: int, *, count_max: int) -> None:
+        """Add what a pop would get from one queue now, and hide nothing."""
+        start = self._start((group, topic, queue_id), from_last=False)
+        found = self._store.get(topic, queue_id, start, count_max=max(count_max - taken.count, 1))
+        if found.status is GetStatus.FOUND and taken.count < count_max:
+            taken.buffers += found.buffers
+            taken.count += found.count
+            taken.body_bytes += found.body_bytes
+        taken.rest += max(self._store.max_offset(topic, queue_id) - start, 0)
+
+    def has_message(
+        self, group: str, topic: str, queue_id: int, *, ordered: bool = False, attempt_id: str | None = None
+    ) -> bool:
+        """Whether there is anything to pop in one queue."""
+        key = group, topic, queue_id
+        if ordered and self._orders.is_blocked(key, attempt_id):
+            return False
+        return self._store.max_offset(topic, queue_id) > self._start(key, from_last=False)
+
+    def reset(self, key: QueueKey) -> None:
+        """The group was moved in this queue: pop from its committed offset."""
+        self._buffer.reset(key)
+        self._orders.reset(key)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _start(self, key: QueueKey, *, from_last: bool) -> int:
+        # A pop learns of a reset by beginning where it says; from then on commits count again.
+        self._offsets.take_reset(*key)
+        start = self._buffer.next_offset(key, self._offsets.get(*key))
+        if start >= 0:
+            return start
+        _, topic, queue_id = key
+        if not from_last or self._is_young(topic, queue_id):
+            return self._store.min_offset(topic, queue_id)
+        # Noted, so that what comes between two pops that find nothing is not left out.
+        start = self._store.max_offset(topic, queue_id)
+        self._offsets.commit(*key, start)
+        return start
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether nothing was deleted from a queue, and its first message is still in memory (as for pulls, F6)."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            return False
+        return not self._store.get(topic, queue_id, 0, count_max=1).is_behind
+
+    def _skip(self, key: QueueKey, next_offset: int, *, ordered: bool) -> None:
+        if ordered:
+            self._offsets.commit(*key, next_offset)
+        else:
+            self._buffer.skipped(key, next_offset)
+
+    def _hand_out(self, wish: Wish, taken: Taken, key: QueueKey, start: int, found: GetResult, retry: int) -> None:
+        queue_id = key[2]
+        queue_offsets: Sequence[int] = range(start, found.next_offset)
+        if len(queue_offsets) != found.count:
+            queue_offsets = _queue_offsets(found.buffers)
+        if wish.ordered:
+            counts, least = self._orders.popped(
+                key,
+                pop_time_ms=wish.pop_time_ms,
+                invisible_ms=wish.invisible_ms,
+                queue_offsets=queue_offsets,
+                attempt_id=wish.attempt_id,
+            )
+            self._offsets.commit(*key, start)
+            taken.infos.add_counts(queue_id, counts, least=least)
+        else:
+            self._buffer.popped(
+                key,
+                start_offset=start,
+                next_offset=found.next_offset,
+                queue_offsets=queue_offsets,
+                pop_time_ms=wish.pop_time_ms,
+                invisible_ms=wish.invisible_ms,
+                revive_queue_id=wish.revive_queue_id,
+            )
+        taken.infos.add(retry, queue_id, start, queue_offsets)
+        taken.count += found.count
+        taken.body_bytes += found.body_bytes
+        if retry == NORMAL:
+            taken.buffers += found.buffers
+        else:
+            handle = Handle(
+                start, wish.pop_time_ms, wish.invisible_ms, wish.revive_queue_id, retry, self._broker_name, queue_id, 0
+            )
+            for view in found.buffers:
+                taken.buffers += _under_origin(view, wish.topic, handle)
+
+
+def _queue_offsets(buffers: Sequence[memoryview]) -> list[int]:
+    """Queue offsets of records side by side, without decoding them."""
+    queue_offsets: list[int] = []
+    for view in buffers:
+        at = 0
+        while at < len(view):
+            queue_offsets.append(_QUEUE_OFFSET.unpack_from(view, at + _QUEUE_OFFSET_AT)[0])
+            at += _SIZE.unpack_from(view, at)[0]
+    return queue_offsets
+
+
+def _under_origin(view: memoryview, topic: str, handle: Handle) -> Iterator[memoryview]:
+    """Records of a retry topic as consumers of ``topic`` are to see them."""
+    at = 0
+    while at < len(view):
+        record = unpack_record(view, at, check_crc=False)
+        text = handle._replace(queue_offset=record.queue_offset).text
+        properties = props.with_(record.properties, Property.POP_CHECKPOINT, text).encode()
+        # Without room for the handle the client makes it by itself, from the record's own topic.
+        fits = len(properties) <= PROPERTIES_BYTES_MAX
+        yield _packed(record, topic.encode(), properties) if fits else view[at : at + record.size]
+        at += record.size
+
+
+def _packed(record: Record, topic: bytes, properties: bytes) -> memoryview:
+    size = record_bytes(
+        body=len(record.body),
+        topic=len(topic),
+        properties=len(properties),
+        born_host=len(record.born_host),
+        store_host=len(record.store_host),
+    )
+    page = bytearray(size)
+    pack_record(
+        page,
+        0,
+        size=size,
+        queue_id=record.queue_id,
+        flag=record.flag,
+        queue_offset=record.queue_offset,
+        log_offset=record.log_offset,
+        sysflag=record.sysflag,
+        born_time_ms=record.born_time_ms,
+        born_host=record.born_host,
+        store_time_ms=record.store_time_ms,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+        body=record.body,
+        topic=topic,
+        properties=properties,
+    )
+    return memoryview(page)
