@@ -102,7 +102,7 @@ async def test_a_changed_invisible_time_counts_from_now_on(broker: Caller) -> No
     await broker.sent("orders", b"0")
     (message,) = await popped(broker, "orders", invisible_ms=FAR_MS)
 
-    response, changed = await change(broker, message, invisible_ms=200)
+    response, _ = await change(broker, message, invisible_ms=200)
     assert response.code == 0
 
     refused, _ = await change(broker, message, invisible_ms=FAR_MS)
