@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,14 @@ def tern(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.
 class Serving:
     """A ``tern`` process that stays, after its ready line. Its log goes to a file: nobody reads it while it runs."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    def __init__(self, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [TERN, *arguments, "--json"], stdout=subprocess.PIPE, stderr=stderr, env=ENVIRONMENT
+                [TERN, *arguments, "--json"],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=ENVIRONMENT | dict(environment or {}),
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -72,8 +75,8 @@ def starter(directory: Path) -> Iterator[Start]:
     """Starts servers, and ends those that are still there at the end."""
     started: list[Serving] = []
 
-    def start(*arguments: str) -> Serving:
-        serving = Serving(*arguments, log=directory / f"{len(started)}.log")
+    def start(*arguments: str, **environment: str) -> Serving:
+        serving = Serving(*arguments, log=directory / f"{len(started)}.log", environment=environment)
         started.append(serving)
         return serving
 

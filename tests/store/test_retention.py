@@ -16,6 +16,7 @@ from ternmq.env import SystemClock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.dispatch import Fact
+from ternmq.store.inspect.verify import verify
 from ternmq.store.retention import FIRST_LOOK_S, QUEUES_AT_ONCE, Look, Marks, count_to_delete, is_full
 from ternmq.store.segment import FileDisk, Usage
 from ternmq.store.store import GetStatus, MessageStore
@@ -385,6 +386,23 @@ def test_retention_waits_for_those_who_need_the_log(tmp_path: Path) -> None:
         part.needed = None
         kept.look()
         assert [9] == kept.segments
+
+
+def test_what_could_not_be_removed_is_found_after_a_restart(kept: Kept, tmp_path: Path) -> None:
+    """C5, C9: queues and index do not forget what a start finds in the log. (Found by seed 786537508263.)"""
+    kept.fill(20)
+    kept.age(72.1, segments=4)
+    kept.disk.may_remove = False
+    kept.store.retention.ask()
+    kept.look()
+    assert 4 * 4096 == kept.store.min_log_offset
+    kept.store.close()
+
+    with quiet_store(kept.config) as store:
+        assert [b"%06d" % number for number in range(20)] == [body[:6] for body in bodies(store)]
+        for number in range(20):
+            assert 1 == len(store.query("orders", f"k{number}", count_max=9, begin_ms=0, end_ms=1 << 62).buffers)
+    assert [] == verify(tmp_path).findings
 
 
 def test_a_file_that_cannot_be_removed_keeps_those_behind_it(kept: Kept) -> None:

@@ -16,10 +16,11 @@ Nobody waits for a deletion. Looking at the disk and removing a GiB (80 ms here,
 chores thread; views in replies on their way keep their mapping alive. The store's thread only decides and forgets::
 
     tick ─▶ (chores) look ─▶ decide: forget segments ─▶ (chores) remove their files
-                                   └▶ queues, 64 at a time: new minimum, files that lie before it ─▶ index files
+         ─▶ queues, 64 at a time: new minimum, files that lie before it ─▶ index files
 
 So a read may find an entry whose record is gone (MESSAGE_WAS_REMOVING) until its queue's turn has come. A crash in
-between leaves queues and index behind; the first look after a start lets them follow again.
+between leaves queues and index behind; the first look after a start lets them follow again. They never go ahead: a
+file that cannot be removed is part of the log again after a start, and everything in it is found.
 """
 
 from __future__ import annotations
@@ -187,6 +188,10 @@ class Retention:
         else:
             self._post(lambda: self._decide(look))
 
+    def _remove_and_tell(self) -> None:
+        self._remove_undeleted()
+        self._post(self._begin_to_follow)
+
     def _ask_for_more(self) -> None:
         self._post(self._continue)
 
@@ -238,9 +243,7 @@ class Retention:
         elif percent > self._marks.force and not self._has_warned:
             log.warning("the disk fills up and no segment can go", extra={"path": str(look.path), "percent": percent})
         self._has_warned = not deleted and percent > self._marks.force
-        if self._followed != self._log.min_offset and self._steps is None:
-            self._steps = self._follow()
-            self._continue()
+        self._begin_to_follow()
 
     def _judge(self, look: Look) -> None:
         was_full, percent = bool(self.refusal), look.usage.percent
@@ -269,10 +272,22 @@ class Retention:
         for _ in range(count):
             self._undeleted.append(commit_log.drop_first())
         if count:
-            self._chores(self._remove_undeleted)
+            self._chores(self._remove_and_tell)
         return count
 
     # --- Following ------------------------------------------------------------------------------------------------
+
+    def _gone_until(self) -> int:
+        """Log offset before which no file is left: where the log would begin if it were opened now."""
+        try:
+            return min(self._log.min_offset, int(self._undeleted[0].name))
+        except IndexError:
+            return self._log.min_offset
+
+    def _begin_to_follow(self) -> None:
+        if not self._closed and self._steps is None and self._followed != self._gone_until():
+            self._steps = self._follow()
+            self._continue()
 
     def _continue(self) -> None:
         """One step of the pass; the next comes when others had their turn."""
@@ -285,7 +300,7 @@ class Retention:
 
     def _follow(self) -> Iterator[None]:
         """Let queues and index forget what the log has forgotten; each step is short."""
-        log_min = self._log.min_offset
+        log_min = self._gone_until()
         files = 0
         for number, queue in enumerate(list(self._queues), 1):
             try:
@@ -314,7 +329,7 @@ class Retention:
             self._continue()
 
     def _drop_expired(self) -> Iterator[None]:
-        log_min = self._log.min_offset
+        log_min = self._gone_until()
         for number, queue in enumerate(list(self._queues), 1):
             if 0 < queue.log_end <= log_min and not is_system_topic(queue.topic):
                 extra = {"topic": queue.topic, "queue_id": queue.queue_id}
