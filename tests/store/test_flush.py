@@ -93,7 +93,7 @@ async def test_a_sync_that_fails_ends_writing(tmp_path: Path) -> None:
     end = store.put(draft()).end_offset
     await refused
 
-    with pytest.raises(StoreError, match=r"Input/output error; the store takes no more messages until it is opened"):
+    with pytest.raises(StoreError, match=r"Input/output error; no more messages are taken until the broker"):
         store.put(draft())
     assert store.flushed.value < end
     assert [b"hello"] == bodies(store)

@@ -58,6 +58,18 @@ def test_sizes_of_the_usual_ratio_and_given_ones(recorded: RecordedStore) -> Non
     assert (505, 1999) == (StoreView(recorded.root, given).sizes.index_slots, 1999)
 
 
+def test_sizes_are_read_off_an_index_of_records_with_two_keys(tmp_path: Path) -> None:
+    """C4: the last two entries have one log offset, and few slots all lead to the newest entries."""
+    config = small_config(tmp_path, max_hash_slot_num=100, max_index_num=1000)
+    with quiet_store(config) as store:
+        for number in range(364):
+            store.put(draft(KEYS=f"k{number}", UNIQ_KEY=f"{number:032X}"))
+
+    sizes = StoreView(tmp_path).sizes
+    assert (100, 1000) == (sizes.index_slots, sizes.index_entries)
+    assert [] == verify(tmp_path).findings
+
+
 def test_an_index_that_hides_its_sizes_is_named(root: Path) -> None:
     """C4: with the cure."""
     for path in (root / "index").iterdir():

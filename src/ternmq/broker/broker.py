@@ -282,6 +282,7 @@ class Broker:
         tables.topics.on_change = topic_changed
         tables.clients.on_members = members.tell_members
         store.on_arrival = arrived
+        store.on_broken = intake.give_up
 
         # The world. Registration is entered last, as it is to be left first.
         replies = ReplyHandlers(

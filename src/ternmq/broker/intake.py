@@ -6,9 +6,9 @@ its place. Delivery at a later time is not built yet: a delay level stays in the
 is delivered at once.
 
 Under ASYNC_FLUSH the sender is told at once. Under SYNC_FLUSH it is told when the log is on disk up to the record's
-end, or after 5 s: FLUSH_DISK_TIMEOUT, the message is stored but a power cut could still take it. No task waits for a
-single message: who waits stands in a queue in the order of arrival, which is also that of the deadlines, and one timer
-watches its head.
+end, or after 5 s, or when the disk has failed: FLUSH_DISK_TIMEOUT, the message is stored but a power cut could still
+take it. No task waits for a single message: who waits stands in a queue in the order of arrival, which is also that of
+the deadlines, and one timer watches its head.
 """
 
 from __future__ import annotations
@@ -114,6 +114,10 @@ class Intake:
         self._waiting.append(waiting)
         if self._timer is None:
             self._timer = self._loop.call_at(waiting.deadline, self._look)
+
+    def give_up(self) -> None:
+        """The disk has failed: answer all who wait now, as it will not serve them later either."""
+        self._give_up_before(float("inf"))
 
     def close(self) -> None:
         """Answer all who still wait: the disk does not have theirs."""

@@ -194,8 +194,13 @@ class Flusher:
         self._failed()
 
     def _failed(self) -> None:
-        log.error("flush failed; the store takes no more messages", extra={"error": str(self.failure)})
-        self._log.refuse(StoreError(f"{self.failure}; the store takes no more messages until it is opened again"))
+        log.error(
+            "flush failed; no more messages are taken until the broker is started again",
+            extra={"error": str(self.failure)},
+        )
+        self._log.refuse(
+            StoreError(f"{self.failure}; no more messages are taken until the broker is started again on a sound disk")
+        )
         if self.on_failure is not None:
             self.on_failure()
 

@@ -143,6 +143,8 @@ class MessageStore:
         self._queues.on_trouble = self._hindered
         if self._index is not None:
             self._index.on_trouble = self._hindered
+        #: Called when a sync has failed: the log takes nothing any more, and who waits for ``flushed`` waits in vain.
+        self.on_broken: Callable[[], object] = _nothing
         #: Why derived parts could not write what they took in.
         self._trouble: StoreError | None = None
 
@@ -242,7 +244,7 @@ class MessageStore:
             post=self._post,
         )
         self._flusher.on_tick = self._retention.tick
-        self._flusher.on_failure = self._lost_pages
+        self._flusher.on_failure = self._broken
 
     def _telling(self, on_progress: Progress | None) -> Progress:
         """Adds a line to the log now and then: whoever waits for a broker should see why."""
@@ -267,10 +269,11 @@ class MessageStore:
             if self._disk.read(self._abort_path) is None:
                 raise
 
-    def _lost_pages(self) -> None:
+    def _broken(self) -> None:
         """Let the next start trust no page that was not synced, as after a power cut."""
         with contextlib.suppress(StoreError):
             self._write_abort("")
+        self.on_broken()
 
     def _finish_deleting(self) -> None:
         """Remove queues that a process was deleting when it died: their first record is older than the deletion."""
@@ -545,3 +548,7 @@ def _memory_bytes() -> int:
 
 def _forget(_segment: Segment) -> None:
     """The last reference ends with this call."""
+
+
+def _nothing() -> None:
+    """Nobody is told."""

@@ -192,5 +192,8 @@ def _fits(segment: Segment, slots: int) -> bool:
         (newest,) = INDEX_SLOT.unpack_from(page, INDEX_HEADER_BYTES + key_hash % slots * INDEX_SLOT_BYTES)
         if not number <= newest < count:
             return False
+        newest_hash = INDEX_ENTRY.unpack_from(page, entries_at + newest * INDEX_ENTRY_BYTES)[0]
+        if newest_hash % slots != key_hash % slots:
+            return False
         last = log_offset
     return True
