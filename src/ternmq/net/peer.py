@@ -327,12 +327,13 @@ class Peer(asyncio.Protocol):
             self._transport.writelines(out)
 
     def _check_idle(self) -> None:
-        idle_s = self._loop.time() - self._active_at
-        if idle_s >= self._idle_s:
+        # A moment, not a rest of seconds: the rest may be so small that adding it to the time changes nothing.
+        end = self._active_at + self._idle_s
+        if self._loop.time() >= end:
             log.info("closing an idle connection", extra={"peer": self.address})
             self.close()
         else:
-            self._idle_timer = self._loop.call_later(self._idle_s - idle_s, self._check_idle)
+            self._idle_timer = self._loop.call_at(end, self._check_idle)
 
 
 def format_address(host: str, port: int) -> str:

@@ -1,0 +1,160 @@
+"""Trouble from a seed: which faults a simulation has, and when they happen (C8, G1).
+
+Each seed switches on some kinds of faults and leaves out the others (*swarm testing*): with all of them at once, some
+would hide others; a group whose members die every second never has a quiet partition. A ``Storm`` then breaks nodes
+and ways between them for a while, and mends everything at its end.
+
+::
+
+    swarm = Swarm.choose(cluster.random)
+    await Storm(cluster, swarm, servers=brokers, clients=members).rage()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from random import Random
+from typing import Final, Self
+
+from ternmq.testing.cluster import Cluster, Node
+from ternmq.testing.net import Weather
+
+
+class Fault(Enum):
+    """What may befall a cluster."""
+
+    KILL_CLIENT = "kill a client"
+    KILL_SERVER = "kill a server"
+    #: Only for servers that sync before they answer; others may lose what they acknowledged.
+    CUT_POWER = "cut a server's power"
+    PAUSE_CLIENT = "pause a client"
+    PAUSE_SERVER = "pause a server"
+    PARTITION = "cut a client off from a server"
+    ONE_WAY = "let nothing pass one way"
+    RESET = "break connections"
+    CLOCK = "set a clock"
+
+
+#: Seconds between two faults, and how long one lasts, on average. A third of them is short, a few are long: many
+#: time-outs lie between 3 and 30 s.
+_GAP_S: Final = 4.0
+_LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0)
+
+
+@dataclass(slots=True, frozen=True)
+class Swarm:
+    """What a seed decides before anything happens."""
+
+    faults: tuple[Fault, ...]
+    weather: Weather
+    #: How long the storm rages, in virtual seconds.
+    storm_s: float
+    #: Brokers sync before they answer; else they are never cut off from power.
+    sync_flush: bool
+
+    @classmethod
+    def choose(cls, random: Random) -> Self:
+        sync_flush = random.random() < 0.3
+        faults = [fault for fault in Fault if random.random() < 0.4]
+        slow = random.random() < 0.3
+        return cls(
+            faults=tuple(fault for fault in faults if sync_flush or fault is not Fault.CUT_POWER),
+            weather=Weather(
+                delay_min_s=0.000_1, delay_max_s=0.2 if slow else 0.002, chop=random.choice((0.0, 0.2, 0.7))
+            ),
+            storm_s=random.choice((10.0, 20.0, 40.0)),
+            sync_flush=sync_flush,
+        )
+
+
+class Storm:
+    """Breaks what it may, and mends it again. Servers come back by themselves, clients when ``revive`` says so."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        swarm: Swarm,
+        *,
+        servers: Sequence[Node],
+        clients: Callable[[], Sequence[Node]],
+        revive: bool = True,
+    ) -> None:
+        self._cluster = cluster
+        self._swarm = swarm
+        self._servers = servers
+        self._clients = clients
+        self._revive = revive
+        self._random = Random(cluster.random.getrandbits(64))
+        #: What is broken: how to mend it, by a number.
+        self._broken: dict[int, Callable[[], None]] = {}
+        self._count = 0
+
+    async def rage(self) -> None:
+        """Break things for a while; at the end all is mended."""
+        self._cluster.network.weather = self._swarm.weather
+        end = self._cluster.loop.time() + self._swarm.storm_s
+        while True:
+            await asyncio.sleep(self._random.expovariate(1 / _GAP_S))
+            if self._cluster.loop.time() >= end or not self._swarm.faults:
+                break
+            self._happen(self._random.choice(self._swarm.faults))
+        self.calm()
+
+    def calm(self) -> None:
+        """Mend everything now."""
+        for number in list(self._broken):
+            self._mend(number)
+        self._cluster.network.heal()
+        self._cluster.network.weather = Weather()
+
+    def _happen(self, fault: Fault) -> None:
+        chance, network = self._random, self._cluster.network
+        server = self._pick(self._servers)
+        client = self._pick(self._clients())
+        is_server = fault in (Fault.KILL_SERVER, Fault.CUT_POWER, Fault.PAUSE_SERVER)
+        node = server if is_server else client
+        if node is None or (server is None and fault in (Fault.PARTITION, Fault.ONE_WAY, Fault.RESET)):
+            return
+        match fault:
+            case Fault.KILL_CLIENT | Fault.KILL_SERVER | Fault.CUT_POWER:
+                (node.cut_power if fault is Fault.CUT_POWER else node.kill)()
+                if is_server or self._revive:
+                    self._later(lambda: None if node.is_up else node.start())
+            case Fault.PAUSE_CLIENT | Fault.PAUSE_SERVER:
+                node.pause()
+                self._later(lambda: node.resume() if node.is_paused else None)
+            case Fault.PARTITION | Fault.ONE_WAY:
+                assert server is not None
+                ways = [(node.ip, server.ip), (server.ip, node.ip)]
+                if fault is Fault.ONE_WAY:
+                    ways = [chance.choice(ways)]
+                self._cluster.note(fault.value, ways)
+                for way in ways:
+                    network.block(*way)
+                    self._later(partial(network.unblock, *way))
+            case Fault.RESET:
+                assert server is not None
+                self._cluster.note(fault.value, node.name, server.name, network.reset(node.ip, server.ip))
+            case Fault.CLOCK:
+                ms = chance.choice((-60_000, -1_000, 1_000, 60_000))
+                self._cluster.note(fault.value, node.name, ms)
+                node.clock.jump(ms)
+
+    def _pick(self, nodes: Sequence[Node]) -> Node | None:
+        up = [node for node in nodes if node.is_up and not node.is_paused]
+        return self._random.choice(up) if up else None
+
+    def _later(self, mend: Callable[[], None]) -> None:
+        self._count += 1
+        number = self._count
+        self._broken[number] = mend
+        self._cluster.loop.call_later(self._random.choice(_LASTS_S), self._mend, number)
+
+    def _mend(self, number: int) -> None:
+        mend = self._broken.pop(number, None)
+        if mend is not None:
+            mend()

@@ -1,0 +1,43 @@
+"""Seeds, and what to do with them: each lives twice, and a failure says how to see it again."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from tests.testing.groups import GroupSimulation
+
+#: Events before a failure that are worth a look.
+SHOWN_EVENTS: Final = 40
+
+
+class Simulation(Protocol):
+    """One life from one seed."""
+
+    trace: list[tuple[object, ...]]
+
+    def __init__(self, seed: int) -> None: ...
+
+    def run(self) -> None:
+        """Raises what it finds."""
+        ...
+
+
+SIMULATIONS: Final[dict[str, type[Simulation]]] = {"groups": GroupSimulation}
+
+
+def live_twice(name: str, seed: int) -> Simulation:
+    """Run a seed twice; raises what it finds, with the command that replays it. Both lives must be the same."""
+    lives = [SIMULATIONS[name](seed) for _ in range(2)]
+    running = lives[0]
+    try:
+        for running in lives:
+            running.run()
+        for event, again in zip(lives[0].trace, lives[1].trace, strict=True):
+            assert event == again, "something came from outside: not a seed, not the loop"
+    except BaseException as error:
+        error.add_note(f"Seed {seed} does it again: script/soak {name} --seed {seed} --seeds 1 --trace")
+        error.add_note("The last events before:")
+        for event in running.trace[-SHOWN_EVENTS:]:
+            error.add_note("    " + " ".join(map(str, event)))
+        raise
+    return lives[0]

@@ -1,0 +1,52 @@
+"""A consumer group in a cluster that breaks: hundreds of lives from seeds (F1, F7, G1, G2).
+
+``script/soak groups`` runs them for hours, and replays one (``--seed N --seeds 1 --trace``).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testing.seeds import live_twice
+
+#: Seeds of one test: enough to find what is common, few enough to wait for.
+PORTION = 10
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """What programs have to say about their thousand deaths is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 100, PORTION))
+def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
+    """F1, F7, G1, G2: and each seed lives the same life twice."""
+    for seed in range(first, first + PORTION):
+        live_twice("groups", seed)
+
+
+def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+    """G1: no order comes from a set of names, whose hashes differ from process to process."""
+    command = [sys.executable, "-m", "tests.testing.soak", "groups", "--seed", "1", "--seeds", "5", "--trace"]
+    traces = [
+        subprocess.run(
+            command,
+            cwd=Path(__file__).parent.parent.parent,
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 10_000
