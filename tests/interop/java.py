@@ -125,6 +125,7 @@ class Peer:
         self._errors = errors
         #: Events read while waiting for another one.
         self._kept: list[Event] = []
+        self._was_killed = False
 
     async def event(
         self, kind: str, *, where: Callable[[Event], bool] | None = None, limit_s: float = _ANSWER_S
@@ -191,7 +192,9 @@ class Peer:
         return printed.decode()
 
     async def stop(self) -> None:
-        """Close its input, wait for its end; fails the test unless the exit code is 0."""
+        """Close its input, wait for its end; fails the test unless the exit code is 0, or the test has killed it."""
+        if self._was_killed:
+            return
         self._end_of_input()
         assert self._process.stdout is not None
         try:
@@ -206,6 +209,7 @@ class Peer:
 
     async def kill(self) -> None:
         """kill -9, and wait; nothing when it has ended already."""
+        self._was_killed = True
         if self._process.returncode is None:
             self._process.kill()
         assert self._process.stdout is not None

@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.consumer.AllocateMessageQueueStrategy;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -27,7 +28,9 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * expression), {@code mode} (concurrent, orderly), {@code model} (clustering, broadcasting), {@code from} (first, last,
  * timestamp), {@code timestamp} (yyyyMMddHHmmss), {@code instance}, {@code threads}, {@code batch}, {@code pullBatch},
  * {@code maxReconsumeTimes}, {@code strategy} (averagely, circle, hash), {@code failFirst} (the first N deliveries of
- * each key are refused), and those of {@link Stop}. Events: {@code ready}, {@code allocated}, {@code message}.
+ * each key are refused), {@code pop} (leave the sharing of queues to the broker, which may say POP; with
+ * {@code invisibleMs}; 5.2.0 only), {@code hang} (the listener never returns), and those of {@link Stop}. Events:
+ * {@code ready}, {@code allocated}, {@code message}.
  */
 final class Push {
     private final Options options;
@@ -80,6 +83,12 @@ final class Push {
             case "hash" -> new AllocateMessageQueueConsistentHash();
             default -> new AllocateMessageQueueAveragely();
         }));
+        if (options.flag("pop", false)) {
+            // 4.9.4 does not have these.
+            var type = DefaultMQPushConsumer.class;
+            type.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+            type.getMethod("setPopInvisibleTime", long.class).invoke(consumer, options.bigNumber("invisibleMs", 60_000));
+        }
         if (options.has("sql")) {
             consumer.subscribe(options.text("topic"), MessageSelector.bySql(options.text("sql")));
         } else {
@@ -105,6 +114,9 @@ final class Push {
             String key = message.getKeys() == null ? message.getMsgId() : message.getKeys();
             int delivery = deliveries.computeIfAbsent(key, unused -> new AtomicInteger()).incrementAndGet();
             done &= delivery > options.number("failFirst", 0);
+        }
+        if (options.flag("hang", false)) {
+            LockSupport.park();
         }
         if (done) {
             stop.consumed(messages.size());

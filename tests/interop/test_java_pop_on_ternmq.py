@@ -1,0 +1,81 @@
+"""Java 5.2.0's push consumers in pop mode, and ``mqadmin setConsumeMode``, on TernMQ's broker (F8, F9, V1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ternmq.embedded import EmbeddedCluster
+from tests.interop.java import Event, Java
+
+pytestmark = pytest.mark.interop
+
+TOPIC = "orders"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[EmbeddedCluster]:
+    async with EmbeddedCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Java:
+    return Java("5.2.0", tmp_path)
+
+
+async def pop_mode(java: Java, names: str, group: str) -> None:
+    mode = ("-t", TOPIC, "-g", group, "-m", "POP", "-q", "0")
+    assert "success" in await java.admin(names, "setConsumeMode", "-c", "DefaultCluster", *mode)
+
+
+def body(message: Event) -> bytes:
+    return bytes(message["body"])
+
+
+async def test_what_a_killed_java_member_popped_comes_to_another(cluster: EmbeddedCluster, java: Java) -> None:
+    """F8, F9, V1: both members pop every queue; messages wake them one by one."""
+    names, group = cluster.name_servers, "poppers"
+    async with java.producer(names) as producer:
+        await producer.send(topic=TOPIC, count=20, body="early")
+        await pop_mode(java, names, group)
+        async with java.consumer(names, group=group, topic=TOPIC, instance="one", pop=True) as one:
+            early = await one.messages(20)
+            hanging = {"pop": True, "invisibleMs": 5_000, "hang": True, "threads": 1}
+            async with java.consumer(names, group=group, topic=TOPIC, instance="two", **hanging) as two:
+                held = asyncio.ensure_future(two.event("message"))
+                sent = 0
+                while not held.done():
+                    await producer.send(topic=TOPIC, count=1, body=f"late{sent}")
+                    sent += 1
+                    # Who of the two waits longer gets the next one; the second waits only some seconds after its start.
+                    await asyncio.wait([held], timeout=0.2)
+                await two.kill()
+            late = {body(message): message for message in await one.messages(sent)}
+
+    assert sorted(f"early-{number}".encode() for number in range(20)) == sorted(map(body, early))
+    assert all("POP_CK" in message["properties"] for message in early)
+    assert {f"late{number}-0".encode() for number in range(sent)} == late.keys()
+    assert (0, 1) == (held.result()["reconsumeTimes"], late[body(held.result())]["reconsumeTimes"])
+
+
+async def test_what_a_java_listener_refuses_comes_again_later(cluster: EmbeddedCluster, java: Java) -> None:
+    """F9, K1, V1: its client changes the invisible time to 10 s; a tag filter works as ever."""
+    names, group = cluster.name_servers, "refusing"
+    async with java.producer(names) as producer:
+        await producer.send(topic=TOPIC, count=4, body="other", tags="B")
+        await producer.send(topic=TOPIC, count=2, body="wanted", tags="A", key="k")
+    await pop_mode(java, names, group)
+    options = {"pop": True, "expression": "A", "failFirst": 1}
+
+    async with java.consumer(names, group=group, topic=TOPIC, **options) as consumer:
+        messages = await consumer.messages(4)
+
+    first, again = messages[:2], messages[2:]
+    assert [b"wanted-0", b"wanted-1"] == sorted(map(body, first)) == sorted(map(body, again))
+    assert ([0, 0], [1, 1]) == tuple([message["reconsumeTimes"] for message in some] for some in (first, again))
+    assert {message["msgId"] for message in first} == {message["msgId"] for message in again}
+    assert {"A"} == {message["tags"] for message in again}
