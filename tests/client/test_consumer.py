@@ -400,6 +400,64 @@ async def test_a_young_queue_is_read_from_its_first_message(cluster: EmbeddedClu
         assert ["old"] == await seen.bodies(1)
 
 
+@pytest.mark.parametrize("kind", ["async", "plain", "orderly", "orderly plain"])
+async def test_a_consumer_can_be_resized_while_it_runs(cluster: EmbeddedCluster, producer: Producer, kind: str) -> None:
+    """F10: so many calls at a time; those of a pool's old threads come on top until they end."""
+    running, most, total = 0, 0, 0
+    lock = threading.Lock()
+    go = threading.Event()
+
+    def begin() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+
+    def end() -> None:
+        nonlocal running, total
+        with lock:
+            running -= 1
+            total += 1
+
+    def plain(_: ReceivedMessage) -> None:
+        begin()
+        go.wait(20)
+        end()
+
+    async def listener(_: ReceivedMessage) -> None:
+        begin()
+        while not go.is_set():
+            await asyncio.sleep(0.001)
+        end()
+
+    await send(producer, *numbered(40))
+    consumer = PushConsumer(
+        "billing",
+        plain if "plain" in kind else listener,
+        name_servers=cluster.name_servers,
+        config=PushConfig(start=FIRST, threads=1, orderly=kind.startswith("orderly")),
+    )
+    consumer.subscribe("orders")
+    async with consumer:
+        await eventually(lambda: running == 1)
+        consumer.resize(3)
+        old = 1 if kind == "plain" else 0
+        await eventually(lambda: running == 3 + old)
+        go.set()
+        await eventually(lambda: total == 40)
+        assert 3 + old == most
+        consumer.resize(1)
+        most = 0
+        go.clear()
+        await send(producer, *numbered(40))
+        await eventually(lambda: running >= 1)
+        go.set()
+        await eventually(lambda: total == 80)
+        assert (1, 1) == (most, consumer.config.threads)
+        with pytest.raises(ConfigError, match="threads=0"):
+            consumer.resize(0)
+
+
 async def test_a_suspended_consumer_keeps_its_queues_and_fetches_nothing(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:

@@ -18,14 +18,23 @@ from ternmq.errors import (
     NotRunning,
     RequestNotSupported,
 )
-from ternmq.message import MessageQueue
+from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.wire.bodies.clients import ConsumerData, encode_reset
+from ternmq.wire.bodies.clients import ClientOffsets, ConsumedDirectly, ConsumerData, RunningInfo, encode_reset
+from ternmq.wire.bodies.codec import by_queue, decode
 from ternmq.wire.codes import BINARY, RequestCode
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.requests import ConsumerGroup, ResetOffset, UnregisterClient
+from ternmq.wire.requests import (
+    ConsumeDirectly,
+    ConsumerGroup,
+    ConsumerStatus,
+    ResetOffset,
+    RunningInfoQuery,
+    UnregisterClient,
+)
+from tests.client.consumer_script import record
 from tests.client.scripted import ScriptedBroker, scripted_cluster
 
 
@@ -45,6 +54,15 @@ class Member:
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         self.resets.put_nowait(offsets)
+
+    def offsets(self, topic: str) -> Mapping[MessageQueue, int]:
+        return {MessageQueue(topic, "broker-a", 3): 17}
+
+    def running_info(self) -> RunningInfo:
+        return RunningInfo(properties={"PROP_CONSUMEORDERLY": "false"})
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumedDirectly:
+        return ConsumedDirectly(remark=message.body.decode())
 
 
 # --- Sharing ---------------------------------------------------------------------------------------------------
@@ -282,13 +300,40 @@ async def test_a_reset_reaches_the_consumer_of_the_group() -> None:
         assert others.resets.empty()
 
 
-async def test_what_is_not_built_yet_is_refused_cleanly() -> None:
-    """F10: running info and its like come later."""
+async def test_a_broker_asks_a_member_how_it_is() -> None:
+    """F10: its offsets, its state with and without stacks, and what its listener says of a message."""
+    async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
+        instance.register_consumer("readers", Member("readers"))
+        await instance.connections.to(cluster.broker.address)
+        await cluster.bell.until(lambda: cluster.broker.peers)
+        (peer,) = cluster.broker.peers
+
+        header = ConsumerStatus(topic="orders", group="readers")
+        response = await peer.call(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
+        offsets = by_queue(decode(response.body, ClientOffsets).message_queue_table)
+        assert {MessageQueue("orders", "broker-a", 3): 17} == offsets
+
+        for stack in (False, True):
+            query = RunningInfoQuery(consumer_group="readers", client_id=instance.client_id, jstack_enable=stack)
+            response = await peer.call(RequestCode.GET_CONSUMER_RUNNING_INFO, query)
+            info = decode(response.body, RunningInfo)
+            assert {"PROP_CONSUMEORDERLY": "false"} == info.properties
+            assert stack == ("task heartbeats\n" in (info.jstack or ""))
+
+        directly = ConsumeDirectly(consumer_group="readers", broker_name="broker-a")
+        response = await peer.call(RequestCode.CONSUME_MESSAGE_DIRECTLY, directly, record(5, b"it"))
+        assert "it" == decode(response.body, ConsumedDirectly).remark
+
+
+async def test_a_member_that_is_gone_and_a_code_that_nobody_knows_are_refused() -> None:
+    """B3, F10."""
     async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
         await instance.connections.to(cluster.broker.address)
         await cluster.bell.until(lambda: cluster.broker.peers)
         (peer,) = cluster.broker.peers
-        assert 3 == (await peer.call(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)).code
+        header = ConsumerStatus(topic="orders", group="readers")
+        assert 206 == (await peer.call(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)).code
+        assert 3 == (await peer.call(RequestCode.SUSPEND_CONSUMER)).code
 
 
 async def test_one_instance_has_one_consumer_of_a_group() -> None:

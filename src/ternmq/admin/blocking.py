@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ternmq.admin.admin import Admin
 from ternmq.admin.brokers import BrokerInfo, Brokers
-from ternmq.admin.clients import Clients, Member, Members
+from ternmq.admin.clients import Clients, Consumed, ConsumerInfo, Member, Members
 from ternmq.admin.groups import GroupInfo, Groups, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, Messages
 from ternmq.admin.offsets import Move, Offsets
@@ -110,6 +110,15 @@ class SyncClients:
 
     def producers(self, group: str) -> list[Member]:
         return self._run(self._noun().producers(group))
+
+    def info(self, group: str, client_id: str, *, stack: bool = False) -> ConsumerInfo:
+        return self._run(self._noun().info(group, client_id, stack=stack))
+
+    def offsets(self, group: str, topic: str) -> dict[str, dict[MessageQueue, int]]:
+        return self._run(self._noun().offsets(group, topic))
+
+    def consume(self, group: str, offset_id: str, *, client_id: str | None = None) -> Consumed:
+        return self._run(self._noun().consume(group, offset_id, client_id=client_id))
 
 
 class SyncTopics:

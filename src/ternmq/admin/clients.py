@@ -1,16 +1,33 @@
-"""Clients that are connected to the brokers (D3)."""
+"""Clients that are connected to the brokers, and what they say of themselves (D3, F10).
+
+Who is connected, the brokers know. How a consumer is, only itself knows: the broker passes the question on over the
+consumer's own connection, so the answer may take as long as its program is busy, 10 s at most.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ternmq.admin.brokers import Brokers
+from ternmq.admin.messages import place_of
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import BrokerRefused, ConsumerOffline
-from ternmq.wire.bodies.clients import Connection, ConsumerConnection, ProducerConnection
-from ternmq.wire.bodies.codec import decode
+from ternmq.message import MessageQueue
+from ternmq.wire.bodies.clients import (
+    Connection,
+    ConsumedDirectly,
+    ConsumerConnection,
+    GroupOffsets,
+    ProducerConnection,
+    RunningInfo,
+)
+from ternmq.wire.bodies.codec import by_queue, decode
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests import ConsumerGroup, ProducerGroup
+from ternmq.wire.requests import ConsumeDirectly, ConsumerGroup, ConsumerStatus, ProducerGroup, RunningInfoQuery
+
+#: A little longer than a broker waits for a client.
+_TIMEOUT_MS: Final = 12_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +51,66 @@ class Members:
     subscriptions: dict[str, str]
 
 
+@dataclass(slots=True, frozen=True)
+class QueueState:
+    """A queue as the consumer that reads it sees it."""
+
+    queue: MessageQueue
+    #: The first message that is not done here; brokers hear of it some seconds later.
+    progress: int
+    #: Messages fetched and not done.
+    in_flight: int
+    #: Whether an orderly consumer has the queue's lock.
+    locked: bool
+    #: When the last pull was answered and the last call of the listener ended, ms since 1970; 0: never.
+    last_pull_ms: int
+    last_consume_ms: int
+
+
+@dataclass(slots=True, frozen=True)
+class TopicSpeed:
+    """How fast a consumer is with one topic, in the last minute."""
+
+    topic: str
+    done_per_s: float
+    failed_per_s: float
+    #: What a call of the listener takes on average.
+    call_ms: float
+    failed_last_hour: int
+
+
+@dataclass(slots=True, frozen=True)
+class ConsumerInfo:
+    """What a consumer says of itself."""
+
+    client_id: str
+    orderly: bool
+    #: Calls of the listener at a time; 0 where the client does not say.
+    threads: int
+    started_ms: int
+    #: Topic → filter expression.
+    subscriptions: dict[str, str]
+    queues: tuple[QueueState, ...]
+    topics: tuple[TopicSpeed, ...]
+    #: Everything that the client calls a setting, under RocketMQ's names.
+    settings: dict[str, str]
+    #: What each thread (in Python also each task) does right now; empty unless asked for.
+    stack: str
+
+
+@dataclass(slots=True, frozen=True)
+class Consumed:
+    """What a listener said of a message that an administrator had it consume."""
+
+    client_id: str
+    #: CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, …
+    result: str
+    #: The error, if there was one.
+    remark: str
+    took_ms: int
+    orderly: bool
+
+
 class Clients:
     """``admin.clients``."""
 
@@ -47,13 +124,9 @@ class Clients:
         subscriptions: dict[str, str] = {}
         model = ""
         for master in await self._brokers.masters():
-            try:
-                response = await self._instance.ask(
-                    master.address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group)
-                )
-            except ConsumerOffline:
+            info = await self._members_on(master.address, group)
+            if info is None:
                 continue
-            info = decode(response.body, ConsumerConnection)
             model = info.message_model.value
             subscriptions |= {topic: data.sub_string for topic, data in info.subscription_table.items()}
             members |= {connection.client_id: _member(connection) for connection in info.connection_set}
@@ -74,6 +147,105 @@ class Clients:
             info = decode(response.body, ProducerConnection)
             members |= {connection.client_id: _member(connection) for connection in info.connection_set}
         return [members[key] for key in sorted(members)]
+
+    async def info(self, group: str, client_id: str, *, stack: bool = False) -> ConsumerInfo:
+        """How a consumer is: its settings, queues and speed, and with ``stack`` what its threads and tasks do now.
+
+        ::
+
+            for member in (await admin.clients.consumers("billing")).members:
+                print((await admin.clients.info("billing", member.client_id, stack=True)).stack)
+
+        Raises ``ConsumerOffline`` when no broker has this member, ``ConsumeTimeout`` when it does not answer.
+        """
+        header = RunningInfoQuery(consumer_group=group, client_id=client_id, jstack_enable=stack)
+        for master in await self._brokers.masters():
+            known = await self._members_on(master.address, group)
+            if known is None or all(client_id != connection.client_id for connection in known.connection_set):
+                continue
+            code = RequestCode.GET_CONSUMER_RUNNING_INFO
+            response = await self._instance.ask(master.address, code, header, timeout_ms=_TIMEOUT_MS)
+            return _consumer_info(client_id, decode(response.body, RunningInfo))
+        raise ConsumerOffline(
+            f"no broker has a member {client_id!r} of group {group!r}; see `tern group members {group}`"
+        )
+
+    async def offsets(self, group: str, topic: str) -> dict[str, dict[MessageQueue, int]]:
+        """How far each member of the group is in its queues of a topic, as it knows itself; by client id."""
+        found: dict[str, dict[MessageQueue, int]] = {}
+        header = ConsumerStatus(topic=topic, group=group)
+        code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        for master in await self._brokers.masters():
+            if await self._members_on(master.address, group) is None:
+                continue
+            response = await self._instance.ask(master.address, code, header, timeout_ms=_TIMEOUT_MS)
+            for client_id, table in decode(response.body, GroupOffsets).consumer_table.items():
+                found.setdefault(client_id, {}).update(by_queue(table))
+        return found
+
+    async def consume(self, group: str, offset_id: str, *, client_id: str | None = None) -> Consumed:
+        """Have the listener of a member, or of any, called with one message, and hear what it says.
+
+        Nothing else happens: no progress moves, nothing is sent back, and an orderly listener is called beside its
+        order. To find out why a message fails, or to have it done once more.
+
+        Raises ``InvalidName`` for what is no offset id, ``ConsumerOffline``, ``ConsumeTimeout`` when the listener takes
+        more than 10 s (it goes on), ``NotFound`` and ``SystemFailure`` when the message is not there.
+        """
+        address = place_of(offset_id)[0]
+        if client_id is None:
+            known = await self._members_on(address, group)
+            if known is None:
+                raise ConsumerOffline(f"nobody consumes for group {group!r} at {address}; see `tern group list`")
+            client_id = min(connection.client_id for connection in known.connection_set)
+        header = ConsumeDirectly(consumer_group=group, client_id=client_id, message_id=offset_id)
+        response = await self._instance.ask(
+            address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_ms=_TIMEOUT_MS
+        )
+        told = decode(response.body, ConsumedDirectly)
+        return Consumed(client_id, told.result.value, told.remark or "", told.spent_ms, told.order)
+
+    async def _members_on(self, address: str, group: str) -> ConsumerConnection | None:
+        try:
+            response = await self._instance.ask(
+                address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group=group)
+            )
+        except ConsumerOffline:
+            return None
+        return decode(response.body, ConsumerConnection)
+
+
+def _consumer_info(client_id: str, info: RunningInfo) -> ConsumerInfo:
+    queues = by_queue(info.mq_table)
+    settings = info.properties
+    return ConsumerInfo(
+        client_id=client_id,
+        orderly=settings.get("PROP_CONSUMEORDERLY", "").lower() == "true",
+        threads=_number(settings.get("PROP_THREADPOOL_CORE_SIZE", "")),
+        started_ms=_number(settings.get("PROP_CONSUMER_START_TIMESTAMP", "")),
+        subscriptions={data.topic: data.sub_string for data in info.subscription_set},
+        queues=tuple(
+            QueueState(
+                queue,
+                progress=queues[queue].commit_offset,
+                in_flight=queues[queue].cached_msg_count,
+                locked=queues[queue].locked,
+                last_pull_ms=queues[queue].last_pull_timestamp,
+                last_consume_ms=queues[queue].last_consume_timestamp,
+            )
+            for queue in sorted(queues)
+        ),
+        topics=tuple(
+            TopicSpeed(topic, one.consume_ok_tps, one.consume_failed_tps, one.consume_rt, one.consume_failed_msgs)
+            for topic, one in sorted(info.status_table.items())
+        ),
+        settings=settings,
+        stack=info.jstack or "",
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _member(connection: Connection) -> Member:

@@ -61,7 +61,7 @@ class Messages:
         Raises ``InvalidName`` for what is no offset id, ``NotFound`` when the broker has no such record (any more),
         ``NetworkError`` when no broker answers there.
         """
-        address, log_offset = _place_of(offset_id)
+        address, log_offset = place_of(offset_id)
         try:
             response = await self._instance.ask(
                 address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=log_offset)
@@ -188,7 +188,7 @@ class Messages:
         return [to_message(record, name) for record in unpack_records(response.body)]
 
 
-def _place_of(offset_id: str) -> tuple[str, int]:
+def place_of(offset_id: str) -> tuple[str, int]:
     """Where an offset id says that its record is. A unique key looks alike, but hardly ever has a port that can be."""
     try:
         ip, port, log_offset = parse_offset_id(offset_id)

@@ -34,6 +34,7 @@ from ternmq.broker.handlers.client import ClientHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
 from ternmq.broker.handlers.pull import PullHandlers
 from ternmq.broker.handlers.query import QueryHandlers
+from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.holds import SCAN_S as HOLDS_SCAN_S
@@ -292,8 +293,10 @@ class Broker:
             address=self.address,
             stores=config.store_reply_message_enable,
         )
-        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(store).routes()}
-        routes |= replies.routes() | popping.routes() | assignments.routes()
+        queries = QueryHandlers(store)
+        relay = RelayHandlers(clients=tables.clients, find_record=queries.record, broker_name=config.broker_name)
+        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
+        routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.

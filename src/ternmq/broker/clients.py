@@ -162,6 +162,12 @@ class Clients:
         """A consumer group with its members and subscriptions; None when nobody of it is connected."""
         return self._consumers.get(group)
 
+    def find_consumer(self, group: str, client_id: str) -> Member | None:
+        """A member of a consumer group by its client id."""
+        known = self._consumers.get(group)
+        members = known.members.values() if known else ()
+        return next((member for member in members if member.client_id == client_id), None)
+
     def peers_of(self, group: str) -> list[Connection]:
         """Connections of a consumer group's members."""
         known = self._consumers.get(group)

@@ -1,8 +1,9 @@
-"""``tern group``: create, list, progress, reset, clone (D2, D4, L2)."""
+"""``tern group``: create, list, members, info, progress, reset, clone (D2, D4, F10, L2)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from ternmq.cli.running import run
 from ternmq.cli.times import format_ms, parse_position
 
 if TYPE_CHECKING:
+    from ternmq.admin.clients import ConsumerInfo, QueueState
     from ternmq.admin.offsets import Move
 
 app = typer.Typer(no_args_is_help=True, help="Create and list consumer groups, see how far they are, and move them.")
@@ -73,6 +75,110 @@ def list_(
         columns=("group", "members", "model", "lag"),
         empty="no groups yet; the first consumer of a group makes it",
     )
+
+
+@app.command()
+def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """List the live members of a group.
+
+    Example:
+
+        tern group members billing
+    """
+    from ternmq.admin import Admin
+    from ternmq.admin.clients import Members
+
+    async def work() -> Members | None:
+        async with Admin(name_servers) as admin:
+            return await admin.clients.consumers(group)
+
+    found = run(work())
+    Output(as_json=as_json).rows(
+        [
+            {
+                "client": one.client_id,
+                "address": one.address,
+                "language": one.language,
+                "version": one.version,
+                "model": found.model,
+            }
+            for one in found.members
+        ]
+        if found is not None
+        else [],
+        columns=("client", "address", "language", "version", "model"),
+        empty=f"nobody consumes for group {group} now",
+    )
+
+
+@app.command()
+def info(
+    group: Group,
+    client: Annotated[str | None, typer.Option("--client", help="Only this member, by its client id.")] = None,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Also what each of its threads and tasks does right now.")
+    ] = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Ask the live members of a group how they are: their queues, how far, how many messages in flight, how fast.
+
+    Examples:
+
+        tern group info billing
+
+        tern group info billing --client 10.0.0.7@4711#28513 --stack
+    """
+    from ternmq.admin import Admin
+
+    async def work() -> list[ConsumerInfo]:
+        async with Admin(name_servers) as admin:
+            found = await admin.clients.consumers(group)
+            clients = [one.client_id for one in found.members] if found is not None else []
+            return [
+                await admin.clients.info(group, one, stack=stack)
+                for one in ([client] if client is not None else clients)
+            ]
+
+    found = run(work())
+    output = Output(as_json=as_json)
+    if as_json:
+        for one in found:
+            output.item(asdict(one) | {"queues": [asdict(state) | _place(state) for state in one.queues]}, "")
+        return
+    output.rows(
+        [row for one in found for row in _queue_rows(one)],
+        columns=("client", "topic", "broker", "queue", "progress", "in_flight", "locked", "last_pull", "last_call"),
+        empty=f"nobody reads a queue for group {group} now",
+    )
+    for one in found:
+        for speed in one.topics:
+            note(
+                f"{one.client_id} {speed.topic}: {speed.done_per_s:.1f} done a second, "
+                f"{speed.failed_per_s:.1f} failed, {speed.call_ms:.1f} ms a call, "
+                f"{speed.failed_last_hour} failed in the last hour"
+            )
+        if stack:
+            output.item({}, f"--- {one.client_id}\n{one.stack}")
+
+
+def _queue_rows(member: ConsumerInfo) -> list[dict[str, object]]:
+    return [
+        {
+            "client": member.client_id,
+            **_place(one),
+            "progress": one.progress,
+            "in_flight": one.in_flight,
+            "locked": one.locked if member.orderly else None,
+            "last_pull": format_ms(one.last_pull_ms),
+            "last_call": format_ms(one.last_consume_ms),
+        }
+        for one in member.queues
+    ]
+
+
+def _place(state: QueueState) -> dict[str, object]:
+    return {"topic": state.queue.topic, "broker": state.queue.broker_name, "queue": state.queue.queue_id}
 
 
 @app.command()

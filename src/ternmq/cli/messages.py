@@ -1,8 +1,9 @@
-"""``tern message``: show, at, find (L1)."""
+"""``tern message``: show, at, find, consume (F10, L1)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -147,6 +148,43 @@ def find(
     )
     if key is not None and len(found) == count and output.is_terminal and not as_json:
         note(f"these are the newest {count}; there may be more, see --count and --to")
+
+
+@app.command()
+def consume(
+    message_id: Annotated[str, typer.Argument(help="An offset id; with --topic, a message id.", metavar="ID")],
+    group: Annotated[str, typer.Argument(help="Name of the group whose listener is called.", metavar="GROUP")],
+    client: Annotated[str | None, typer.Option("--client", help="The member, by its client id; else any.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Where to look for a message id.")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Have a live consumer's listener called with one message, and show what it says.
+
+    No progress moves and nothing is sent back, whatever the listener says.
+
+    Example:
+
+        tern message consume 7F00000100002A9F0000000000000000 billing
+    """
+    from ternmq.admin import Admin
+    from ternmq.admin.clients import Consumed
+
+    async def work() -> Consumed:
+        async with Admin(name_servers) as admin:
+            offset_id = message_id
+            if topic is not None:
+                found = await admin.messages.by_unique_key(topic, message_id)
+                if not found:
+                    raise NotFound(f"topic {topic!r} has no message with the id {message_id!r}")
+                offset_id = found[-1].offset_id
+            return await admin.clients.consume(group, offset_id, client_id=client)
+
+    told = run(work())
+    Output(as_json=as_json).item(
+        asdict(told),
+        f"{told.client_id} says {told.result} after {told.took_ms} ms" + (f": {told.remark}" if told.remark else ""),
+    )
 
 
 def _row(message: ReceivedMessage) -> dict[str, object]:

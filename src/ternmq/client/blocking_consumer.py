@@ -114,6 +114,10 @@ class SyncPushConsumer:
     def resume(self) -> None:
         self._do(self._consumer.resume)
 
+    def resize(self, threads: int) -> None:
+        """Have this many calls of the listener at a time from now on."""
+        self._do(lambda: self._consumer.resize(threads))
+
     def ready(self) -> None:
         """Wait until all queues that are ours after the last change are being read."""
         _open(self._thread, self.group).run(self._consumer.ready())

@@ -86,6 +86,12 @@ class _Concurrent:
                     batch.reader, batch.held, failed=batch.context.messages, delay_level=FIRST_LEVEL, again=self.put
                 )
 
+    async def call(self, context: ConsumeContext) -> None:
+        raise NotImplementedError
+
+    def resize(self, threads: int) -> None:
+        raise NotImplementedError
+
     async def stop(self, timeout_ms: int) -> None:
         self._stopped = True
         self._give_up_waiting()
@@ -114,8 +120,15 @@ class _Concurrent:
         if batch.is_settled:
             return
         context = batch.context
-        batch.held.last_consumed_ms = self._clock.now_ms()
         failed = context.failed
+        if batch.started is not None:
+            batch.held.last_consumed_ms = self._clock.now_ms()
+            self._settling.stats.consumed(
+                batch.reader.queue.topic,
+                done=len(context.messages) - len(failed),
+                failed=len(failed),
+                took_s=self._clock.monotonic() - batch.started,
+            )
         self._settling.settle(
             batch.reader,
             batch.held,
@@ -141,16 +154,30 @@ class InThreads(_Concurrent):
     ) -> None:
         super().__init__(listener, settling, group=group, batch_max=batch_max, clock=clock)
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"consume-{group}")
+        self._pool = self._pool_of(threads)
         self._calls: dict[Batch, Future[None]] = {}
         #: Filled by threads, emptied by the loop.
         self._ended: deque[Batch] = deque()
         self._is_woken = False
 
+    async def call(self, context: ConsumeContext) -> None:
+        await self._loop.run_in_executor(self._pool, self._listener.call, context)
+
+    def resize(self, threads: int) -> None:
+        # A pool has the size it was made with. What has not begun moves to the new one; what runs ends in the old.
+        old, self._pool = self._pool, self._pool_of(threads)
+        for batch, call in list(self._calls.items()):
+            if call.cancel():
+                self._begin(batch)
+        old.shutdown(wait=False)
+
     async def stop(self, timeout_ms: int) -> None:
         await super().stop(timeout_ms)
         # Threads that hang cannot be ended by anybody. What they say later is not heard any more.
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _pool_of(self, threads: int) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(threads, thread_name_prefix=f"consume-{self._group}")
 
     def _begin(self, batch: Batch) -> None:
         self._calls[batch] = self._pool.submit(self._call, batch)
@@ -198,22 +225,35 @@ class InTasks(_Concurrent):
         tasks: Tasks,
     ) -> None:
         super().__init__(listener, settling, group=group, batch_max=batch_max, clock=clock)
-        self._waiting: asyncio.Queue[Batch] = asyncio.Queue()
-        for number in range(threads):
-            tasks.create_task(self._work(), name=f"consume-{group}-{number}")
+        #: None ends the worker that takes it.
+        self._waiting: asyncio.Queue[Batch | None] = asyncio.Queue()
+        self._tasks = tasks
+        self._threads = 0
+        self.resize(threads)
+
+    async def call(self, context: ConsumeContext) -> None:
+        await self._listener.call_async(context)
+
+    def resize(self, threads: int) -> None:
+        for number in range(self._threads, threads):
+            self._tasks.create_task(self._work(), name=f"consume-{self._group}-{number}")
+        for _ in range(threads, self._threads):
+            self._waiting.put_nowait(None)
+        self._threads = threads
 
     def _begin(self, batch: Batch) -> None:
         self._waiting.put_nowait(batch)
 
     def _give_up_waiting(self) -> None:
         while not self._waiting.empty():
-            self._batches.discard(self._waiting.get_nowait())
+            batch = self._waiting.get_nowait()
+            if batch is not None:
+                self._batches.discard(batch)
 
     async def _work(self) -> None:
         time = asyncio.get_running_loop().time
         turn_end = time() + TURN_S
-        while True:
-            batch = await self._waiting.get()
+        while (batch := await self._waiting.get()) is not None:
             if not batch.held.dropped:
                 batch.started = self._clock.monotonic()
                 await self._listener.call_async(batch.context)

@@ -171,6 +171,15 @@ class PushConsumer:
     def resume(self) -> None:
         self._active.set()
 
+    def resize(self, threads: int) -> None:
+        """Have this many calls of the listener at a time from now on, threads or tasks; those that run go on.
+
+        Raises ``ConfigError`` below 1, and where the messages are taken in loops instead.
+        """
+        self.config = replace(self.config, threads=threads)
+        if self._member is not None:
+            self._member.resize(threads)
+
     async def ready(self) -> None:
         """Wait until all queues that are ours after the last change are being read."""
         await self._running().rebalancer.settled()

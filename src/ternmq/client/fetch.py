@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.instance import ClientInstance
 from ternmq.client.namespace import unwrap
@@ -62,6 +63,7 @@ class Fetching:
     #: By topic, on the wire; changes while readers run.
     subscriptions: Mapping[str, Subscription]
     progress: Progress
+    stats: ConsumeStats
     #: Takes what a pull brought, on the loop.
     deliver: Deliver
     #: How many queues of each topic are read here.
@@ -124,6 +126,7 @@ class QueueReader:
 
     async def _fetch(self) -> None:
         fetching, held = self._fetching, self.held
+        asked_at = fetching.instance.env.clock.monotonic()
         response = await fetching.instance.call(
             self._address(),
             RequestCode.PULL_MESSAGE,
@@ -147,6 +150,8 @@ class QueueReader:
             return
         new = held.put(messages, reply.next_offset)
         if new:
+            took_s = fetching.instance.env.clock.monotonic() - asked_at
+            fetching.stats.pulled(self.queue.topic, len(new), took_s=took_s)
             fetching.deliver(self, held, new)
 
     def _question(self, held: ProcessQueue) -> PullMessage:
@@ -176,13 +181,9 @@ class QueueReader:
             matches = subscription.filter.matches
             messages = [message for message in messages if matches(message.tags)]
         namespace = fetching.instance.config.namespace
-        if queue.topic.startswith(RETRY_PREFIX):
-            # The application subscribed to the topic where the message came from, and never heard of this one.
+        if namespace or queue.topic.startswith(RETRY_PREFIX):
             for message in messages:
-                message.topic = unwrap(namespace, message.properties.get(Property.RETRY_TOPIC) or message.topic)
-        elif namespace:
-            for message in messages:
-                message.topic = unwrap(namespace, message.topic)
+                restore_topic(message, namespace)
         return messages
 
     def _address(self) -> str:
@@ -222,6 +223,13 @@ class QueueReader:
             with contextlib.suppress(TernError):
                 await instance.routes.refresh(self.queue.topic)
         await asyncio.sleep(ERROR_PAUSE_S)
+
+
+def restore_topic(message: ReceivedMessage, namespace: str) -> None:
+    """Give a message the topic that the application knows: it never heard of retry topics or namespaces."""
+    if message.topic.startswith(RETRY_PREFIX):
+        message.topic = message.properties.get(Property.RETRY_TOPIC) or message.topic
+    message.topic = unwrap(namespace, message.topic)
 
 
 _NO_MESSAGES: Final = frozenset(

@@ -17,11 +17,12 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from ternmq.client.fetch import QueueReader
+from ternmq.client.listener import ConsumeContext
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.send_back import FIRST_LEVEL
 from ternmq.client.settle import Settling
 from ternmq.env import Clock
-from ternmq.errors import NotRunning
+from ternmq.errors import ConfigError, NotRunning, SystemFailure
 from ternmq.message import ReceivedMessage
 
 log = logging.getLogger(__name__)
@@ -118,8 +119,10 @@ class Inbox:
             await self._arrived.wait()
 
     def _settle(self, delivery: Delivery, is_done: bool, delay_level: int) -> None:
-        _, reader, held, message, _ = self._taken.pop(id(delivery))
+        _, reader, held, message, taken_at = self._taken.pop(id(delivery))
         held.last_consumed_ms = self._clock.now_ms()
+        took_s = self._clock.monotonic() - taken_at
+        self._settling.stats.consumed(reader.queue.topic, done=is_done, failed=not is_done, took_s=took_s)
         if is_done:
             self._settling.settle(reader, held, done=[message], again=self.put)
         else:
@@ -129,6 +132,12 @@ class Inbox:
         for delivery in [taken.delivery for taken in self._taken.values() if taken.at < started_before]:
             log.warning("a message was not settled in time; it is sent back", extra={"message_id": delivery.message_id})
             delivery.retry(FIRST_LEVEL)
+
+    async def call(self, context: ConsumeContext) -> None:
+        raise SystemFailure(f"group {context.group} takes its messages in a loop here; there is no listener to call")
+
+    def resize(self, threads: int) -> None:  # noqa: ARG002 - as many at a time as there are loops
+        raise ConfigError("messages are taken in loops here; run more of them, or fewer")
 
     async def stop(self, timeout_ms: int) -> None:  # noqa: ARG002 - what is taken and not settled was left that way
         self._stopped = True

@@ -9,8 +9,8 @@ Heartbeats tell brokers which groups we belong to: producers to masters, consume
 broker, as a broker forgets a client with its connection. Being first on the wire is enough for TernMQ; RocketMQ handles
 calls of one connection in several threads, so who must be known before its next call awaits ``heartbeat()``.
 
-Brokers call back on the same connections. ``_requests`` is the table of what we answer; a code that is not in it gets
-REQUEST_CODE_NOT_SUPPORTED from ``net.peer``.
+Brokers call back on the same connections. ``_requests`` is the table of what we answer, most of it for the consumers
+(``answers``); a code that is not in it gets REQUEST_CODE_NOT_SUPPORTED from ``net.peer``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 from weakref import WeakKeyDictionary
 
+from ternmq.client.answers import Answers, ConsumerMember
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
 from ternmq.client.connections import Connections
 from ternmq.client.name_servers import NameServers
@@ -33,18 +34,17 @@ from ternmq.client.replies import Requests
 from ternmq.client.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.env import Env
 from ternmq.errors import CallTimeout, ConfigError, NetworkError, NotRunning, TernError, refused
-from ternmq.message import MessageQueue
 from ternmq.net.dial import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.tasks import Tasks
 from ternmq.types import Buffer
-from ternmq.wire.bodies.clients import ConsumerData, Heartbeat, ProducerData, QueueOffsets
-from ternmq.wire.bodies.codec import by_queue, decode, encode
+from ternmq.wire.bodies.clients import Heartbeat, ProducerData
+from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
-from ternmq.wire.header import Fields, Header, Request, Response
+from ternmq.wire.header import Fields, Header, Response
 from ternmq.wire.ids import UniqueIds
-from ternmq.wire.requests import ConsumerGroup, ResetOffset, UnregisterClient
+from ternmq.wire.requests import UnregisterClient
 from ternmq.wire.requests_admin import RouteQuery
 
 log = logging.getLogger(__name__)
@@ -52,22 +52,6 @@ log = logging.getLogger(__name__)
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
 _REFRESH_PAUSE_S: Final = 1.0
-
-
-class ConsumerMember(Protocol):
-    """What the instance needs of a consumer."""
-
-    def heartbeat_data(self) -> ConsumerData:
-        """Group, kind and subscriptions, as a heartbeat carries them."""
-        ...
-
-    def rebalance_soon(self) -> None:
-        """The members of the group may have changed (NOTIFY_CONSUMER_IDS_CHANGED 40)."""
-        ...
-
-    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """A tool has moved the group to these queue offsets (RESET_CONSUMER_CLIENT_OFFSET 220)."""
-        ...
 
 
 class ClientInstance:
@@ -91,14 +75,13 @@ class ClientInstance:
             self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock
         )
         self._tasks = Tasks()
+        self._consumers: dict[str, ConsumerMember] = {}
         #: Who waits for a reply here (E7).
         self.requests = Requests(self.env.clock)
         self._requests: dict[int, Route] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self._consumers_changed, _LANE),
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self._offsets_reset, _LANE),
+            **Answers(self._consumers).routes(_LANE),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE),
         }
-        self._consumers: dict[str, ConsumerMember] = {}
         #: Producer group → how many producers of it are open.
         self._producers: dict[str, int] = {}
         self._beat = asyncio.Event()
@@ -382,22 +365,6 @@ class ClientInstance:
             await asyncio.sleep(_REFRESH_PAUSE_S if self._routes_old.is_set() else 0)
             self._routes_old.clear()
             await self.routes.refresh_all()
-
-    # --- Calls of brokers ------------------------------------------------------------------------------------
-
-    def _consumers_changed(self, _: Peer, request: Request[ConsumerGroup]) -> None:
-        """NOTIFY_CONSUMER_IDS_CHANGED 40, one-way."""
-        header = request.header
-        assert header is not None
-        member = self._consumers.get(header.consumer_group)
-        if member is not None:
-            member.rebalance_soon()
-
-    def _offsets_reset(self, _: Peer, request: Request[ResetOffset]) -> None:
-        """RESET_CONSUMER_CLIENT_OFFSET 220, one-way; from RocketMQ 4.9, and to consumers in broadcasting (D4)."""
-        member = self._consumers.get(request.fields.group)
-        if member is not None:
-            member.reset(by_queue(decode(request.body, QueueOffsets).offset_table))
 
 
 #: Shared instances, by loop, then by config and seams.

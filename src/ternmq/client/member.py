@@ -9,24 +9,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
+from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.consumer_config import PushConfig
-from ternmq.client.fetch import QueueReader
+from ternmq.client.fetch import QueueReader, restore_topic
 from ternmq.client.instance import ClientInstance
+from ternmq.client.listener import ConsumeContext, ConsumeResult
 from ternmq.client.locks import Locks
+from ternmq.client.namespace import unwrap
 from ternmq.client.offsets import BrokerOffsets, Progress
 from ternmq.client.orderly import Orderly
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.readers import Readers
 from ternmq.client.rebalance import Rebalancer
 from ternmq.client.routes import TopicRoute
+from ternmq.client.running_info import running_info
 from ternmq.client.send_back import Returns
 from ternmq.client.settle import Outlet, Settling
 from ternmq.client.subscription import Subscription
+from ternmq.errors import SystemFailure
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.tasks import Tasks
-from ternmq.wire.bodies.clients import ConsumerData, ConsumeType, MessageModel
+from ternmq.wire.bodies.clients import ConsumedDirectly, ConsumerData, ConsumeType, MessageModel, RunningInfo
+from ternmq.wire.bodies.clients import ConsumeResult as ToldResult
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +69,9 @@ class Member:
         self._early: list[tuple[QueueReader, ProcessQueue, Sequence[ReceivedMessage]]] = []
         is_clustering = config.model is MessageModel.CLUSTERING
         returns = Returns(instance, group, max_reconsume_times=config.max_reconsume_times) if is_clustering else None
-        self.settling = Settling(returns, tasks)
+        self._stats = ConsumeStats(instance.env.clock)
+        self._started_ms = instance.env.clock.now_ms()
+        self.settling = Settling(returns, self._stats, tasks)
         self.locks = Locks(instance, group, on_lost=self._lost) if config.orderly and is_clustering else None
         self.readers = Readers(
             instance,
@@ -72,6 +81,7 @@ class Member:
             progress=progress,
             brokers=BrokerOffsets(instance, group),
             locks=self.locks,
+            stats=self._stats,
             deliver=self._deliver,
             active=active,
             tasks=tasks,
@@ -99,6 +109,42 @@ class Member:
             log.warning("a tool has moved this group", extra={"group": self.group, "queues": len(offsets)})
             self.readers.reset(offsets)
             self._tasks.create_task(self.readers.save(wait=True), name="save reset offsets")
+
+    def offsets(self, topic: str) -> Mapping[MessageQueue, int]:
+        return {reader.queue: reader.held.progress for reader in self.readers.all() if reader.queue.topic == topic}
+
+    def running_info(self) -> RunningInfo:
+        return running_info(
+            self.instance,
+            self.group,
+            self._config,
+            subscriptions=self._subscriptions,
+            readers=self.readers.all(),
+            locks=self.locks,
+            stats=self._stats,
+            started_ms=self._started_ms,
+        )
+
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumedDirectly:
+        if self._outlet is None:
+            raise SystemFailure(f"group {self.group} has no listener here yet")
+        clock, namespace = self.instance.env.clock, self.instance.config.namespace
+        context = ConsumeContext(unwrap(namespace, self.group), message.queue, [message])
+        restore_topic(message, namespace)
+        began = clock.monotonic()
+        await self._outlet.call(context)
+        return ConsumedDirectly(
+            consume_result=_told(context),
+            order=self._config.orderly,
+            remark=None if context.error is None else repr(context.error),
+            spent_ms=int((clock.monotonic() - began) * 1000),
+        )
+
+    def resize(self, threads: int) -> None:
+        """Have this many calls of the listener at a time from now on."""
+        if self._outlet is not None:
+            self._outlet.resize(threads)
+        self._config = replace(self._config, threads=threads)
 
     # --- Start and end ---------------------------------------------------------------------------------------
 
@@ -173,3 +219,9 @@ class Member:
             await asyncio.sleep(min(EXPIRY_CHECK_S, timeout_s))
             if self._outlet is not None:
                 self._outlet.expire(self.instance.env.clock.monotonic() - timeout_s)
+
+
+def _told(context: ConsumeContext) -> ToldResult:
+    if context.error is not None:
+        return ToldResult.THROW_EXCEPTION
+    return ToldResult.SUCCESS if context.result is ConsumeResult.SUCCESS else ToldResult.LATER

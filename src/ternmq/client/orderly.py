@@ -106,13 +106,14 @@ class Orderly:
         self._locks = locks
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        # Workers wait for their calls, so there are never more threads than workers.
-        self._pool = None if listener.is_async else ThreadPoolExecutor(config.threads, f"consume-{group}")
+        self._tasks = tasks
         self._lines: dict[MessageQueue, _Line] = {}
-        self._ready: asyncio.Queue[_Line] = asyncio.Queue()
+        #: None ends the worker that takes it.
+        self._ready: asyncio.Queue[_Line | None] = asyncio.Queue()
         self._stopped = False
-        for number in range(config.threads):
-            tasks.create_task(self._work(), name=f"consume-{group}-{number}")
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+        self.resize(config.threads)
 
     # --- What the member asks (``Outlet``, ``Order``) --------------------------------------------------------
 
@@ -147,6 +148,24 @@ class Orderly:
                 line.is_reported = True
                 log.warning("a listener takes long; its queue waits for it", extra=self._about(line))
 
+    async def call(self, context: ConsumeContext) -> None:
+        if self._pool is None:
+            await self._listener.call_async(context)
+        else:
+            await self._loop.run_in_executor(self._pool, self._listener.call, context)
+
+    def resize(self, threads: int) -> None:
+        for number in range(self._threads, threads):
+            self._tasks.create_task(self._work(), name=f"consume-{self._group}-{number}")
+        for _ in range(threads, self._threads):
+            self._ready.put_nowait(None)
+        self._threads = threads
+        if not self._listener.is_async:
+            # Workers wait for their calls, so nothing waits in the old pool, and a thread is free for each worker.
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(threads, f"consume-{self._group}")
+
     async def stop(self, timeout_ms: int) -> None:
         self._stopped = True
         with contextlib.suppress(TimeoutError):
@@ -163,8 +182,7 @@ class Orderly:
     # --- Workers ---------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while True:
-            line = await self._ready.get()
+        while (line := await self._ready.get()) is not None:
             pause_s = await self._serve(line)
             if pause_s is None:
                 line.is_busy = False
@@ -201,10 +219,13 @@ class Orderly:
         """Call the listener and settle what it says; returns after how many seconds to try again, 0 for going on."""
         reader, held, _ = places[0]
         context = ConsumeContext(self._group, line.queue, [place.message for place in places])
+        began = self._clock.monotonic()
         await self.call(context)
-        held.last_consumed_ms = self._clock.now_ms()
         failed = context.failed
         done_count = len(places) - len(failed)
+        held.last_consumed_ms = self._clock.now_ms()
+        took_s = self._clock.monotonic() - began
+        self._settling.stats.consumed(line.queue.topic, done=done_count, failed=len(failed), took_s=took_s)
         if failed:
             done_count += await self._give_up(held, failed, context)
         if held.dropped:
@@ -218,13 +239,6 @@ class Orderly:
             message.reconsume_times += 1
         retry_ms = self._config.orderly_retry_ms if context.retry_ms is None else context.retry_ms
         return min(max(retry_ms, RETRY_MS_MIN), RETRY_MS_MAX) / 1000
-
-    async def call(self, context: ConsumeContext) -> None:
-        """Call the listener; how it went is in ``context``."""
-        if self._pool is None:
-            await self._listener.call_async(context)
-        else:
-            await self._loop.run_in_executor(self._pool, self._listener.call, context)
 
     async def _give_up(self, held: ProcessQueue, failed: Sequence[ReceivedMessage], context: ConsumeContext) -> int:
         """Have the first of these become dead letters if it is time; returns how many are."""

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol
 
+from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.fetch import Deliver, Fetching, QueueReader
 from ternmq.client.instance import ClientInstance
@@ -55,6 +56,7 @@ class Readers:
         progress: Progress,
         brokers: BrokerOffsets,
         locks: Locks | None,
+        stats: ConsumeStats,
         deliver: Deliver,
         active: asyncio.Event,
         tasks: Tasks,
@@ -73,7 +75,15 @@ class Readers:
         self._releasing: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         self._counts: Counter[str] = Counter()
         self._fetching = Fetching(
-            instance, group, config, subscriptions, progress, deliver=deliver, queue_counts=self._counts, active=active
+            instance,
+            group,
+            config,
+            subscriptions,
+            progress,
+            stats,
+            deliver=deliver,
+            queue_counts=self._counts,
+            active=active,
         )
 
     def topics(self) -> Collection[str]:

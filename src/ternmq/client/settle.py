@@ -13,7 +13,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.fetch import QueueReader
+from ternmq.client.listener import ConsumeContext
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.send_back import DEAD_LETTER, Returns
 from ternmq.message import ReceivedMessage
@@ -38,6 +40,17 @@ class Outlet(Protocol):
         """Send back what the application began on before this time (of the clock's ``monotonic``) and still has."""
         ...
 
+    async def call(self, context: ConsumeContext) -> None:
+        """Call the listener with messages that nobody fetched; how it went is in ``context``. Nothing is settled.
+
+        Raises ``SystemFailure`` where there is no listener.
+        """
+        ...
+
+    def resize(self, threads: int) -> None:
+        """Make this many calls at a time from now on; those that run are not cut short."""
+        ...
+
     async def stop(self, timeout_ms: int) -> None:
         """Begin nothing more; wait for what runs, at most this long."""
         ...
@@ -46,7 +59,9 @@ class Outlet(Protocol):
 class Settling:
     """Settles messages of one consumer. All methods belong to the loop's thread."""
 
-    def __init__(self, returns: Returns | None, tasks: Tasks) -> None:
+    def __init__(self, returns: Returns | None, stats: ConsumeStats, tasks: Tasks) -> None:
+        #: Outlets count there what they have seen.
+        self.stats = stats
         #: None in broadcasting.
         self._returns = returns
         self._tasks = tasks

@@ -30,19 +30,29 @@ from tests.broker.calls import settings
 class Client:
     """A connection to the broker.
 
-    What the broker sends by itself is kept: in ``told`` the groups whose members changed, in ``resets`` new offsets.
+    What the broker sends by itself is kept: in ``told`` the groups whose members changed, in ``resets`` new offsets, in
+    ``asked`` what it passed on from tools. Those get what ``answers`` has for the code; without, they wait for ever.
     """
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
         self.resets: asyncio.Queue[tuple[ResetOffset, bytes]] = asyncio.Queue()
+        self.asked: list[Request[Any]] = []
+        self.answers: dict[int, Reply] = {}
         self.peer: Peer
 
     def routes(self) -> dict[int, Route]:
         return {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self.notified, "client"),
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self.reset, "client"),
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: Route(self.answer, "client"),
+            RequestCode.GET_CONSUMER_RUNNING_INFO: Route(self.answer, "client"),
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: Route(self.answer, "client"),
         }
+
+    def answer(self, _peer: Peer, request: Request[Any]) -> Reply | None:
+        self.asked.append(request)
+        return self.answers.get(request.code)
 
     def notified(self, _peer: Peer, request: Request[ConsumerGroup]) -> Reply:
         self.told.put_nowait(request.fields.consumer_group)

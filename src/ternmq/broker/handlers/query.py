@@ -40,6 +40,10 @@ class QueryHandlers:
             return self._view_cold(log_offset, cold)
         return _viewed(self._store.record_at(log_offset), log_offset)
 
+    async def record(self, log_offset: int) -> memoryview | None:
+        """One record, by its log offset; on another thread if it is old."""
+        return await self._record(log_offset, self._store.cold.record(log_offset))
+
     async def _view_cold(self, log_offset: int, cold: Future[bytes | None]) -> Reply:
         return _viewed(await self._record(log_offset, cold), log_offset)
 
