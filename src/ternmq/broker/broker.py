@@ -23,6 +23,8 @@ from typing import Final, Self
 from ternmq.broker import flow
 from ternmq.broker.clients import Clients
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.filters import SAVE_S as FILTERS_SAVE_S
+from ternmq.broker.filters import Filters
 from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
@@ -86,18 +88,20 @@ SAMPLE_S: Final = 1.0
 
 @dataclass(slots=True, frozen=True)
 class Tables:
-    """What a broker knows: three tables with a file each under ``config/``, three in memory only."""
+    """What a broker knows: four tables with a file each under ``config/``, three in memory only."""
 
     topics: Topics
     groups: Groups
     offsets: Offsets
     clients: Clients
+    filters: Filters
     locks: Locks
     stats: Stats
 
     @classmethod
     def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile]) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
+        clients = Clients(clock, silence_max_ms=config.channel_expired_timeout)
         tables = cls(
             Topics(
                 file("topics.json"),
@@ -116,11 +120,12 @@ class Tables:
                 auto_create=config.auto_create_subscription_group,
             ),
             Offsets(file("consumerOffset.json"), clock),
-            Clients(clock, silence_max_ms=config.channel_expired_timeout),
+            clients,
+            Filters(file("consumerFilter.json"), clock, clients, config),
             Locks(clock),
             Stats(clock),
         )
-        for saved in (tables.topics, tables.groups, tables.offsets):
+        for saved in (tables.topics, tables.groups, tables.offsets, tables.filters):
             saved.load()
         return tables
 
@@ -195,6 +200,7 @@ class Broker:
 
         tables = Tables.load(config, env.clock, table_file)
         stack.callback(tables.offsets.save)
+        stack.callback(tables.filters.save)
 
         # Services.
         registration = self._registration(tables.topics)
@@ -229,6 +235,7 @@ class Broker:
             clients=tables.clients,
             offsets=tables.offsets,
             stats=tables.stats,
+            filters=tables.filters,
         )
         stack.callback(pulls.holds.close)
         popping = Popping(
@@ -240,6 +247,7 @@ class Broker:
             groups=tables.groups,
             offsets=tables.offsets,
             stats=tables.stats,
+            filters=tables.filters,
             clock=env.clock,
             choice=env.random,
         )
@@ -249,7 +257,7 @@ class Broker:
             groups=tables.groups,
             topics=tables.topics,
             locks=tables.locks,
-            broker_name=config.broker_name,
+            filters=tables.filters,
             notify_members=config.notify_consumer_ids_changed_enable,
         )
         assignments = AssignmentHandlers(
@@ -272,9 +280,9 @@ class Broker:
             popping.drop(peer)
             tables.clients.on_close(peer)
 
-        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
-            pulls.holds.arrived(topic, queue_id, end_offset, tags_code)
-            popping.arrived(topic, queue_id, end_offset, tags_code)
+        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
+            pulls.holds.arrived(topic, queue_id, end_offset, tags_code, properties)
+            popping.arrived(topic, queue_id, tags_code, properties)
 
         def forget_silent_clients() -> None:
             for silent in tables.clients.scan():
@@ -282,6 +290,9 @@ class Broker:
 
         tables.topics.on_change = topic_changed
         tables.clients.on_members = members.tell_members
+        tables.clients.on_empty = tables.filters.unregister
+        if config.enable_calc_filter_bit_map:
+            store.bits = tables.filters.bits
         store.on_arrival = arrived
         store.on_broken = intake.give_up
 
@@ -304,6 +315,7 @@ class Broker:
         tasks = await stack.enter_async_context(Tasks())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
+            (FILTERS_SAVE_S, tables.filters.save),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
