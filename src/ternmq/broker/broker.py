@@ -49,6 +49,9 @@ from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.retry import Retries
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
+from ternmq.delay.levels import MARK as DELAY_MARK
+from ternmq.delay.levels import DelayLevels
+from ternmq.delay.progress import Progress as DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, do_now
@@ -99,7 +102,7 @@ class Tables:
     stats: Stats
 
     @classmethod
-    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile]) -> Tables:
+    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile], *, delay_levels: int) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
         clients = Clients(clock, silence_max_ms=config.channel_expired_timeout)
         tables = cls(
@@ -112,6 +115,7 @@ class Tables:
                 default_queues=config.default_topic_queue_nums,
                 revive_queues=config.revive_queue_num,
                 trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
+                delay_levels=delay_levels,
             ),
             Groups(
                 file("subscriptionGroup.json"),
@@ -198,17 +202,22 @@ class Broker:
         def table_file(name: str) -> TableFile:
             return TableFile(directory / name, chores, self._files)
 
-        tables = Tables.load(config, env.clock, table_file)
+        tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
         stack.callback(tables.offsets.save)
         stack.callback(tables.filters.save)
 
         # Services.
         registration = self._registration(tables.topics)
+        delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
+        delivered.load()
+        stack.callback(delivered.save)
+        delays = DelayLevels(store, delivered, clock=env.clock)
         intake = Intake(
             store,
             waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
+            redirects={DELAY_MARK: delays.redirect},
         )
         stack.callback(intake.close)
         sends = SendHandlers(
@@ -308,14 +317,16 @@ class Broker:
         relay = RelayHandlers(clients=tables.clients, find_record=queries.record, broker_name=config.broker_name)
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
-        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, lambda: server.lanes)
+        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
+        tasks.create_task(delays.run())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
             (FILTERS_SAVE_S, tables.filters.save),
+            (self._store_config.flush_delay_offset_interval / 1000, delivered.save),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
@@ -370,6 +381,7 @@ class Broker:
         registration: Registration,
         holds: Holds,
         popping: Popping,
+        delays: DelayLevels,
         lanes: Callable[[], Lanes],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
@@ -421,6 +433,7 @@ class Broker:
                 lanes=lanes,
                 settings=(self.config, self._store_config),
                 store_path=self._store_config.store_path_root_dir,
+                delays=delays.state,
                 clock=clock,
             ).routes(),
         }

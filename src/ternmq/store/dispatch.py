@@ -280,10 +280,14 @@ class Dispatcher:
         return code
 
 
+def delay_level(properties: str, level_max: int) -> int:
+    """The delay level of a message (I1): one beyond the last is the last; 0 without one, or if it is no number."""
+    text = find(properties, Property.DELAY) or ""
+    # Ten digits are as many as Java's number has.
+    return min(int(text), level_max) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
+
+
 def due_time(properties: str, store_time_ms: int, delays_ms: tuple[int, ...]) -> int:
     """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2); 0: never."""
-    text = find(properties, Property.DELAY) or ""
-    level = int(text) if text.isascii() and text.isdigit() else 0
-    if not level or not delays_ms:
-        return 0
-    return store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]
+    level = delay_level(properties, len(delays_ms))
+    return store_time_ms + delays_ms[level - 1] if level else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ternmq.errors import CorruptFile, CorruptRecord
 from ternmq.message import Property
@@ -19,7 +19,7 @@ from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, TAGS_AT
-from ternmq.store.queue_ext import ADDRESS_BYTE, Unit, by_unit
+from ternmq.store.queue_ext import ADDRESS_BYTE, ADDRESS_MAX, Unit, UnitReader, by_unit
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import Disk
 from ternmq.wire.properties import find
@@ -73,6 +73,14 @@ class QueryResult:
     #: Store time and log offset of the newest record in the index.
     last_update_ms: int
     last_update_offset: int
+
+
+class Entry(NamedTuple):
+    """Where a record lies, and its tags code; None if that stood in a unit which is missing."""
+
+    log_offset: int
+    size: int
+    tags_code: int | None
 
 
 #: Yields log offsets and takes their records, None for those that are gone; the result comes last.
@@ -207,6 +215,17 @@ class Query:
                 path=str(queue.directory),
             )
         return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from, pieces)
+
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
+        """Entries of a queue from ``queue_offset`` on, at most ``count_max``, fewer at the end of a file."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.next_offset:
+            return []
+        units = UnitReader(queue.ext) if queue.ext is not None else None
+        return [
+            Entry(log_offset, size, field if field > ADDRESS_MAX else units.tags_code(field) if units else None)
+            for log_offset, size, field in _iter_entries(queue.read(queue_offset, count_max))
+        ]
 
     # --- By time ------------------------------------------------------------------------------------------------
 

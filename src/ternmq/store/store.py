@@ -37,7 +37,7 @@ from ternmq.store.dispatch import Derived, Dispatcher, Fact, OnArrival
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
-from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
+from ternmq.store.query import Entry, GetResult, GetStatus, Query, QueryResult
 from ternmq.store.queue_ext import QueueExts, Unit
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.recovery import recover
@@ -50,6 +50,7 @@ from ternmq.store.writer import RecordWriter
 __all__ = [
     "Derived",
     "Draft",
+    "Entry",
     "Fact",
     "GetResult",
     "GetStatus",
@@ -374,6 +375,10 @@ class MessageStore:
             accepts=accepts,
             leave_cold=leave_cold,
         )
+
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
+        """Where the records of a queue lie, from ``queue_offset`` on. See ``Query.entries``."""
+        return self._query.entries(topic, queue_id, queue_offset, count_max)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message; 0 without such a queue."""

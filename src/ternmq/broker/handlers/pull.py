@@ -29,12 +29,13 @@ from ternmq.broker.clients import Clients
 from ternmq.broker.config import READ, BrokerConfig
 from ternmq.broker.filters import Filters, Wanted
 from ternmq.broker.flow import PULL
-from ternmq.broker.groups import Groups
+from ternmq.broker.groups import TOOLS_GROUP, Groups
 from ternmq.broker.holds import Holds
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
 from ternmq.errors import InvalidParameter, NoPermission, StoreError, SubscriptionMissing, SystemBusy
+from ternmq.names import SCHEDULE_TOPIC
 from ternmq.net.peer import Peer, Route
 from ternmq.store.query import GetResult, GetStatus, accepted
 from ternmq.store.store import MessageStore
@@ -230,6 +231,11 @@ class PullHandlers:
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
             )
         topic = self._topics.find(header.topic)
+        if header.topic == SCHEDULE_TOPIC and header.consumer_group != TOOLS_GROUP:
+            raise NoPermission(
+                f"the topic[{header.topic}] pulling message is forbidden: its messages wait for their time; subscribe "
+                "the topic that they were sent to"
+            )
         if not topic.perm & READ:
             raise NoPermission(f"the topic[{header.topic}] pulling message is forbidden; give it read permission")
         if not 0 <= header.queue_id < topic.read_queue_nums:
