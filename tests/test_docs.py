@@ -27,13 +27,12 @@ import pytest
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.client.config import ClientConfig, ProducerConfig
-from ternmq.client.consumer_config import FlowLimits, PushConfig
+from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PushConfig
 from ternmq.config import rocketmq_name
 from ternmq.embedded import EmbeddedCluster
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.store.config import StoreConfig
 from tests.cli.conftest import ENVIRONMENT, TERN
-from tests.no_delays import NO_DELAYS
 
 ROOT = Path(__file__).parent.parent
 TOUR = ROOT / "docs" / "tour.md"
@@ -98,7 +97,7 @@ def plain(output: str) -> list[str]:
 @pytest.mark.parametrize(("block", "printed"), [pytest.param(*pair, id=str(pair[0])) for pair in program_blocks()])
 def test_a_program_of_the_docs_runs(block: Block, printed: Block | None, tmp_path: Path) -> None:
     """T5."""
-    with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as cluster:
+    with EmbeddedCluster() as cluster:
         program = tmp_path / "program.py"
         program.write_text(block.text.replace(NAME_SERVER, cluster.name_servers))
         how = ["-m", "pytest", "-q"] if "def test_" in block.text else []
@@ -246,6 +245,7 @@ CONFIGS: dict[str, Any] = {
     "ClientConfig": ClientConfig(NAME_SERVER),
     "ProducerConfig": ProducerConfig(),
     "PushConfig": PushConfig(),
+    "LitePullConfig": LitePullConfig(),
     "FlowLimits": FlowLimits(),
 }
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ternmq.admin.blocking import SyncAdmin
     from ternmq.client.batch import split_batch
     from ternmq.client.blocking import SyncProducer
-    from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
+    from ternmq.client.blocking_consumer import SyncPushConsumer
+    from ternmq.client.blocking_pull import SyncLitePullConsumer, SyncPullConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
     from ternmq.client.consumer import PushConsumer
-    from ternmq.client.consumer_config import FlowLimits, PushConfig
+    from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PushConfig
     from ternmq.client.hooks import SendContext, SendHook
     from ternmq.client.listener import ConsumeContext, ConsumeHook, ConsumeResult
+    from ternmq.client.lite_pull import LitePullConsumer
     from ternmq.client.offsets import StartPosition
     from ternmq.client.producer import Producer
     from ternmq.client.pull import PullConsumer
@@ -43,6 +45,8 @@ __all__ = [
     "ConsumeResult",
     "EmbeddedCluster",
     "FlowLimits",
+    "LitePullConfig",
+    "LitePullConsumer",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -58,6 +62,7 @@ __all__ = [
     "SendStatus",
     "StartPosition",
     "SyncAdmin",
+    "SyncLitePullConsumer",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
@@ -72,12 +77,14 @@ _HOMES: Final = {
     "ternmq.admin.blocking": ("SyncAdmin",),
     "ternmq.client.batch": ("split_batch",),
     "ternmq.client.blocking": ("SyncProducer",),
-    "ternmq.client.blocking_consumer": ("SyncPullConsumer", "SyncPushConsumer"),
+    "ternmq.client.blocking_consumer": ("SyncPushConsumer",),
+    "ternmq.client.blocking_pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
     "ternmq.client.consumer": ("PushConsumer",),
-    "ternmq.client.consumer_config": ("FlowLimits", "PushConfig"),
+    "ternmq.client.consumer_config": ("FlowLimits", "LitePullConfig", "PushConfig"),
     "ternmq.client.hooks": ("SendContext", "SendHook"),
     "ternmq.client.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
+    "ternmq.client.lite_pull": ("LitePullConsumer",),
     "ternmq.client.offsets": ("StartPosition",),
     "ternmq.client.producer": ("Producer",),
     "ternmq.client.pull": ("PullConsumer",),

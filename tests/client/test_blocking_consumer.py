@@ -8,19 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from ternmq.client.blocking import SyncProducer
-from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
+from ternmq.client.blocking_consumer import SyncPushConsumer
+from ternmq.client.blocking_pull import SyncPullConsumer
 from ternmq.client.offsets import StartPosition
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import NotRunning
 from ternmq.message import Message, ReceivedMessage
-from tests.no_delays import NO_DELAYS
 
 FIRST = StartPosition.FIRST
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as cluster:
+    with EmbeddedCluster() as cluster:
         yield cluster
 
 

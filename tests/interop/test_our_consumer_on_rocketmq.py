@@ -1,4 +1,4 @@
-"""TernMQ's consumers on RocketMQ 4.9.4 and 5.2.0, in both forms of the header (V2, F1, F3, F5–F8, G1, G2, H1, K1).
+"""TernMQ's consumers on RocketMQ 4.9.4 and 5.2.0, in both forms of the header (V2, F1, F3–F8, G1, G2, H1, K1).
 
 In one test a group has a member of each language: they agree on who reads what without ever talking to each other.
 """
@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
-from ternmq.client.blocking_consumer import SyncPullConsumer, SyncPushConsumer
+from ternmq.client.blocking_consumer import SyncPushConsumer
+from ternmq.client.blocking_pull import SyncPullConsumer
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer import PushConsumer
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.listener import ConsumeContext
+from ternmq.client.lite_pull import LitePullConsumer
 from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
 from ternmq.client.pull import PullConsumer, PullStatus
@@ -212,6 +214,45 @@ async def test_queues_are_read_by_offset(client: ClientConfig, producer: Produce
             nothing = await consumer.pull(one, 0, tags="no such tag", wait=False)
             assert PullStatus.NO_MATCH is nothing.status
     assert sorted(numbered(40)) == sorted(bodies)
+
+
+async def test_messages_are_polled(client: ClientConfig, producer: Producer, topic: str) -> None:
+    """V2, F4, K1: by a member of a group, which goes on where it was, and from assigned queues, wherever it likes."""
+
+    async def polled(consumer: LitePullConsumer, count: int) -> list[str]:
+        messages: list[ReceivedMessage] = []
+        while len(messages) < count:
+            batch = await consumer.poll(20_000)
+            assert batch
+            messages += batch
+        return sorted(message.body.decode() for message in messages)
+
+    await send(producer, topic, numbered(40))
+    await send(producer, topic, ["tagged"], tags="标签")
+    group = f"readers-of-{topic}"
+    consumer = LitePullConsumer(group, client=client, start=FIRST, auto_commit=False)
+    consumer.subscribe(topic)
+    async with consumer:
+        assert sorted([*numbered(40), "tagged"]) == await polled(consumer, 41)
+        await consumer.commit()
+    async with LitePullConsumer(group, client=client) as consumer:
+        queues = await consumer.queues(topic)
+        await consumer.assign(queues)
+        assert 41 == sum([await consumer.committed(queue) or 0 for queue in queues])
+        assert [] == await consumer.poll(1)
+        first, *others = queues
+        consumer.pause(others)
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+        count = await consumer.max_offset(first)
+        assert count == len(await polled(consumer, count))
+        assert [] == await consumer.poll(1)
+        consumer.resume(others)
+        assert 41 - count == len(await polled(consumer, 41 - count))
+        await consumer.assign(queues, "标签")
+        for queue in queues:
+            await consumer.seek(queue, await consumer.offset_at(queue, 0))
+        assert ["tagged"] == await polled(consumer, 1)
 
 
 def test_the_blocking_twins_consume_too(client: ClientConfig, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""The blocking twins of ``PushConsumer`` and ``PullConsumer``, for programs without asyncio (F1, F3).
+"""The blocking twin of ``PushConsumer``, for programs without asyncio (F1, F2).
 
 ::
 
@@ -20,9 +20,9 @@ in threads of their own pool; they may use blocking clients. An ``async`` listen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from ternmq.allocation import Allocation
 from ternmq.client.config import ClientConfig
@@ -32,7 +32,6 @@ from ternmq.client.inbox import Delivery, Inbox
 from ternmq.client.listener import ConsumeHook, Listener
 from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.offsets import StartPosition
-from ternmq.client.pull import COUNT_MAX, SUSPEND_MS, PullConsumer, PullResult
 from ternmq.errors import NotRunning
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import MessageModel
@@ -92,7 +91,7 @@ class SyncPushConsumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread, self._thread = _open(self._thread, self.group), None
+        thread, self._thread = open_thread(self._thread, self.group), None
         thread.run(self._consumer.__aexit__(kind, error, trace))
 
     def subscribe(self, topic: str, tags: str = "*") -> None:
@@ -120,7 +119,7 @@ class SyncPushConsumer:
 
     def ready(self) -> None:
         """Wait until all queues that are ours after the last change are being read."""
-        _open(self._thread, self.group).run(self._consumer.ready())
+        open_thread(self._thread, self.group).run(self._consumer.ready())
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -129,14 +128,14 @@ class SyncPushConsumer:
 
     def __iter__(self) -> SyncMessages:
         """All messages, one by one; each is done when the next is asked for. Several threads may iterate."""
-        thread = _open(self._thread, self.group)
+        thread = open_thread(self._thread, self.group)
         return SyncMessages(thread, self._do(self._consumer.messages).inbox)
 
     def _do(self, call: Callable[[], T]) -> T:
         """Make a plain call of the consumer: on its loop once it runs, before that right here."""
         if self._thread is None:
             return call()
-        return self._thread.run(_called(call))
+        return self._thread.run(called(call))
 
 
 class SyncMessages:
@@ -174,96 +173,13 @@ class SyncMessages:
         return delivery
 
 
-class SyncPullConsumer:
-    """``PullConsumer`` with calls that wait; arguments and errors are the same. May be used from many threads."""
-
-    def __init__(
-        self, group: str, *, name_servers: str | Sequence[str] = "", client: ClientConfig | None = None
-    ) -> None:
-        self._consumer = PullConsumer(group, name_servers=name_servers, client=client)
-        self._thread: LoopThread | None = None
-
-    def __repr__(self) -> str:
-        return f"<Sync{repr(self._consumer)[1:]}"
-
-    @property
-    def group(self) -> str:
-        return self._consumer.group
-
-    def __enter__(self) -> Self:
-        thread = loop_thread()
-        thread.run(self._consumer.__aenter__())
-        self._thread = thread
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        thread, self._thread = _open(self._thread, self.group), None
-        thread.run(self._consumer.__aexit__(kind, error, trace))
-
-    def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that can be read."""
-        return self._run(self._consumer.queues(topic))
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        queue_offset: int,
-        *,
-        tags: str = "*",
-        count_max: int = COUNT_MAX,
-        wait: bool = True,
-        suspend_ms: int = SUSPEND_MS,
-        commit_offset: int | None = None,
-    ) -> PullResult:
-        """Messages of a queue from an offset on; see ``PullConsumer.pull``."""
-        return self._run(
-            self._consumer.pull(
-                queue,
-                queue_offset,
-                tags=tags,
-                count_max=count_max,
-                wait=wait,
-                suspend_ms=suspend_ms,
-                commit_offset=commit_offset,
-            )
-        )
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """The first queue offset that is still there."""
-        return self._run(self._consumer.min_offset(queue))
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will get."""
-        return self._run(self._consumer.max_offset(queue))
-
-    def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
-        """The queue offset of the first message stored at ``time_ms`` or later."""
-        return self._run(self._consumer.offset_at(queue, time_ms))
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The group's progress; None when there is none."""
-        return self._run(self._consumer.committed(queue))
-
-    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Store the group's progress."""
-        self._run(self._consumer.commit(queue, queue_offset))
-
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        try:
-            thread = _open(self._thread, self.group)
-        except NotRunning:
-            call.close()
-            raise
-        return thread.run(call)
-
-
-def _open(thread: LoopThread | None, group: str) -> LoopThread:
+def open_thread(thread: LoopThread | None, group: str) -> LoopThread:
+    """The thread of a running consumer; raises ``NotRunning``."""
     if thread is None:
         raise NotRunning(f"the consumer of group {group!r} does not run; use it inside its `with` block")
     return thread
 
 
-async def _called(call: Callable[[], T]) -> T:
+async def called(call: Callable[[], T]) -> T:
+    """A plain call as a coroutine, for ``LoopThread.run``."""
     return call()

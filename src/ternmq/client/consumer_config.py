@@ -1,4 +1,4 @@
-"""Settings of push consumers, with RocketMQ's defaults (F1, F2, F5, F6, G2, M2)."""
+"""Settings of consumers, with RocketMQ's defaults where nothing else is said (F1, F2, F4–F6, G2, M2)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ternmq.errors import ConfigError
 from ternmq.wire.bodies.clients import MessageModel
 
 _MIB: Final = 1024 * 1024
+#: RocketMQ's ``MIN_AUTOCOMMIT_INTERVAL_MILLIS``.
+AUTO_COMMIT_LEAST_MS: Final = 1_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -29,19 +31,28 @@ class FlowLimits:
     #: All queues of a topic that this consumer reads, together; each has its part of it. 0: no such limit.
     topic_count: int = 0
     topic_body_bytes: int = 0
+    #: All queues of all topics that this consumer reads, together; each has its part of it. 0: no such limit.
+    total_count: int = 0
 
     def __post_init__(self) -> None:
         for name in ("count", "body_bytes", "span"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} would stop all fetching; use 1 or more")
 
-    def reached(self, held: ProcessQueue, *, topic_queues: int, orderly: bool = False) -> str | None:
-        """Which limit keeps ``held`` from fetching more; ``topic_queues`` is how many of its topic's are read here."""
+    def reached(
+        self, held: ProcessQueue, *, topic_queues: int, all_queues: int = 1, orderly: bool = False
+    ) -> str | None:
+        """Which limit keeps ``held`` from fetching more.
+
+        ``topic_queues`` is how many queues of its topic are read here, ``all_queues`` how many of all.
+        """
         count, body_bytes = self.count, self.body_bytes
         if self.topic_count:
             count = min(count, max(1, self.topic_count // max(1, topic_queues)))
         if self.topic_body_bytes:
             body_bytes = min(body_bytes, max(1, self.topic_body_bytes // max(1, topic_queues)))
+        if self.total_count:
+            count = min(count, max(1, self.total_count // max(1, all_queues)))
         if len(held) >= count:
             return "count"
         if held.body_bytes >= body_bytes:
@@ -103,3 +114,54 @@ class PushConfig:
         for name in ("suspend_ms", "stop_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is below 0; use 0 for no wait at all")
+
+
+@dataclass(slots=True, frozen=True)
+class LitePullConfig:
+    """Settings of a ``LitePullConsumer``.
+
+    >>> LitePullConfig(auto_commit=False).poll_timeout_ms
+    5000
+    """
+
+    #: F6: where to read a queue from of which the group has no progress.
+    start: StartPosition = StartPosition.LAST
+    #: G2: how members divide queues, if they subscribe; the same for all of a group.
+    allocation: Allocation = field(default_factory=Averagely)
+    #: Messages that one poll gives at most.
+    batch_max: int = 32
+    poll_timeout_ms: int = 5_000
+    #: Whether progress is stored by itself: what was polled before the last poll.
+    auto_commit: bool = True
+    auto_commit_interval_ms: int = 5_000
+    #: Messages asked for with one pull. RocketMQ's is 10; brokers give 32, and each question costs as much as ten.
+    pull_count_max: int = 32
+    #: RocketMQ 5 ends a pull's answer at this size.
+    pull_bytes_max: int = 256 * 1024
+    #: F8: how long a broker holds a pull that finds nothing.
+    suspend_ms: int = 20_000
+    limits: FlowLimits = field(default_factory=lambda: FlowLimits(total_count=10_000))
+
+    def __post_init__(self) -> None:
+        for name in ("batch_max", "pull_count_max", "pull_bytes_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no sense; use 1 or more")
+        for name in ("poll_timeout_ms", "suspend_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is below 0; use 0 for no wait at all")
+        if self.auto_commit_interval_ms < AUTO_COMMIT_LEAST_MS:
+            raise ConfigError(
+                f"auto_commit_interval_ms={self.auto_commit_interval_ms} would keep brokers busy; use "
+                f"{AUTO_COMMIT_LEAST_MS} or more, or commit() by hand"
+            )
+
+    def of_fetching(self) -> PushConfig:
+        """The same as far as it concerns the pull loop, which both kinds of consumers share."""
+        return PushConfig(
+            start=self.start,
+            allocation=self.allocation,
+            pull_count_max=self.pull_count_max,
+            pull_bytes_max=self.pull_bytes_max,
+            suspend_ms=self.suspend_ms,
+            limits=self.limits,
+        )

@@ -12,6 +12,9 @@ What the answer's code means:
 - 21: there is no such offset. The log was cut, deleted or reset: the queue starts afresh where the broker says, and
   what is still in flight from before counts no more.
 - anything else, and every network error: wait 3 s. A broker that has forgotten our subscription gets a heartbeat first.
+
+A lite pull consumer (F4) reads by the same loop. Its pulls bring their subscription along, commit nothing, and have a
+code of their own (361) where the broker knows it: RocketMQ 4.9 does not.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.client.consume_stats import ConsumeStats
@@ -70,6 +73,9 @@ class Fetching:
     queue_counts: Mapping[str, int]
     #: Not set while the consumer is suspended.
     active: asyncio.Event
+    #: Whether these are pulls of a lite pull consumer, and the names of brokers that do not know their code.
+    lite: bool = False
+    without_lite: set[str] = field(default_factory=set)
 
 
 class QueueReader:
@@ -119,7 +125,10 @@ class QueueReader:
         fetching = self._fetching
         config, topic = fetching.config, self.queue.topic
         while config.limits.reached(
-            self.held, topic_queues=fetching.queue_counts.get(topic, 1), orderly=config.orderly
+            self.held,
+            topic_queues=fetching.queue_counts.get(topic, 1),
+            all_queues=sum(fetching.queue_counts.values()),
+            orderly=config.orderly,
         ):
             self._room.clear()
             await self._room.wait()
@@ -127,12 +136,16 @@ class QueueReader:
     async def _fetch(self) -> None:
         fetching, held = self._fetching, self.held
         asked_at = fetching.instance.env.clock.monotonic()
+        is_lite = fetching.lite and self.queue.broker_name not in fetching.without_lite
         response = await fetching.instance.call(
             self._address(),
-            RequestCode.PULL_MESSAGE,
+            RequestCode.LITE_PULL_MESSAGE if is_lite else RequestCode.PULL_MESSAGE,
             self._question(held),
             timeout_ms=fetching.config.suspend_ms + ANSWER_MS,
         )
+        if is_lite and response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            fetching.without_lite.add(self.queue.broker_name)
+            return
         messages: Sequence[ReceivedMessage] = ()
         if response.code == ResponseCode.SUCCESS:
             messages = self._read(response.body)
@@ -157,17 +170,26 @@ class QueueReader:
     def _question(self, held: ProcessQueue) -> PullMessage:
         fetching, queue, progress = self._fetching, self.queue, held.progress
         # Progress of broadcasting is nobody's business but ours, and slaves keep none.
-        commits = progress > 0 and self._broker_id == MASTER_ID and fetching.config.model is MessageModel.CLUSTERING
+        commits = (
+            progress > 0
+            and self._broker_id == MASTER_ID
+            and fetching.config.model is MessageModel.CLUSTERING
+            and not fetching.lite
+        )
         subscription = fetching.subscriptions.get(queue.topic)
+        sysflag = PullSysflag.SUSPEND | (PullSysflag.COMMIT_OFFSET if commits else 0)
+        if fetching.lite:
+            sysflag |= PullSysflag.SUBSCRIPTION | PullSysflag.LITE_PULL
         return PullMessage(
             consumer_group=fetching.group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=held.next_offset,
             count_max=fetching.config.pull_count_max,
-            sysflag=PullSysflag.SUSPEND | (PullSysflag.COMMIT_OFFSET if commits else 0),
+            sysflag=sysflag,
             commit_offset=progress if commits else 0,
             suspend_timeout_ms=fetching.config.suspend_ms,
+            subscription=subscription.data.sub_string if subscription is not None and fetching.lite else None,
             sub_version=subscription.data.sub_version if subscription is not None else 0,
             expression_type=subscription.data.expression_type if subscription is not None else None,
             bytes_max=fetching.config.pull_bytes_max,

@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from ternmq.client.by_offset import ByOffset
 from ternmq.client.config import ClientConfig
 from ternmq.client.instance import ClientInstance
-from ternmq.client.namespace import unwrap, wrap
+from ternmq.client.namespace import unwrap
 from ternmq.client.offsets import BrokerOffsets
 from ternmq.client.routes import MASTER_ID
 from ternmq.client.subscription import Subscription
 from ternmq.env import Env
-from ternmq.errors import NotRunning, refused
+from ternmq.errors import refused
 from ternmq.message import MessageQueue, ReceivedMessage
-from ternmq.names import check_group, check_topic
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.received import to_message
 from ternmq.wire.record import unpack_records
@@ -79,7 +79,7 @@ class PullResult:
     max_offset: int
 
 
-class PullConsumer:
+class PullConsumer(ByOffset):
     """Reads queues by offset. All methods belong to the loop's thread; for threads there is ``SyncPullConsumer``."""
 
     def __init__(
@@ -90,18 +90,10 @@ class PullConsumer:
         client: ClientConfig | None = None,
         env: Env | None = None,
     ) -> None:
-        self.group = check_group(group)
-        self._client_config = client or ClientConfig(name_servers)
-        self._namespace = self._client_config.namespace
-        self._wire_group = wrap(self._namespace, group)
-        self._env = env
+        super().__init__(group, name_servers=name_servers, client=client, env=env)
         self._stack = AsyncExitStack()
-        self._open: tuple[ClientInstance, BrokerOffsets] | None = None
         #: Which copy of its broker to ask for a queue (O3); the master where nothing else was suggested.
         self._broker_ids: dict[MessageQueue, int] = {}
-
-    def __repr__(self) -> str:
-        return f"<PullConsumer {self.group}>"
 
     async def __aenter__(self) -> Self:
         instance = await self._stack.enter_async_context(ClientInstance.shared(self._client_config, env=self._env))
@@ -113,14 +105,6 @@ class PullConsumer:
     ) -> None:
         self._open = None
         await self._stack.aclose()
-
-    # --- Reading ---------------------------------------------------------------------------------------------
-
-    async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that can be read. Raises ``RouteMissing``, ``NameServersUnreachable``."""
-        instance, _ = self._running()
-        route = await instance.routes.of(wrap(self._namespace, check_topic(topic)))
-        return [queue._replace(topic=topic) for queue in route.to_read]
 
     async def pull(
         self,
@@ -180,36 +164,6 @@ class PullConsumer:
                 message.topic = unwrap(self._namespace, message.topic)
         return PullResult(status, messages, reply.next_offset, reply.min_offset, reply.max_offset)
 
-    # --- Offsets ---------------------------------------------------------------------------------------------
-
-    async def min_offset(self, queue: MessageQueue) -> int:
-        """The first queue offset that is still there."""
-        return await self._running()[1].min(await self._wired(queue))
-
-    async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will get."""
-        return await self._running()[1].max(await self._wired(queue))
-
-    async def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
-        """The queue offset of the first message stored at ``time_ms`` (since 1970) or later."""
-        return await self._running()[1].at_time(await self._wired(queue), time_ms)
-
-    async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's progress; None when there is none."""
-        return await self._running()[1].load(await self._wired(queue))
-
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Store the group's progress: the queue offset of the first message that is not done."""
         await self._running()[1].commit(await self._wired(queue), queue_offset)
-
-    async def _wired(self, queue: MessageQueue) -> MessageQueue:
-        """The queue by its name on the wire; its route is known afterwards, and with it the broker's address."""
-        instance, _ = self._running()
-        topic = wrap(self._namespace, queue.topic)
-        await instance.routes.of(topic)
-        return queue._replace(topic=topic)
-
-    def _running(self) -> tuple[ClientInstance, BrokerOffsets]:
-        if self._open is None:
-            raise NotRunning(f"the consumer of group {self.group!r} does not run; use it inside its `async with` block")
-        return self._open

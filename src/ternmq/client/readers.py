@@ -60,6 +60,7 @@ class Readers:
         deliver: Deliver,
         active: asyncio.Event,
         tasks: Tasks,
+        lite: bool = False,
     ) -> None:
         self._config = config
         self._subscriptions = subscriptions
@@ -73,6 +74,8 @@ class Readers:
         self._running: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
         #: Queues with a lock that are being let go.
         self._releasing: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
+        #: Queues of ours that are not fetched from for the time being.
+        self.paused: set[MessageQueue] = set()
         self._counts: Counter[str] = Counter()
         self._fetching = Fetching(
             instance,
@@ -84,6 +87,7 @@ class Readers:
             deliver=deliver,
             queue_counts=self._counts,
             active=active,
+            lite=lite,
         )
 
     def topics(self) -> Collection[str]:
@@ -144,8 +148,24 @@ class Readers:
             task.cancel()
             reader.drop()
             self._read(queue, offsets[queue])
+            if queue in self.paused:
+                self.pause([queue])
         for queue in offsets.keys() & self._releasing.keys():
             self._releasing[queue][0].move(offsets[queue])
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Fetch no more from these queues of ours until ``resume``; they stay ours, and what was fetched counts."""
+        for queue in queues:
+            self.paused.add(queue)
+            # An answer that is on its way is not looked at; it will be asked for again.
+            self._running[queue][1].cancel()
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Go on with those of these queues that were paused."""
+        for queue in self.paused.intersection(queues):
+            self.paused.discard(queue)
+            reader, _ = self._running[queue]
+            self._running[queue] = (reader, self._tasks.create_task(reader.run(), name=f"fetch {queue}"))
 
     async def stop_fetching(self) -> None:
         """Fetch no more; what is in flight still counts."""
@@ -171,6 +191,7 @@ class Readers:
     def _forget(self, queue: MessageQueue) -> QueueReader:
         reader, task = self._running.pop(queue)
         task.cancel()
+        self.paused.discard(queue)
         self._counts[queue.topic] -= 1
         return reader
 

@@ -30,23 +30,26 @@ def running_info(
     locks: Locks | None,
     stats: ConsumeStats,
     started_ms: int,
+    kind: ConsumeType = ConsumeType.PASSIVELY,
 ) -> RunningInfo:
     """All but the stack dump. ``group`` is its name on the wire."""
     clock = instance.env.clock
     return RunningInfo(
-        properties=_properties(instance, group, config, started_ms=started_ms),
+        properties=_properties(instance, group, config, started_ms=started_ms, kind=kind),
         subscription_set=[subscription.data for subscription in subscriptions.values()],
         mq_table=by_key({reader.queue: _queue_info(reader, locks, clock) for reader in readers}),
         status_table=stats.by_topic(),
     )
 
 
-def _properties(instance: ClientInstance, group: str, config: PushConfig, *, started_ms: int) -> dict[str, str]:
+def _properties(
+    instance: ClientInstance, group: str, config: PushConfig, *, started_ms: int, kind: ConsumeType
+) -> dict[str, str]:
     """What tools look for (PROP_…), and the settings under RocketMQ's names."""
     limits = config.limits
     known: dict[str, object] = {
         "PROP_CONSUMER_START_TIMESTAMP": started_ms,
-        "PROP_CONSUME_TYPE": ConsumeType.PASSIVELY.value,
+        "PROP_CONSUME_TYPE": kind.value,
         "PROP_CONSUMEORDERLY": config.orderly,
         "PROP_THREADPOOL_CORE_SIZE": config.threads,
         "PROP_NAMESERVER_ADDR": ";".join(instance.config.addresses),

@@ -1,1 +1,0 @@
-"""Messages for later (I). Start reading at ``levels.py``."""
