@@ -33,6 +33,7 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.store.config import StoreConfig
 from tests.cli.conftest import ENVIRONMENT, TERN
+from tests.no_delays import NO_DELAYS
 
 ROOT = Path(__file__).parent.parent
 TOUR = ROOT / "docs" / "tour.md"
@@ -97,7 +98,7 @@ def plain(output: str) -> list[str]:
 @pytest.mark.parametrize(("block", "printed"), [pytest.param(*pair, id=str(pair[0])) for pair in program_blocks()])
 def test_a_program_of_the_docs_runs(block: Block, printed: Block | None, tmp_path: Path) -> None:
     """T5."""
-    with EmbeddedCluster() as cluster:
+    with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as cluster:
         program = tmp_path / "program.py"
         program.write_text(block.text.replace(NAME_SERVER, cluster.name_servers))
         how = ["-m", "pytest", "-q"] if "def test_" in block.text else []

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from ternmq.embedded import EmbeddedCluster
+from tests.no_delays import NO_DELAYS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster() as running:
+    with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as running:
         yield running
 
 
@@ -29,6 +30,7 @@ LAST_LINES = {
     "lite_pull.py": "read the first queue again: True",
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",
+    "producer_delayed.py": "both came",
     "producer_settings.py": "refused: the topic name 'no blanks, please' has characters",
     "request_reply.py": "no answer: no reply to the request to topic 'prices' within 100 ms",
 }

@@ -59,6 +59,9 @@ _SMALL_FILES: Final = {
     "maxIndexNum": 40_000,
 }
 
+#: What a developer may want to try; RocketMQ's default is off.
+_FEATURES: Final = {"enablePropertyFilter": "true"}
+
 #: What differs from broker to broker, in the form of ``Setting.name``.
 _CHOSEN_HERE: Final = frozenset(
     {"listenport", "bindaddress", "brokername", "brokerip1", "namesrvaddr", "storepathrootdir"}
@@ -85,7 +88,7 @@ class EmbeddedCluster:
             raise ConfigError(f"brokers={brokers} cannot be; start 1 to 26 brokers")
         flags = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
         _check(Settings.gather(flags=flags))
-        self._flags = [*(f"{key}={value}" for key, value in _SMALL_FILES.items()), *flags]
+        self._flags = [*(f"{key}={value}" for key, value in (_SMALL_FILES | _FEATURES).items()), *flags]
         self._broker_count = brokers
         self._directory = Path(directory) if directory is not None else None
         self._env = env or Env()

@@ -33,6 +33,21 @@ class ConfigError(TernError, ValueError):
     """A wrong setting: names the file or source, the key and what is expected (T2)."""
 
 
+class InvalidExpression(TernError, ValueError):
+    """An SQL filter that cannot be read (K2). ``position`` counts characters of ``expression`` from 0."""
+
+    def __init__(self, reason: str, *, expression: str, position: int) -> None:
+        self.reason = reason
+        self.expression = expression
+        self.position = position
+        near = expression if len(expression) <= 100 else f"…{expression[max(position - 30, 0) : position + 30]}…"
+        super().__init__(f"the SQL filter {near!r} is wrong at character {position + 1}: {reason}")
+
+
+class EvaluationFailed(TernError, ValueError):
+    """An SQL filter met a property that it cannot compare; the message does not match (K2)."""
+
+
 class NotRunning(TernError, RuntimeError):
     """A client or server was used before its start or after its end."""
 
@@ -210,6 +225,16 @@ class SubscriptionOutdated(BrokerRefused):
 
 class GroupMissing(BrokerRefused):
     code = 26
+
+
+class FilterMissing(BrokerRefused):
+    """FILTER_DATA_NOT_EXIST: the group's SQL filter could not be read, or no heartbeat has brought it yet (K2)."""
+
+    code, retriable = 27, True
+
+
+class FilterOutdated(BrokerRefused):
+    code, retriable = 28, True
 
 
 class InvalidParameter(BrokerRefused):

@@ -83,6 +83,20 @@ class Caller:
         """What a pull finds, which may be nothing."""
         return unpack_records((await self.pull(topic, queue_offset, **fields)).body)
 
+    async def arrived(self, topic: str, count: int, **fields: Any) -> list[Record]:
+        """The first messages of a queue, as soon as there are so many."""
+        found: list[Record] = []
+        while len(found) < count:
+            response = await self.pull(
+                topic,
+                len(found),
+                sysflag=PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND,
+                suspend_timeout_ms=FAR_MS,
+                **fields,
+            )
+            found += unpack_records(response.body)
+        return found
+
     async def bodies(self, topic: str, **fields: Any) -> list[bytes]:
         return [bytes(record.body) for record in await self.records(topic, **fields)]
 

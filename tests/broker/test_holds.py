@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ternmq.broker.filters import Wanted
 from ternmq.broker.holds import WAKE_MAX, Holds
 from ternmq.errors import SystemBusy
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -39,14 +40,25 @@ class Waiting:
         self.resumed.append(request.opaque)
         self.changed.set()
 
-    def add(self, number: int, *, tags: set[int] | None = None, peer: Peer | None = None, **others: Any) -> None:
+    def add(
+        self,
+        number: int,
+        *,
+        tags: set[int] | None = None,
+        properties: set[str] | None = None,
+        peer: Peer | None = None,
+        **others: Any,
+    ) -> None:
         given: dict[str, Any] = {"topic": "orders", "queue_id": 0, "queue_offset": 5, "timeout_ms": FAR_MS} | others
-        matches = None if tags is None else tags.__contains__
-        self.holds.add(peer or self.peer, Request(code=11, opaque=number), matches=matches, **given)
+        wanted = Wanted(
+            matches=None if tags is None else tags.__contains__,
+            accepts=None if properties is None else properties.__contains__,
+        )
+        self.holds.add(peer or self.peer, Request(code=11, opaque=number), wanted=wanted, **given)
 
-    def arrive(self, tags_code: int = 0) -> None:
+    def arrive(self, tags_code: int = 0, properties: str | None = "") -> None:
         self.ends["orders", 0] += 1
-        self.holds.arrived("orders", 0, self.ends["orders", 0], tags_code)
+        self.holds.arrived("orders", 0, self.ends["orders", 0], tags_code, properties)
 
 
 @pytest.fixture
@@ -95,6 +107,21 @@ async def test_a_pull_sleeps_through_messages_with_other_tags(waiting: Waiting) 
     await turn()
 
     assert waiting.resumed == [2]
+
+
+async def test_a_pull_sleeps_through_messages_that_its_filter_refuses(waiting: Waiting) -> None:
+    """F8, K2: unless it is told of several at once; then it has to look."""
+    waiting.add(1, properties={"red"})
+    waiting.add(2, properties={"blue"})
+    waiting.add(3, properties={"green"}, tags={65})
+
+    waiting.arrive(properties="blue")
+    await turn()
+    assert waiting.resumed == [2]
+
+    waiting.arrive(properties=None)
+    await turn()
+    assert waiting.resumed == [2, 1]
 
 
 async def test_an_arrival_before_the_wanted_offset_wakes_nobody(waiting: Waiting) -> None:

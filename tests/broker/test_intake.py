@@ -34,8 +34,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         yield store
 
 
-def draft(body: bytes = b"x", topic: str = "orders") -> Draft:
-    return Draft(topic, 0, body, "", 0, HOST)
+def draft(body: bytes = b"x", topic: str = "orders", properties: str = "") -> Draft:
+    return Draft(topic, 0, body, properties, 0, HOST)
 
 
 def store_batch(under_test: Intake, body: bytes) -> PlacedBatch:
@@ -117,14 +117,16 @@ async def test_who_still_waits_at_the_end_is_told_that_it_was_not_safe(store: Me
 
 
 async def test_a_redirect_changes_where_a_message_goes(store: MessageStore) -> None:
-    """Architecture: delay and transactions are redirects."""
+    """Architecture: delay and transactions are redirects. They see what their mark betrays."""
+    seen = []
 
     def elsewhere(draft: Draft) -> None:
-        if draft.topic == "later":
-            draft.topic, draft.properties = "SCHEDULE", f"REAL_TOPIC\x01{draft.topic}\x02"
+        seen.append(draft.topic)
+        draft.topic, draft.properties = "SCHEDULE", f"REAL_TOPIC\x01{draft.topic}\x02"
 
-    under_test = Intake(store, waits_for_disk=False, timeout_ms=1, waiting_max=1, redirects=[elsewhere])
-    placed = [under_test.store(draft(topic="later")), under_test.store(draft())]
+    redirects = {"DELAY\x01": elsewhere}
+    under_test = Intake(store, waits_for_disk=False, timeout_ms=1, waiting_max=1, redirects=redirects)
+    placed = [under_test.store(draft(topic="later", properties="DELAY\x013\x02")), under_test.store(draft())]
 
     records = []
     for place in placed:
@@ -132,6 +134,7 @@ async def test_a_redirect_changes_where_a_message_goes(store: MessageStore) -> N
         assert page is not None
         records.append(unpack_record(page))
     assert ["SCHEDULE", "orders"] == [record.topic for record in records]
+    assert ["later"] == seen
     assert parse(records[0].properties) == {"REAL_TOPIC": "later"}
 
 

@@ -15,13 +15,14 @@ from tests.manual_clock import ManualClock
 from tests.recordings import DATA
 
 
-def table(path: Path, *, auto_create: bool = True) -> Topics:
+def table(path: Path, *, auto_create: bool = True, delay_levels: int = 18) -> Topics:
     topics = Topics(
         TableFile(path / "topics.json"),
         ManualClock(),
         broker_name="broker-a",
         cluster_name="DefaultCluster",
         auto_create=auto_create,
+        delay_levels=delay_levels,
     )
     topics.load()
     return topics
@@ -58,6 +59,16 @@ def test_a_broker_has_the_topics_of_the_system_from_its_start(
     config = topics.find(topic)
 
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (queues, queues, perm)
+
+
+def test_each_delay_level_has_a_queue(tmp_path: Path) -> None:
+    """I1: also levels that are added later; RocketMQ's topic has 18 queues, whatever its levels are."""
+    queues = []
+    for levels in (3, 20, 18):
+        schedule = table(tmp_path, delay_levels=levels).find("SCHEDULE_TOPIC_XXXX")
+        queues.append((schedule.read_queue_nums, schedule.write_queue_nums))
+
+    assert [(18, 18), (20, 20), (20, 20)] == queues
 
 
 def test_a_first_send_creates_the_topic_from_its_template(topics: Topics) -> None:

@@ -14,13 +14,14 @@ from ternmq.client.offsets import StartPosition
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import NotRunning
 from ternmq.message import Message, ReceivedMessage
+from tests.no_delays import NO_DELAYS
 
 FIRST = StartPosition.FIRST
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster() as cluster:
+    with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as cluster:
         yield cluster
 
 

@@ -29,13 +29,14 @@ from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.clients import MessageModel
 from tests.client.listening import Collector, eventually, numbered
+from tests.no_delays import NO_DELAYS
 
 FIRST = StartPosition.FIRST
 
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[EmbeddedCluster]:
-    async with EmbeddedCluster() as cluster:
+    async with EmbeddedCluster(settings={"messageDelayLevel": NO_DELAYS}) as cluster:
         yield cluster
 
 

@@ -54,6 +54,7 @@ def test_the_log_may_have_a_directory_of_its_own() -> None:
         ({"flush_interval_commit_log": 0}, "flushIntervalCommitLog = 0"),
         ({"sync_flush_timeout": -5}, "syncFlushTimeout = -5"),
         ({"access_message_in_memory_max_ratio": 96}, "accessMessageInMemoryMaxRatio = 96 .* use at most 95"),
+        ({"message_delay_level": " "}, "messageDelayLevel is empty; write levels like 1s"),
         ({"message_delay_level": "1s 5x"}, "messageDelayLevel has '5x', which is no duration; write levels like 1s"),
         (
             {"store_path_commit_log": (Path("/a"),), "read_only_commit_log_store_paths": (Path("/b"), Path("/a"))},

@@ -225,7 +225,7 @@ def test_arrivals_are_told_the_tags_code(tmp_path: Path) -> None:
     """C3, F8: who waits for a tag waits for the code, not for an address."""
     told: list[tuple[str, int, int, int]] = []
     store = opened(config_of(tmp_path))
-    store.on_arrival = lambda *what: told.append(what)
+    store.on_arrival = lambda *what: told.append(what[:4])
     put(store, 1)
     put_all(store, [draft(TAGS="blue"), draft()])
     assert [("orders", 0, 1, RED), ("orders", 0, 3, BLUE), ("orders", 0, 3, 0)] == told

@@ -238,15 +238,15 @@ def test_an_entry_of_the_schedule_topic_holds_its_delivery_time(tmp_path: Path) 
 
 def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
     """C5: after dispatch, so that who is woken finds the message."""
-    told: list[tuple[str, int, int, int, int]] = []
+    told: list[tuple[str, int, int, int, str | None, int]] = []
     with quiet_store(small_config(tmp_path)) as store:
-        store.on_arrival = lambda topic, queue_id, offset, code: told.append(
-            (topic, queue_id, offset, code, store.max_offset(topic, queue_id))
+        store.on_arrival = lambda topic, queue_id, offset, code, properties: told.append(
+            (topic, queue_id, offset, code, properties, store.max_offset(topic, queue_id))
         )
         store.put(draft("a", 1))
         store.put(draft("a", 1, TAGS="t"))
 
-    assert [("a", 1, 1, 0, 1), ("a", 1, 2, java_hash("t"), 2)] == told
+    assert [("a", 1, 1, 0, "", 1), ("a", 1, 2, java_hash("t"), "TAGS\x01t\x02", 2)] == told
 
 
 class Folding:

@@ -23,6 +23,8 @@ from typing import Final, Self
 from ternmq.broker import flow
 from ternmq.broker.clients import Clients
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.filters import SAVE_S as FILTERS_SAVE_S
+from ternmq.broker.filters import Filters
 from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
@@ -47,6 +49,9 @@ from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.retry import Retries
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
+from ternmq.delay.levels import MARK as DELAY_MARK
+from ternmq.delay.levels import DelayLevels
+from ternmq.delay.progress import Progress as DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, do_now
@@ -86,18 +91,20 @@ SAMPLE_S: Final = 1.0
 
 @dataclass(slots=True, frozen=True)
 class Tables:
-    """What a broker knows: three tables with a file each under ``config/``, three in memory only."""
+    """What a broker knows: four tables with a file each under ``config/``, three in memory only."""
 
     topics: Topics
     groups: Groups
     offsets: Offsets
     clients: Clients
+    filters: Filters
     locks: Locks
     stats: Stats
 
     @classmethod
-    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile]) -> Tables:
+    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile], *, delay_levels: int) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
+        clients = Clients(clock, silence_max_ms=config.channel_expired_timeout)
         tables = cls(
             Topics(
                 file("topics.json"),
@@ -108,6 +115,7 @@ class Tables:
                 default_queues=config.default_topic_queue_nums,
                 revive_queues=config.revive_queue_num,
                 trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
+                delay_levels=delay_levels,
             ),
             Groups(
                 file("subscriptionGroup.json"),
@@ -116,11 +124,12 @@ class Tables:
                 auto_create=config.auto_create_subscription_group,
             ),
             Offsets(file("consumerOffset.json"), clock),
-            Clients(clock, silence_max_ms=config.channel_expired_timeout),
+            clients,
+            Filters(file("consumerFilter.json"), clock, clients, config),
             Locks(clock),
             Stats(clock),
         )
-        for saved in (tables.topics, tables.groups, tables.offsets):
+        for saved in (tables.topics, tables.groups, tables.offsets, tables.filters):
             saved.load()
         return tables
 
@@ -193,16 +202,22 @@ class Broker:
         def table_file(name: str) -> TableFile:
             return TableFile(directory / name, chores, self._files)
 
-        tables = Tables.load(config, env.clock, table_file)
+        tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
         stack.callback(tables.offsets.save)
+        stack.callback(tables.filters.save)
 
         # Services.
         registration = self._registration(tables.topics)
+        delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
+        delivered.load()
+        stack.callback(delivered.save)
+        delays = DelayLevels(store, delivered, clock=env.clock)
         intake = Intake(
             store,
             waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
+            redirects={DELAY_MARK: delays.redirect},
         )
         stack.callback(intake.close)
         sends = SendHandlers(
@@ -229,6 +244,7 @@ class Broker:
             clients=tables.clients,
             offsets=tables.offsets,
             stats=tables.stats,
+            filters=tables.filters,
         )
         stack.callback(pulls.holds.close)
         popping = Popping(
@@ -240,6 +256,7 @@ class Broker:
             groups=tables.groups,
             offsets=tables.offsets,
             stats=tables.stats,
+            filters=tables.filters,
             clock=env.clock,
             choice=env.random,
         )
@@ -249,7 +266,7 @@ class Broker:
             groups=tables.groups,
             topics=tables.topics,
             locks=tables.locks,
-            broker_name=config.broker_name,
+            filters=tables.filters,
             notify_members=config.notify_consumer_ids_changed_enable,
         )
         assignments = AssignmentHandlers(
@@ -272,9 +289,9 @@ class Broker:
             popping.drop(peer)
             tables.clients.on_close(peer)
 
-        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
-            pulls.holds.arrived(topic, queue_id, end_offset, tags_code)
-            popping.arrived(topic, queue_id, end_offset, tags_code)
+        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
+            pulls.holds.arrived(topic, queue_id, end_offset, tags_code, properties)
+            popping.arrived(topic, queue_id, tags_code, properties)
 
         def forget_silent_clients() -> None:
             for silent in tables.clients.scan():
@@ -282,6 +299,9 @@ class Broker:
 
         tables.topics.on_change = topic_changed
         tables.clients.on_members = members.tell_members
+        tables.clients.on_empty = tables.filters.unregister
+        if config.enable_calc_filter_bit_map:
+            store.bits = tables.filters.bits
         store.on_arrival = arrived
         store.on_broken = intake.give_up
 
@@ -297,13 +317,16 @@ class Broker:
         relay = RelayHandlers(clients=tables.clients, find_record=queries.record, broker_name=config.broker_name)
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
-        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, lambda: server.lanes)
+        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server.lanes)
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
+        tasks.create_task(delays.run())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
+            (FILTERS_SAVE_S, tables.filters.save),
+            (self._store_config.flush_delay_offset_interval / 1000, delivered.save),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
@@ -358,6 +381,7 @@ class Broker:
         registration: Registration,
         holds: Holds,
         popping: Popping,
+        delays: DelayLevels,
         lanes: Callable[[], Lanes],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
@@ -409,6 +433,7 @@ class Broker:
                 lanes=lanes,
                 settings=(self.config, self._store_config),
                 store_path=self._store_config.store_path_root_dir,
+                delays=delays.state,
                 clock=clock,
             ).routes(),
         }

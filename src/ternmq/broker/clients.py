@@ -72,6 +72,8 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
         self.on_members: Callable[[str], None] = _tell_nobody
+        #: Called with a consumer group whose last member has left.
+        self.on_empty: Callable[[str], None] = _tell_nobody
 
     # --- What clients say --------------------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class Clients:
             return
         if not known.members:
             del self._consumers[group]
+            self.on_empty(group)
         else:
             self.on_members(group)
 
@@ -228,4 +231,4 @@ def _update_subscriptions(known: dict[str, SubscriptionData], said: Iterable[Sub
 
 
 def _tell_nobody(group: str) -> None:
-    """Before the assembly sets ``on_members``."""
+    """Before the assembly sets ``on_members`` and ``on_empty``."""

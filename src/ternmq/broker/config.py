@@ -99,6 +99,21 @@ class BrokerConfig:
     pop_polling_size: int = 1_024
     max_pop_polling_size: int = 100_000
 
+    # --- SQL filters (K2–K4) ----------------------------------------------------------------------------------
+
+    #: Whether groups may filter by SQL92; tags are always possible.
+    enable_property_filter: bool = False
+    #: Whether each message is tried on the filters of its topic when it is stored (K3); needs enableConsumeQueueExt.
+    enable_calc_filter_bit_map: bool = False
+    #: Whether the filter of the original topic applies to messages of a retry topic as well (K4).
+    filter_support_retry: bool = False
+    #: Groups with a filter on one topic, for the size of Bloom maps; a change makes older maps useless.
+    expect_consumer_num_use_filter: int = 32
+    #: Messages in a hundred that a map may let through in vain.
+    max_error_rate_of_bloom_filter: int = 20
+    #: How long a filter is kept after the last member of its group has left.
+    filter_data_clean_time_span: int = 24 * 3_600_000
+
     # --- Name servers (A2) ------------------------------------------------------------------------------------
 
     #: 10 to 60 s. Name servers forget a broker after 120 s.
@@ -141,6 +156,8 @@ class BrokerConfig:
         _check("popCkStayBufferTime", self.pop_ck_stay_buffer_time, 0, 3_600_000)
         _check("popCkStayBufferTimeOut", self.pop_ck_stay_buffer_time_out, 0, 3_600_000)
         _check("flushConsumerOffsetInterval", self.flush_consumer_offset_interval, 1, 3_600_000)
+        _check("expectConsumerNumUseFilter", self.expect_consumer_num_use_filter, 1, 10_000)
+        _check("maxErrorRateOfBloomFilter", self.max_error_rate_of_bloom_filter, 1, 99)
 
     @property
     def name_servers(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A pull that reached the end of its queue is held here until
 
-- a message arrives in its queue that its tag filter may let through,
+- a message arrives in its queue that its filter may let through,
 - a tool moves its group to another offset (D4),
 - its time is over (15 s for push consumers, 20 s for pull): it is answered PULL_NOT_FOUND, or
 - its connection closes.
@@ -11,7 +11,7 @@ Arrivals come from the store, once per record, in the midst of a send. So ``arri
 concerns to a list; they are answered in the next turn of the loop, once all sends of the same read are stored: a
 consumer gets the burst in one reply, not one reply for its first message.
 
-Every 5 s all holds are compared with their queues, whatever their tags: messages that a filter refuses move the
+Every 5 s all holds are compared with their queues, whatever their filters: messages that a filter refuses move the
 consumer's position only this way, and a lost wake-up would cost 5 s instead of a message.
 """
 
@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from ternmq.broker.filters import Wanted
 from ternmq.errors import SystemBusy
 from ternmq.net.peer import Peer
 from ternmq.wire.header import Request
@@ -31,13 +32,12 @@ SCAN_S: Final = 5.0
 WAKE_MAX: Final = 64
 
 Key = TypeVar("Key")
-Matches = Callable[[int], bool]
 
 
 class Hold:
-    """One pull that waits. ``matches`` tells by a tags code whether a record may be wanted; None: all are."""
+    """One pull that waits, for a record that passes ``wanted``."""
 
-    __slots__ = ("key", "matches", "peer", "queue_offset", "request", "timer")
+    __slots__ = ("accepts", "key", "matches", "peer", "queue_offset", "request", "timer")
 
     def __init__(
         self,
@@ -45,13 +45,14 @@ class Hold:
         request: Request[Any],
         key: tuple[str, int],
         queue_offset: int,
-        matches: Matches | None,
+        wanted: Wanted,
     ) -> None:
         self.peer = peer
         self.request = request
         self.key = key
         self.queue_offset = queue_offset
-        self.matches = matches
+        self.matches = wanted.matches
+        self.accepts = wanted.accepts
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -86,7 +87,7 @@ class Holds:
         topic: str,
         queue_id: int,
         queue_offset: int,
-        matches: Matches | None,
+        wanted: Wanted,
         timeout_ms: int,
     ) -> None:
         """Hold a pull that wants the message at ``queue_offset``. Raises ``SystemBusy`` when too many wait."""
@@ -96,19 +97,26 @@ class Holds:
                 "maxSuspendedPulls"
             )
         key = (topic, queue_id)
-        hold = Hold(peer, request, key, queue_offset, matches)
+        hold = Hold(peer, request, key, queue_offset, wanted)
         hold.timer = self._loop.call_later(timeout_ms / 1000, self._expire, hold)
         self._by_queue.setdefault(key, {})[hold] = None
         self._by_peer.setdefault(peer, {})[hold] = None
         self._count += 1
 
-    def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
-        """A record has become visible: its queue now ends at ``end_offset``. Hot: called for each record."""
+    def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
+        """A record has become visible: its queue now ends at ``end_offset``. Hot: called for each record.
+
+        Without ``properties`` there are several, and pulls with an SQL filter are woken to look for themselves.
+        """
         waiting = self._by_queue.get((topic, queue_id))
         if waiting is None:
             return
         for hold in list(waiting):
-            if end_offset > hold.queue_offset and (hold.matches is None or hold.matches(tags_code)):
+            if (
+                end_offset > hold.queue_offset
+                and (hold.matches is None or hold.matches(tags_code))
+                and (hold.accepts is None or properties is None or hold.accepts(properties))
+            ):
                 self._wake_soon(hold)
 
     def wake(self, group: str, topic: str, queue_id: int) -> None:

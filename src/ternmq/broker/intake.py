@@ -1,9 +1,9 @@
 """Where a message is stored, and when its sender may be told (C6, E1).
 
-Everything that becomes a record passes here: sends, batches, messages sent back. *Redirects* see each draft first and
-may change where it goes (delayed and half messages go to a system topic until they are due); then the store gives it
-its place. Delivery at a later time is not built yet: a delay level stays in the message's properties, and the message
-is delivered at once.
+Everything that comes from outside and becomes a record passes here: sends, batches, messages sent back. *Redirects* see
+a draft first and may change where it goes (a delayed message goes to a system topic until it is due); then the store
+gives it its place. Each redirect has a mark, a text without which the properties do not concern it: a plain message
+costs one search for each mark, and no call.
 
 Under ASYNC_FLUSH the sender is told at once. Under SYNC_FLUSH it is told when the log is on disk up to the record's
 end, or after 5 s, or when the disk has failed: FLUSH_DISK_TIMEOUT, the message is stored but a power cut could still
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from ternmq.errors import (
@@ -48,12 +48,13 @@ class Intake:
         waits_for_disk: bool,
         timeout_ms: int,
         waiting_max: int,
-        redirects: Sequence[Redirect] = (),
+        redirects: Mapping[str, Redirect] | None = None,
     ) -> None:
         self._put = store.put
         self._put_batch = store.put_batch
         self._flushed = store.flushed
-        self._redirects = tuple(redirects)
+        #: By mark, in order.
+        self._redirects = tuple((redirects or {}).items())
         #: Whether a sender may have to wait for ``when_safe``.
         self.waits = waits_for_disk
         self._timeout_s = timeout_ms / 1000
@@ -66,8 +67,9 @@ class Intake:
         """Make a record of a draft. Raises ``MessageIllegal``, ``ServiceNotAvailable`` (disk full), ``SystemBusy``."""
         if len(self._waiting) >= self._waiting_max:
             self._refuse_busy()
-        for redirect in self._redirects:
-            redirect(draft)
+        for mark, redirect in self._redirects:
+            if mark in draft.properties:
+                redirect(draft)
         try:
             return self._put(draft)
         except (StoreError, NotRunning) as error:

@@ -17,7 +17,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ternmq.broker.holds import WAKE_MAX, Matches
+from ternmq.broker.filters import Wanted
+from ternmq.broker.holds import WAKE_MAX
 from ternmq.net.peer import Peer
 from ternmq.wire.handles import ALL_QUEUES
 from ternmq.wire.header import Request
@@ -27,18 +28,17 @@ PlaceKey = tuple[str, str, int]
 
 
 class PopHold:
-    """One request that waits until ``deadline``. ``matches`` tells by a tags code whether a record may be wanted."""
+    """One request that waits until ``deadline``, for a record that passes ``wanted``."""
 
-    __slots__ = ("deadline", "matches", "peer", "place", "request", "timer")
+    __slots__ = ("accepts", "deadline", "matches", "peer", "place", "request", "timer")
 
-    def __init__(
-        self, peer: Peer, request: Request[Any], place: _Place, deadline: float, matches: Matches | None
-    ) -> None:
+    def __init__(self, peer: Peer, request: Request[Any], place: _Place, deadline: float, wanted: Wanted) -> None:
         self.peer = peer
         self.request = request
         self.place = place
         self.deadline = deadline
-        self.matches = matches
+        self.matches = wanted.matches
+        self.accepts = wanted.accepts
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -92,7 +92,7 @@ class PopHolds:
         key: PlaceKey,
         *,
         topics: Sequence[str],
-        matches: Matches | None,
+        wanted: Wanted,
         deadline: float,
     ) -> bool:
         """Hold a request until something arrives in one of ``topics``; False if too many wait.
@@ -106,15 +106,15 @@ class PopHolds:
             place = self._places[key] = _Place(key, topics)
             for topic in topics:
                 self._by_topic.setdefault(topic, {})[place] = None
-        hold = PopHold(peer, request, place, deadline, matches)
+        hold = PopHold(peer, request, place, deadline, wanted)
         hold.timer = self._loop.call_at(deadline, self._expire, hold)
         place.holds[hold] = None
         self._by_peer.setdefault(peer, {})[hold] = None
         self._count += 1
         return True
 
-    def arrived(self, topic: str, queue_id: int, _end_offset: int, tags_code: int) -> None:
-        """A record has become visible. Hot: called for each record."""
+    def arrived(self, topic: str, queue_id: int, tags_code: int, properties: str | None) -> None:
+        """A record has become visible, or several without ``properties``. Hot: called for each record."""
         places = self._by_topic.get(topic)
         if places is None:
             return
@@ -122,7 +122,9 @@ class PopHolds:
             if place.woken or (place.key[2] not in (ALL_QUEUES, queue_id) and topic == place.key[1]):
                 continue
             for hold in place.holds:
-                if hold.matches is None or hold.matches(tags_code):
+                if (hold.matches is None or hold.matches(tags_code)) and (
+                    hold.accepts is None or properties is None or hold.accepts(properties)
+                ):
                     self._wake_soon(hold)
                     break
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.filters import Filters
 from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.ack import AckHandlers
 from ternmq.broker.handlers.pop import PopHandlers
@@ -40,6 +41,7 @@ class Popping:
         groups: Groups,
         offsets: Offsets,
         stats: Stats,
+        filters: Filters,
         clock: Clock,
         choice: random.Random,
     ) -> None:
@@ -86,6 +88,7 @@ class Popping:
             topics=topics,
             groups=groups,
             stats=stats,
+            filters=filters,
             next_revive_queue=revive_log.next_queue_id,
             is_full=lambda: self._buffer.is_full,
             clock=clock,

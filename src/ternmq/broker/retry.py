@@ -1,17 +1,17 @@
 """Messages that a consumer could not process: tried again, and put aside after too many times (H1).
 
-A consumer sends back *where* the record lies, never the message. The broker appends a copy of the record under the
-topic ``%RETRY%group``, to which every member of the group is subscribed, with these properties:
+A consumer sends back *where* the record lies, never the message. The broker appends a copy of the record for the topic
+``%RETRY%group``, to which every member of the group is subscribed, with these properties:
 
     RETRY_TOPIC        the topic it was first sent to, kept through all retries
     ORIGIN_MESSAGE_ID  the offset id of the first record, likewise
     DELAY              the level of the delay: as asked, or 3 + times consumed (10 s, 30 s, 1 m …)
     WAIT               false: nobody waits for the copy to reach the disk
 
-After 16 times (of the group, or of the request) the copy goes to ``%DLQ%group`` instead, which nobody reads by himself.
-The same rule holds for messages that a consumer *sends* to its retry topic, when sending back failed.
-
-The delay itself is not built yet: the level is noted, the copy is delivered at once.
+The delay is that of every delayed message (``delay.levels``): the copy waits in the schedule topic first, and keeps
+where it waited (REAL_TOPIC, REAL_QID). After 16 times (of the group, or of the request) the copy goes to ``%DLQ%group``
+instead, at once (DELAY = 0); nobody reads that by himself. The same rule holds for messages that a consumer *sends* to
+its retry topic, when sending back failed. All these properties are as RocketMQ 4.9.4 and 5.2.0 write them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ from ternmq.wire.requests import SendBack, SendFields
 _VERSION_3_4_9: Final = 121
 #: The first retry waits for delay level 3: 10 s.
 _FIRST_LEVEL: Final = 3
-#: What 5.x notes on a dead letter (``MessageConst``).
-_DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
-_DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+#: The delay of a dead letter, as RocketMQ notes it.
+NO_DELAY: Final = "0"
 
 
 class Retries:
@@ -78,13 +77,14 @@ class Retries:
         )
         if header.delay_level < 0 or record.reconsume_times >= _times_max(group, header.max_reconsume_times, version):
             topic, queue_id = self._dead_letter_queue(header.group)
-            changes = {_DLQ_ORIGIN_TOPIC: origin_topic, _DLQ_ORIGIN_MESSAGE_ID: origin_id, Property.DELAY: ""}
+            delay = NO_DELAY
         else:
             topic, queue_id = self._retry_queue(group)
-            changes = {Property.DELAY: str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)}
-        changes |= {
+            delay = str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)
+        changes = {
             Property.RETRY_TOPIC: origin_topic,
             Property.ORIGIN_MESSAGE_ID: origin_id,
+            Property.DELAY: delay,
             Property.WAIT: "false",
         }
         self._intake.store(rewrite(record, topic, queue_id, changes, reconsume_times=record.reconsume_times + 1))

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 #: An upper bound on the queues of one topic, against typing errors: each queue costs a directory and a file.
 QUEUES_MAX: Final = 16_384
+_SCHEDULE_QUEUES: Final = 18
 
 
 class Topics:
@@ -45,6 +46,7 @@ class Topics:
         default_queues: int = 8,
         revive_queues: int = 8,
         trace_topic: str = "",
+        delay_levels: int,
     ) -> None:
         self._file = file
         self._clock = clock
@@ -54,6 +56,8 @@ class Topics:
         self._own_topics[names.revive_topic(cluster_name)] = (revive_queues, READ | WRITE)
         if trace_topic:
             self._own_topics[trace_topic] = (1, READ | WRITE)
+        #: A queue for each delay level; RocketMQ has 18, whatever its levels are.
+        self._schedule_queues = max(delay_levels, _SCHEDULE_QUEUES)
         self._table: dict[str, TopicConfig] = {}
         self.data_version = DataVersion()
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
@@ -70,6 +74,10 @@ class Topics:
             if topic not in self._table:
                 self._table[topic] = _config(topic, queues, perm)
                 changed = True
+        schedule = self._table[names.SCHEDULE_TOPIC]
+        if schedule.write_queue_nums < self._schedule_queues or schedule.read_queue_nums < self._schedule_queues:
+            self._table[names.SCHEDULE_TOPIC] = _config(names.SCHEDULE_TOPIC, self._schedule_queues, READ | WRITE)
+            changed = True
         if changed or saved is None:
             self._save()
 
@@ -196,7 +204,7 @@ def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Ite
     yield cluster_name, (16, read_write | INHERIT)
     yield broker_name, (1, read_write | INHERIT)
     yield names.OFFSET_MOVED_TOPIC, (1, read_write)
-    yield names.SCHEDULE_TOPIC, (18, read_write)
+    yield names.SCHEDULE_TOPIC, (_SCHEDULE_QUEUES, read_write)
     yield names.reply_topic(cluster_name), (1, read_write)
     yield names.HALF_TOPIC, (1, read_write)
     yield names.OP_HALF_TOPIC, (1, read_write)

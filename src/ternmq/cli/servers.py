@@ -31,6 +31,8 @@ _CHOSEN_BY_UP: Final = {
     "storepathrootdir": "use --dir",
     "namesrvaddr": "use --port; to join other name servers use `tern broker -n`",
 }
+#: What a developer may want to try; RocketMQ's default is off (K2).
+_ON_UNLESS_SAID: Final = ["enablePropertyFilter=true"]
 _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
 
@@ -116,9 +118,12 @@ async def _up(
             host=host,
             name_server=f"{dialled}:{name_server.port}",
             settings=[
-                _as_flag(setting.section, setting.key, setting.value)
-                for setting in settings.given
-                if not setting.shared and id(setting) not in strangers
+                *([] if any(setting.name == "enablepropertyfilter" for setting in settings.given) else _ON_UNLESS_SAID),
+                *(
+                    _as_flag(setting.section, setting.key, setting.value)
+                    for setting in settings.given
+                    if not setting.shared and id(setting) not in strangers
+                ),
             ],
         )
         with late_bar("recover") as tell:

@@ -42,8 +42,8 @@ class ConsumeContext:
     #: Where the messages came from. For a message on its way again this is the group's retry topic.
     queue: MessageQueue
     messages: Sequence[ReceivedMessage]
-    #: To set: when messages that failed come back. 0: the broker decides (RocketMQ: 10 s, 30 s, 1 min, …; TernMQ,
-    #: until it has delays: at once); 1…18: this level; below 0: not at all, they become dead letters.
+    #: To set: when messages that failed come back. 0: the broker decides (10 s, 30 s, 1 min, …); 1…18: this delay
+    #: level; below 0: not at all, they become dead letters.
     delay_level: int = 0
     #: To set: how many messages of the list, from its first on, are done; the others come back. None: all are.
     done_count: int | None = None

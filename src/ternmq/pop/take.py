@@ -31,7 +31,9 @@ _QUEUE_OFFSET: Final = struct.Struct(">q")
 _QUEUE_OFFSET_AT: Final = 20
 _SIZE: Final = struct.Struct(">i")
 
+#: Tests that a message must pass: its tags code, its properties.
 Matches = Callable[[int], bool]
+Accepts = Callable[[str], bool]
 
 
 class Store(Protocol):
@@ -45,6 +47,7 @@ class Store(Protocol):
         *,
         count_max: int,
         matches: Matches | None = None,
+        accepts: Accepts | None = None,
     ) -> GetResult: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int: ...
@@ -73,6 +76,7 @@ class Wish:
     pop_time_ms: int
     revive_queue_id: int
     matches: Matches | None
+    accepts: Accepts | None
     #: Whether a group that is new to a queue begins with its last message.
     from_last: bool
     ordered: bool
@@ -117,7 +121,12 @@ class Taker:
             return
         for _ in range(SCANS_MAX):
             found = self._store.get(
-                topic, queue_id, start, count_max=wish.count_max - taken.count, matches=wish.matches
+                topic,
+                queue_id,
+                start,
+                count_max=wish.count_max - taken.count,
+                matches=wish.matches,
+                accepts=wish.accepts,
             )
             if found.status is GetStatus.FOUND:
                 self._hand_out(wish, taken, key, start, found, retry)

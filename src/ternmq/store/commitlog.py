@@ -36,7 +36,16 @@ from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, Preparer
 from ternmq.store.segment import Disk, Segment, segment_files, segment_name
 from ternmq.types import Buffer
-from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, Record, Sysflag, pack_blank, peek_head, unpack_record
+from ternmq.wire.record import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    Record,
+    Sysflag,
+    pack_blank,
+    peek_head,
+    peek_properties,
+    unpack_record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -334,6 +343,16 @@ class CommitLog:
             return None
         size = record_size(head, log_offset)
         return self.view(log_offset, size) if size else None
+
+    def properties(self, log_offset: int, size: int) -> str | None:
+        """The properties of the record of ``size`` bytes at ``log_offset``; None if it is not there or has none."""
+        if log_offset < self.min_offset or log_offset + size > self.written:
+            return None
+        segment = self._segment(log_offset)
+        if segment is None:
+            return None
+        at = log_offset - segment.start
+        return peek_properties(segment.page, at, size) if at + size <= self.segment_bytes else None
 
     def piece(self, log_offset: int, length_bytes: int | None = None) -> Piece | None:
         """Where these bytes lie, without ``length_bytes`` up to the segment's end; None if they are not all there.

@@ -28,7 +28,7 @@ RECORD_EXTRA_BYTES: Final = 64 * 1024
 
 _DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DELAY: Final = re.compile(r"([0-9]+)([smhd])\Z")
+_DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])\Z")
 
 
 class FlushDiskType(enum.Enum):
@@ -138,6 +138,8 @@ class StoreConfig:
 
     #: Level 1, 2, …: an entry of SCHEDULE_TOPIC_XXXX holds its delivery time where others hold the tags code (C2).
     message_delay_level: str = _DELAY_LEVELS
+    #: ms between two saves of how far each level is delivered; a broker that is killed repeats at most so much.
+    flush_delay_offset_interval: int = 10_000
 
     def __post_init__(self) -> None:
         if not set(self._log_directories) - set(self.read_only_commit_log_store_paths):
@@ -234,6 +236,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
                 f"messageDelayLevel has {part!r}, which is no duration; write levels like 1s 5m 2h 1d, blanks between"
             )
         delays.append(int(matched[1]) * _UNIT_MS[matched[2]])
+    if not delays:
+        raise ConfigError("messageDelayLevel is empty; write levels like 1s 5m 2h 1d, blanks between, or leave it out")
     return tuple(delays)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
@@ -42,6 +42,11 @@ _NOT_QUEUED: Final = Sysflag.PREPARED
 _TRANSACTION: Final = Sysflag.TRANSACTION_MASK
 _ROLLBACK: Final = Sysflag.ROLLBACK
 _pack_entry: Final = ENTRY.pack
+
+
+#: Told of a new entry: topic, queue id, its queue offset + 1, tags code, properties. These are None where it is told of
+#: several messages at once: whoever filters by them has to look for himself.
+OnArrival: TypeAlias = Callable[[str, int, int, int, str | None], None]
 
 
 @dataclass(slots=True)
@@ -111,8 +116,7 @@ class Dispatcher:
         #: Whether each entry gets a unit beside it (C3), for which a fact is needed.
         self._with_units = queues.exts is not None and queues.exts.writes
         self.deriveds: list[Derived] = []
-        #: Told of a new entry: topic, queue id, its queue offset + 1, tags code.
-        self.on_arrival: Callable[[str, int, int, int], None] | None = None
+        self.on_arrival: OnArrival | None = None
 
     def fresh(
         self,
@@ -164,7 +168,7 @@ class Dispatcher:
             for derived in self.deriveds:
                 derived.fold(fact)
         if self.on_arrival is not None and not sysflag & _NOT_QUEUED:
-            self.on_arrival(queue.topic, queue.queue_id, queue_offset + 1, tags_code)
+            self.on_arrival(queue.topic, queue.queue_id, queue_offset + 1, tags_code, properties)
 
     def fresh_batch(
         self,
@@ -230,7 +234,7 @@ class Dispatcher:
         if self.on_arrival is not None:
             # Who waits is told once for all messages of a tag.
             for tags_code in dict.fromkeys(tags_codes):
-                self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code)
+                self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
         return log_offsets
 
     def fact(self, record: Record) -> Fact:
@@ -276,10 +280,14 @@ class Dispatcher:
         return code
 
 
+def delay_level(properties: str, level_max: int) -> int:
+    """The delay level of a message (I1): one beyond the last is the last; 0 without one, or if it is no number."""
+    text = find(properties, Property.DELAY) or ""
+    # Ten digits are as many as Java's number has.
+    return min(int(text), level_max) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
+
+
 def due_time(properties: str, store_time_ms: int, delays_ms: tuple[int, ...]) -> int:
     """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2); 0: never."""
-    text = find(properties, Property.DELAY) or ""
-    level = int(text) if text.isascii() and text.isdigit() else 0
-    if not level or not delays_ms:
-        return 0
-    return store_time_ms + delays_ms[min(level, len(delays_ms)) - 1]
+    level = delay_level(properties, len(delays_ms))
+    return store_time_ms + delays_ms[level - 1] if level else 0

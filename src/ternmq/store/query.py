@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ternmq.errors import CorruptFile, CorruptRecord
 from ternmq.message import Property
@@ -19,11 +19,11 @@ from ternmq.store.config import ENTRY_BYTES, StoreConfig
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, TAGS_AT
-from ternmq.store.queue_ext import ADDRESS_BYTE, by_unit
+from ternmq.store.queue_ext import ADDRESS_BYTE, ADDRESS_MAX, Unit, UnitReader, by_unit
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.segment import Disk
 from ternmq.wire.properties import find
-from ternmq.wire.record import unpack_record
+from ternmq.wire.record import RECORD_BYTES_MIN, peek_head, peek_properties, unpack_record
 
 _iter_entries: Final = ENTRY.iter_unpack
 
@@ -75,6 +75,14 @@ class QueryResult:
     last_update_offset: int
 
 
+class Entry(NamedTuple):
+    """Where a record lies, and its tags code; None if that stood in a unit which is missing."""
+
+    log_offset: int
+    size: int
+    tags_code: int | None
+
+
 #: Yields log offsets and takes their records, None for those that are gone; the result comes last.
 KeySearch: TypeAlias = Generator[list[int] | QueryResult, list[memoryview | None], None]
 
@@ -115,12 +123,17 @@ class Query:
         count_max: int,
         bytes_max: int | None = None,
         matches: Callable[[int], bool] | None = None,
+        may_pass: Callable[[Unit], bool] | None = None,
+        accepts: Callable[[str], bool] | None = None,
         leave_cold: bool = False,
     ) -> GetResult:
-        """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code.
+        """Messages of a queue from ``queue_offset`` on.
 
-        At least one is returned if there is any, whatever its size. With ``leave_cold``, records that are probably not
-        in memory are not touched: see ``GetResult.cold``.
+        ``matches`` chooses by tags code; ``accepts`` by a record's properties, once ``may_pass`` has seen the unit
+        beside the entry, if there is one (C3). At least one message is returned if there is any, whatever its size.
+
+        With ``leave_cold``, records that are probably not in memory are not touched: see ``GetResult.cold``. They are
+        not asked ``accepts``, then; who reads them does (``accepted``).
         """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -136,11 +149,12 @@ class Query:
         bytes_disk = config.max_transfer_bytes_on_message_in_disk
         if bytes_max is not None:
             bytes_memory, bytes_disk = min(bytes_memory, bytes_max), min(bytes_disk, bytes_max)
-        entries = queue.read(queue_offset, count_memory if matches is None else max(count_memory, self._scan_max))
+        is_filtered = matches is not None or accepts is not None
+        entries = queue.read(queue_offset, max(count_memory, self._scan_max) if is_filtered else count_memory)
         if not entries:
             return GetResult(GetStatus.OFFSET_FOUND_NULL, min(queue.file_end(queue_offset), high), low, high)
-        if matches is not None and ADDRESS_BYTE in entries[TAGS_AT::ENTRY_BYTES]:
-            matches = by_unit(queue.ext, matches)
+        if (matches is not None or may_pass is not None) and ADDRESS_BYTE in entries[TAGS_AT::ENTRY_BYTES]:
+            matches = by_unit(queue.ext, matches, may_pass)
 
         written, log_min = commit_log.written, commit_log.min_offset
         memory_from = written - self._memory_bytes
@@ -148,7 +162,7 @@ class Query:
         run_start = run_end = last_offset = -1
         count = body_bytes = 0
         next_offset = queue_offset
-        was_removed = False
+        was_removed = is_left = False
         for log_offset, size, tags_code in _iter_entries(entries):
             if count:
                 if log_offset >= memory_from:
@@ -163,6 +177,14 @@ class Query:
             if log_offset < log_min or size == FILLER_SIZE:
                 was_removed = True
                 continue
+            if accepts is not None:
+                if not count:
+                    is_left = leave_cold and log_offset < memory_from
+                if not is_left:
+                    properties = commit_log.properties(log_offset, size)
+                    # What cannot be read is for the reader to find out, as it is without a filter.
+                    if properties is not None and not accepts(properties):
+                        continue
             if log_offset != run_end:
                 if run_end >= 0:
                     runs.append((run_start, run_end))
@@ -193,6 +215,17 @@ class Query:
                 path=str(queue.directory),
             )
         return GetResult(status, next_offset, low, high, buffers, count, body_bytes, last_offset < memory_from, pieces)
+
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
+        """Entries of a queue from ``queue_offset`` on, at most ``count_max``, fewer at the end of a file."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.next_offset:
+            return []
+        units = UnitReader(queue.ext) if queue.ext is not None else None
+        return [
+            Entry(log_offset, size, field if field > ADDRESS_MAX else units.tags_code(field) if units else None)
+            for log_offset, size, field in _iter_entries(queue.read(queue_offset, count_max))
+        ]
 
     # --- By time ------------------------------------------------------------------------------------------------
 
@@ -272,6 +305,22 @@ class Query:
                 break
             until_ms = head_store_time(records[0])
         yield QueryResult(found, index.end_time_ms, max(index.end_offset, 0))
+
+
+def accepted(body: bytes, accepts: Callable[[str], bool]) -> list[memoryview]:
+    """Of records back to back, which ``get`` left to be read, those that a filter takes."""
+    view = memoryview(body)
+    found: list[memoryview] = []
+    at = 0
+    while at < len(view):
+        size, _ = peek_head(view, at)
+        if not RECORD_BYTES_MIN <= size <= len(view) - at:
+            return [*found, view[at:]]
+        properties = peek_properties(view, at, size)
+        if properties is None or accepts(properties):
+            found.append(view[at : at + size])
+        at += size
+    return found
 
 
 def _outside(queue_offset: int, low: int, high: int) -> GetResult:

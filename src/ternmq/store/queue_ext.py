@@ -283,15 +283,25 @@ class UnitReader:
         self._data = self._ext.bytes_at(self._position, length_bytes)
 
 
-def by_unit(ext: QueueExt | None, matches: Callable[[int], bool]) -> Callable[[int], bool]:
-    """A filter by tags code for the tags fields of a queue in which addresses stand. A missing unit passes."""
-    tags_code_at = UnitReader(ext).tags_code if ext is not None else None
+def by_unit(
+    ext: QueueExt | None, matches: Callable[[int], bool] | None, may_pass: Callable[[Unit], bool] | None
+) -> Callable[[int], bool]:
+    """A filter for the tags fields of a queue in which addresses stand: by tags code, or by the whole unit.
+
+    A missing unit passes, and so does a tags code where a unit is wanted.
+    """
+    reader = UnitReader(ext) if ext is not None else None
 
     def passes(field: int) -> bool:
         if field > ADDRESS_MAX:
-            return matches(field)
-        tags_code = tags_code_at(field) if tags_code_at is not None else None
-        return tags_code is None or matches(tags_code)
+            return matches is None or matches(field)
+        if reader is None:
+            return True
+        if may_pass is not None:
+            unit = reader.unit(field)
+            return unit is None or may_pass(unit)
+        tags_code = reader.tags_code(field)
+        return matches is None or tags_code is None or matches(tags_code)
 
     return passes
 

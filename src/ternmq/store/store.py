@@ -33,12 +33,12 @@ from ternmq.store.cold import ColdReads
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.deleted import DeletedTopics
-from ternmq.store.dispatch import Derived, Dispatcher, Fact
+from ternmq.store.dispatch import Derived, Dispatcher, Fact, OnArrival
 from ternmq.store.draft import Draft, Placed
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
-from ternmq.store.query import GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue_ext import QueueExts
+from ternmq.store.query import Entry, GetResult, GetStatus, Query, QueryResult
+from ternmq.store.queue_ext import QueueExts, Unit
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.recovery import recover
 from ternmq.store.replay import Progress
@@ -50,6 +50,7 @@ from ternmq.store.writer import RecordWriter
 __all__ = [
     "Derived",
     "Draft",
+    "Entry",
     "Fact",
     "GetResult",
     "GetStatus",
@@ -358,9 +359,11 @@ class MessageStore:
         count_max: int,
         bytes_max: int | None = None,
         matches: Callable[[int], bool] | None = None,
+        may_pass: Callable[[Unit], bool] | None = None,
+        accepts: Callable[[str], bool] | None = None,
         leave_cold: bool = False,
     ) -> GetResult:
-        """Messages of a queue from ``queue_offset`` on; ``matches`` chooses by tags code. See ``Query.get``."""
+        """Messages of a queue from ``queue_offset`` on, chosen by tags code and by properties. See ``Query.get``."""
         return self._query.get(
             topic,
             queue_id,
@@ -368,8 +371,14 @@ class MessageStore:
             count_max=count_max,
             bytes_max=bytes_max,
             matches=matches,
+            may_pass=may_pass,
+            accepts=accepts,
             leave_cold=leave_cold,
         )
+
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
+        """Where the records of a queue lie, from ``queue_offset`` on. See ``Query.entries``."""
+        return self._query.entries(topic, queue_id, queue_offset, count_max)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message; 0 without such a queue."""
@@ -466,19 +475,19 @@ class MessageStore:
     # --- Derived parts --------------------------------------------------------------------------------------------
 
     @property
-    def on_arrival(self) -> Callable[[str, int, int, int], None] | None:
-        """Called for each new queue entry: topic, queue id, its queue offset + 1, tags code."""
+    def on_arrival(self) -> OnArrival | None:
+        """Told of new queue entries; see ``dispatch.OnArrival``."""
         return self._dispatcher.on_arrival
 
     @on_arrival.setter
-    def on_arrival(self, callback: Callable[[str, int, int, int], None] | None) -> None:
+    def on_arrival(self, callback: OnArrival | None) -> None:
         self._dispatcher.on_arrival = callback
 
     @property
     def bits(self) -> Callable[[Fact], bytes] | None:
         """Makes the bit map of a record's unit (C3): which groups' filters it passes. It must not raise.
 
-        Set before ``open``, which folds what the queues lack; without it units have no map.
+        What ``open`` folds before it is set, and all without it, has units without a map, which pass every filter.
         """
         return self._exts.bits
 

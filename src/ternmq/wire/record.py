@@ -106,6 +106,9 @@ RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
 _SHARED_HEADS: Final = {shared_bytes: struct.Struct(f">iiiiiqq{shared_bytes}si") for shared_bytes in (48, 60, 72)}
 
 _HEAD: Final = struct.Struct(">ii")
+#: magic sysflag body_bytes: what tells where the properties of a record with IPv4 hosts begin.
+_unpack_lengths: Final = struct.Struct(">4xi28xi44xi").unpack_from
+_INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _INT_LONG: Final = struct.Struct(">iq")
 _LONG: Final = struct.Struct(">q")
@@ -277,6 +280,29 @@ def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
     """Size and magic at ``at``, unchecked; at least 8 bytes must lie there."""
     size, magic = _HEAD.unpack_from(page, at)
     return size, magic
+
+
+def peek_properties(page: Buffer, at: int, size: int) -> str | None:
+    """The properties of the record of ``size`` bytes at ``at``, and nothing else of it; None if it has none inside.
+
+    Hot: a filter looks at all messages of a queue this way. So only what keeps it inside the record is checked.
+    """
+    if size < RECORD_BYTES_MIN:
+        return None
+    magic, sysflag, body_bytes = _unpack_lengths(page, at)
+    topic_at = at + _FIXED_V4.size
+    if sysflag & _HOST_FLAGS:
+        topic_at = at + _FIXED[sysflag & _HOST_FLAGS].size
+        (body_bytes,) = _INT.unpack_from(page, topic_at - 4)
+    topic_at += body_bytes
+    end = at + size
+    if body_bytes < 0 or topic_at + 2 > end:
+        return None
+    if magic == MAGIC_V1:
+        properties_at = topic_at + 3 + page[topic_at]
+    else:
+        properties_at = topic_at + 4 + _SHORT.unpack_from(page, topic_at)[0]
+    return str(page[properties_at:end], "utf-8", "replace") if topic_at < properties_at <= end else None
 
 
 def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = True, end: int | None = None) -> Record:

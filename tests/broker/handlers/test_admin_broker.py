@@ -10,7 +10,7 @@ from ternmq.broker.broker import Broker
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests import QueueBounds
+from ternmq.wire.requests import QueueBounds, SendMessageV2
 from tests.broker.handlers.conftest import Client, broker_config, connecting, store_config
 
 
@@ -37,6 +37,19 @@ async def test_the_state_has_what_rocketmqs_tools_parse(client: Client) -> None:
     assert 0.0 < float(table["commitLogDiskRatio"]) < 1.0
     assert (table["msgPutTotalTodayNow"], table["putMessageTimesTotal"]) == ("2", "2")
     assert table["brokerVersionDesc"].startswith("TernMQ")
+
+
+async def test_the_state_tells_what_waits_for_its_time(client: Client) -> None:
+    """D5, I1: how far each delay level is delivered, and where its queue ends; 4.9's brokerStatus shows it."""
+    for level in (3, 18, 3):
+        header = SendMessageV2(topic="orders", queue_id=0, properties=f"DELAY\x01{level}\x02")
+        await client.ok(RequestCode.SEND_MESSAGE_V2, header, b"later")
+
+    table = decode((await client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)).body, KvTable).table
+
+    assert {"scheduleMessageOffset_3": "0,2", "scheduleMessageOffset_18": "0,1"} == {
+        name: value for name, value in table.items() if name.startswith("scheduleMessageOffset")
+    }
 
 
 async def test_a_broker_without_messages_has_a_state_too(client: Client) -> None:

@@ -127,7 +127,7 @@ async def test_filters_are_checked_before_a_consumer_starts(client: Client) -> N
 
     assert (await check("TAG"))[0] == ResponseCode.SUCCESS
     code, remark = await check("SQL92")
-    assert (code, "SQL92" in remark, "not enabled" in remark) == (ResponseCode.SYSTEM_ERROR, True, True)
+    assert (code, "SQL92" in remark, "enablePropertyFilter=true" in remark) == (ResponseCode.SYSTEM_ERROR, True, True)
 
 
 # --- Locks (F2) -------------------------------------------------------------------------------------------------

@@ -344,3 +344,11 @@ async def test_an_sql_subscription_of_the_heartbeat_is_refused_at_the_pull(broke
     await broker.heartbeat("readers", {"orders": "a > 1"}, kind="SQL92")
 
     assert (await broker.pull("orders", sysflag=0, sub_version=1)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_only_tools_look_at_what_waits_for_its_time(broker: Caller) -> None:
+    """I1: a consumer would get it too early."""
+    await broker.sent("orders", b"later", properties={"DELAY": "2"})
+
+    assert (await broker.pull("SCHEDULE_TOPIC_XXXX", queue_id=1)).code == ResponseCode.NO_PERMISSION
+    assert [b"later"] == await broker.bodies("SCHEDULE_TOPIC_XXXX", queue_id=1, consumer_group="TOOLS_CONSUMER")

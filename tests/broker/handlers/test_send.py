@@ -230,12 +230,25 @@ async def test_a_half_message_is_refused_not_delivered(broker: Caller) -> None:
     assert await broker.bodies("orders") == [b"y"]
 
 
-async def test_a_delay_level_is_kept_and_the_message_delivered_at_once(broker: Caller) -> None:
-    """I1: until delays are built."""
-    await broker.sent("orders", b"x", properties={"DELAY": "3"})
+async def test_a_message_with_a_delay_level_waits_elsewhere(broker: Caller) -> None:
+    """I1: the answer names the queue that it was sent to, as RocketMQ's does. (The first send is not the short way.)"""
+    replies = [
+        await broker.sent("orders", b"x", queue_id=2, properties={"UNIQ_KEY": UNIQUE, "DELAY": level})
+        for level in ("3", "3", "0", "-1", "much")
+    ]
 
-    [record] = await broker.records("orders")
-    assert parse(record.properties)["DELAY"] == "3"
+    assert [2] * 5 == [reply.queue_id for reply in replies]
+    assert [0, 1, 0, 1, 2] == [reply.queue_offset for reply in replies]
+    assert ["0", "-1", "much"] == [
+        parse(record.properties)["DELAY"] for record in await broker.records("orders", queue_id=2)
+    ]
+
+
+async def test_a_batch_is_not_delayed(broker: Caller) -> None:
+    """E6, I1: clients refuse to make one."""
+    await broker.send_batch("orders", [(b"0", {"DELAY": "3"}), (b"1", {})])
+
+    assert await broker.bodies("orders") == [b"0", b"1"]
 
 
 async def test_a_one_way_send_is_stored_and_not_answered(broker: Caller) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,7 @@ class BrokerHandlers:
         lanes: Callable[[], Lanes],
         settings: Sequence[object],
         store_path: Path,
+        delays: Callable[[], Mapping[int, tuple[int, int]]],
         clock: Clock,
     ) -> None:
         self._stats = stats
@@ -54,6 +55,7 @@ class BrokerHandlers:
         self._lanes = lanes
         self._settings = settings
         self._store_path = store_path
+        self._delays = delays
         self._clock = clock
 
     def routes(self) -> dict[int, Route]:
@@ -68,6 +70,8 @@ class BrokerHandlers:
     def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
         """Counters, rates, queues of work, and how full the disk is."""
         table = self._stats.runtime() | self._lane_table() | self._store_table()
+        # How far each delay level is delivered, and where its queue ends (I1).
+        table |= {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self._delays().items()}
         table |= {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": f"TernMQ_{importlib.metadata.version('ternmq')}",

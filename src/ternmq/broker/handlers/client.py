@@ -12,6 +12,7 @@ import contextlib
 
 from ternmq import names
 from ternmq.broker.clients import Clients
+from ternmq.broker.filters import Filters
 from ternmq.broker.flow import CLIENT
 from ternmq.broker.groups import Groups
 from ternmq.broker.locks import Locks
@@ -41,14 +42,14 @@ class ClientHandlers:
         groups: Groups,
         topics: Topics,
         locks: Locks,
-        broker_name: str,
+        filters: Filters,
         notify_members: bool = True,
     ) -> None:
         self._clients = clients
         self._groups = groups
         self._topics = topics
         self._locks = locks
-        self._broker_name = broker_name
+        self._filters = filters
         self._notify_members = notify_members
 
     def routes(self) -> dict[int, Route]:
@@ -79,6 +80,7 @@ class ClientHandlers:
             if group.retry_queue_nums > 0:
                 self._topics.ensure(names.retry_topic(group.group_name), queues=group.retry_queue_nums)
             self._clients.add_consumer(consumer, peer, said.client_id, language=language, version=request.version)
+            self._filters.register(consumer.group_name, consumer.subscription_data_set)
         return Reply()
 
     def unregister(self, peer: Peer, request: Request[UnregisterClient]) -> Reply:
@@ -109,13 +111,9 @@ class ClientHandlers:
                 peer.call_oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
 
     def check_config(self, _peer: Peer, request: Request[object]) -> Reply:
-        """Before a consumer with a filter starts: would this broker understand it? Tags it always does (K1)."""
-        kind = decode(request.body, ClientCheck).subscription_data.expression_type
-        if kind not in ("", "TAG"):
-            raise SystemFailure(
-                f"The broker does not support consumer to filter message by {kind}: it is not enabled on "
-                f"{self._broker_name}; subscribe by tags, or filter in the consumer"
-            )
+        """Before a consumer with a filter starts: would this broker understand it (K2)?"""
+        said = decode(request.body, ClientCheck).subscription_data
+        self._filters.check(said.expression_type, said.sub_string)
         return Reply()
 
     # --- Locks of queues (F2) -----------------------------------------------------------------

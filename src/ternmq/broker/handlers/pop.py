@@ -1,4 +1,4 @@
-"""Pops: 200050, and what belongs to them: peek 200052, notification 200054, polling info 200055 (F8, F9, K1).
+"""Pops: 200050, and what belongs to them: peek 200052, notification 200054, polling info 200055 (F8, F9, K1, K2).
 
 A pop names a topic and one queue or all of them, and gets up to 32 messages that are hidden from the rest of its group
 for a while. It looks into the topic's retry topics as well: one time in five before the topic itself, else after it.
@@ -19,15 +19,14 @@ from typing import Any
 
 from ternmq import names
 from ternmq.broker.config import READ, BrokerConfig
+from ternmq.broker.filters import ALL, Filters, Wanted
 from ternmq.broker.flow import PULL
 from ternmq.broker.groups import Groups
-from ternmq.broker.handlers.pull import tag_filter
-from ternmq.broker.holds import Matches
 from ternmq.broker.pop_holds import PopHolds
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import InvalidParameter, NoPermission, SystemFailure
+from ternmq.errors import InvalidParameter, NoPermission
 from ternmq.net.peer import Peer, Route
 from ternmq.pop.take import Taken, Taker, Wish
 from ternmq.wire.bodies.topics import TopicConfig
@@ -60,6 +59,7 @@ class PopHandlers:
         topics: Topics,
         groups: Groups,
         stats: Stats,
+        filters: Filters,
         next_revive_queue: Callable[[], int],
         is_full: Callable[[], bool],
         clock: Clock,
@@ -74,6 +74,7 @@ class PopHandlers:
         self._topics = topics
         self._groups = groups
         self._stats = stats
+        self._filters = filters
         self._next_revive_queue = next_revive_queue
         self._is_full = is_full
         self._now_ms = clock.now_ms
@@ -90,10 +91,10 @@ class PopHandlers:
             RequestCode.POLLING_INFO: Route(self.polling_info, PULL),
         }
 
-    def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int) -> None:
+    def arrived(self, topic: str, queue_id: int, tags_code: int, properties: str | None) -> None:
         """A record has become visible. Hot: called for each record."""
-        self.holds.arrived(topic, queue_id, end_offset, tags_code)
-        self.notices.arrived(topic, queue_id, end_offset, tags_code)
+        self.holds.arrived(topic, queue_id, tags_code, properties)
+        self.notices.arrived(topic, queue_id, tags_code, properties)
 
     def wake(self, group: str, topic: str, queue_id: int) -> None:
         """There may be something to pop in a queue."""
@@ -120,7 +121,9 @@ class PopHandlers:
         config = self._check(header)
         if not 0 < header.count_max <= COUNT_MAX:
             raise InvalidParameter(f"a pop of {header.count_max} messages; ask for 1 to {COUNT_MAX}")
-        matches = self._filter(header)
+        wanted = self._filters.of_request(
+            header.consumer_group, header.topic, header.expression_type, header.subscription
+        )
         now_ms = self._now_ms()
         ordered = bool(header.order)
         wish = Wish(
@@ -130,7 +133,8 @@ class PopHandlers:
             invisible_ms=header.invisible_ms,
             pop_time_ms=now_ms,
             revive_queue_id=ORDERED if ordered else self._next_revive_queue(),
-            matches=matches,
+            matches=wanted.matches,
+            accepts=wanted.accepts,
             from_last=header.init_mode == _FROM_LAST,
             ordered=ordered,
             attempt_id=header.attempt_id,
@@ -170,8 +174,9 @@ class PopHandlers:
             deadline = self.holds.deadline(header.poll_ms)
         if code == ResponseCode.POLLING_TIMEOUT and deadline is not None and deadline > self.holds.deadline(0):
             key = wish.group, wish.topic, header.queue_id
+            wanted = Wanted(matches=wish.matches, accepts=wish.accepts)
             topics = self._listened(wish.group, wish.topic)
-            if self.holds.add(peer, request, key, topics=topics, matches=wish.matches, deadline=deadline):
+            if self.holds.add(peer, request, key, topics=topics, wanted=wanted, deadline=deadline):
                 if taken.unfinished:
                     self.holds.wake(*key)
                 return None
@@ -231,7 +236,7 @@ class PopHandlers:
             if deadline is not None and deadline > self.notices.deadline(0):
                 key = group, topic, header.queue_id
                 listened = self._listened(group, topic)
-                if self.notices.add(peer, request, key, topics=listened, matches=None, deadline=deadline):
+                if self.notices.add(peer, request, key, topics=listened, wanted=ALL, deadline=deadline):
                     return None
                 is_full = True
         return Reply(header=NotificationReply(has_message=has_message, polling_full=is_full))
@@ -262,15 +267,6 @@ class PopHandlers:
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
             )
         return config
-
-    def _filter(self, header: PopMessage) -> Matches | None:
-        """What a record's tags code must pass; None takes all."""
-        if header.expression_type and header.expression_type != "TAG":
-            raise SystemFailure(
-                f"The broker does not support consumer to filter message by {header.expression_type}; subscribe by "
-                "tag (TAG)"
-            )
-        return tag_filter(header.subscription or "")
 
     def _queue_ids(self, config: TopicConfig, queue_id: int) -> Sequence[int]:
         """The one asked for, or all, from a random one on: no queue is always the last that has a turn."""

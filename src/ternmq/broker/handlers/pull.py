@@ -1,6 +1,6 @@
-"""Pulls: 11 and 361 (D4, F3, F8, K1).
+"""Pulls: 11 and 361 (D4, F3, F8, K1, K2).
 
-A pull names a queue and a queue offset and gets the records from there on that its group's tag filter lets through, as
+A pull names a queue and a queue offset and gets the records from there on that its group's filter lets through, as
 views of the log: the reply's body is never copied. What the store found decides the response code:
 
     0   FOUND
@@ -12,7 +12,8 @@ views of the log: the reply's body is never copied. What the store found decides
 Every one of these carries the queue's bounds and the offset to go on at; the remark is the store's status.
 
 Records from far back, which are probably not in memory, are read on other threads (``store.cold``) and the pull is
-answered later; meanwhile the loop serves those who keep up.
+answered later; meanwhile the loop serves those who keep up. An SQL filter sees them when they are read, and the pull
+goes on until one passes or as many were looked at as in one read from memory.
 
 A client that pulls commits its progress with the same request; that counts when the request first comes, not when it
 is carried out again after a hold, or it could undo a later commit.
@@ -21,44 +22,35 @@ is carried out again after a hold, or it could undo a later commit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from collections.abc import Awaitable
 from typing import Any, Final
 
 from ternmq.broker.clients import Clients
 from ternmq.broker.config import READ, BrokerConfig
+from ternmq.broker.filters import Filters, Wanted
 from ternmq.broker.flow import PULL
-from ternmq.broker.groups import Groups
-from ternmq.broker.holds import Holds, Matches
+from ternmq.broker.groups import TOOLS_GROUP, Groups
+from ternmq.broker.holds import Holds
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
-from ternmq.errors import (
-    ConfigError,
-    InvalidParameter,
-    NoPermission,
-    StoreError,
-    SubscriptionInvalid,
-    SubscriptionMissing,
-    SubscriptionOutdated,
-    SystemBusy,
-    SystemFailure,
-)
-from ternmq.filter.tags import TagFilter
+from ternmq.errors import InvalidParameter, NoPermission, StoreError, SubscriptionMissing, SystemBusy
+from ternmq.names import SCHEDULE_TOPIC
 from ternmq.net.peer import Peer, Route
-from ternmq.store.query import GetResult, GetStatus
+from ternmq.store.query import GetResult, GetStatus, accepted
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.ids import java_hash
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
 
 #: Pulls that may wait for the disk at once; beyond that clients are told to come back later.
 COLD_MAX: Final = 1_000
 
-_TAG: Final = "TAG"
+#: Entries that a pull of old messages looks at before it is answered, as in memory (``maxFilterMessageSize``).
+SCAN_MAX: Final = 800
+
 _MASTER: Final = 0
 
 _CODES: Final = {
@@ -91,7 +83,9 @@ class PullHandlers:
         clients: Clients,
         offsets: Offsets,
         stats: Stats,
+        filters: Filters,
     ) -> None:
+        self._filters = filters
         self._readable = bool(config.broker_permission & READ)
         self._long_polling = config.long_polling_enable
         self._short_polling_ms = config.short_polling_time_mills
@@ -129,28 +123,20 @@ class PullHandlers:
         header = request.fields
         topic, queue_id = header.topic, header.queue_id
         self._check(header)
-        matches = self._filter(header)
+        wanted = self._wanted(header)
         moved_to = self._offsets.take_reset(header.consumer_group, topic, queue_id)
         if moved_to is not None and moved_to != header.queue_offset:
             return self._move(header, moved_to)
         if first and header.sysflag & PullSysflag.COMMIT_OFFSET:
             self._offsets.commit(header.consumer_group, topic, queue_id, header.commit_offset)
-        found = self._store.get(
-            topic,
-            queue_id,
-            header.queue_offset,
-            count_max=max(header.count_max, 1),
-            bytes_max=header.bytes_max or None,
-            matches=matches,
-            leave_cold=first,
-        )
+        found = self._get(header, wanted, header.queue_offset, count_max=max(header.count_max, 1), leave_cold=first)
         if found.cold is not None:
             if self._cold_count >= COLD_MAX:
                 raise SystemBusy(
                     f"[OVERLOAD]system busy: {self._cold_count} pulls of old messages wait for the disk already; pull "
                     "again later"
                 )
-            return self._when_read(request, found, matches)
+            return self._when_read(request, found, wanted)
         status = found.status
         code = _CODES[status]
         if status in _EMPTY_QUEUE and header.queue_offset == 0:
@@ -166,23 +152,37 @@ class PullHandlers:
                     topic=topic,
                     queue_id=queue_id,
                     queue_offset=header.queue_offset,
-                    matches=matches,
+                    wanted=wanted,
                     timeout_ms=header.suspend_timeout_ms if self._long_polling else self._short_polling_ms,
                 )
                 return None
         return _reply(code, found, found.buffers)
 
-    async def _when_read(self, request: Request[PullMessage], found: GetResult, matches: Matches | None) -> Reply:
+    async def _when_read(self, request: Request[PullMessage], found: GetResult, wanted: Wanted) -> Reply:
         """The answer to a pull whose records are being read."""
-        assert found.cold is not None
         header = request.fields
-        body: bytes | list[memoryview]
+        count_max = max(header.count_max, 1)
+        body: bytes | list[memoryview] = []
         self._cold_count += 1
         try:
-            body = await asyncio.wrap_future(self._store.cold.read(found.cold))
+            scan_end = header.queue_offset + SCAN_MAX
+            while found.cold is not None:
+                body = await asyncio.wrap_future(self._store.cold.read(found.cold))
+                if wanted.accepts is None:
+                    break
+                body = accepted(body, wanted.accepts)
+                found.count, found.body_bytes = len(body), sum(map(len, body))
+                if body or found.next_offset >= min(scan_end, found.max_offset):
+                    break
+                found = self._get(header, wanted, found.next_offset, count_max=count_max, leave_cold=True)
+            else:
+                # What follows is in memory.
+                body = found.buffers
+            if found.status is GetStatus.FOUND and not found.count:
+                found.status = GetStatus.NO_MATCHED_MESSAGE
         except StoreError:
             # Retention was quicker: what is left now? If it was not, the same error comes again.
-            found = self._store.get(header.topic, header.queue_id, header.queue_offset, count_max=1, matches=matches)
+            found = self._get(header, wanted, header.queue_offset, count_max=1)
             body = found.buffers
         finally:
             self._cold_count -= 1
@@ -192,6 +192,21 @@ class PullHandlers:
         else:
             self._stats.missed()
         return _reply(code, found, body)
+
+    def _get(
+        self, header: PullMessage, wanted: Wanted, queue_offset: int, *, count_max: int, leave_cold: bool = False
+    ) -> GetResult:
+        return self._store.get(
+            header.topic,
+            header.queue_id,
+            queue_offset,
+            count_max=count_max,
+            bytes_max=header.bytes_max or None,
+            matches=wanted.matches,
+            may_pass=wanted.may_pass,
+            accepts=wanted.accepts,
+            leave_cold=leave_cold,
+        )
 
     def _move(self, header: PullMessage, queue_offset: int) -> Reply:
         topic, queue_id = header.topic, header.queue_id
@@ -216,6 +231,11 @@ class PullHandlers:
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
             )
         topic = self._topics.find(header.topic)
+        if header.topic == SCHEDULE_TOPIC and header.consumer_group != TOOLS_GROUP:
+            raise NoPermission(
+                f"the topic[{header.topic}] pulling message is forbidden: its messages wait for their time; subscribe "
+                "the topic that they were sent to"
+            )
         if not topic.perm & READ:
             raise NoPermission(f"the topic[{header.topic}] pulling message is forbidden; give it read permission")
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -224,10 +244,10 @@ class PullHandlers:
                 f"to read; consumer:[{header.consumer_group}]"
             )
         if not header.sysflag & PullSysflag.SUBSCRIPTION:
-            self._check_subscription(header, group)
+            self._check_members(header, group)
 
-    def _check_subscription(self, header: PullMessage, group: SubscriptionGroupConfig) -> None:
-        """Raise unless the group's heartbeats know this topic, as new as the client does."""
+    def _check_members(self, header: PullMessage, group: SubscriptionGroupConfig) -> None:
+        """Raise unless the group has members that may consume in their way."""
         members = self._clients.group_info(header.consumer_group)
         if members is None:
             raise SubscriptionMissing(
@@ -238,29 +258,13 @@ class PullHandlers:
                 f"the consumer group[{header.consumer_group}] can not consume by broadcast way; set its "
                 "consumeBroadcastEnable to true"
             )
-        subscription = members.subscriptions.get(header.topic)
-        if subscription is None:
-            raise SubscriptionMissing(
-                f"the consumer's subscription not exist: {header.consumer_group} does not subscribe {header.topic}"
-            )
-        if subscription.sub_version < header.sub_version:
-            raise SubscriptionOutdated(
-                f"the consumer's subscription not latest: the last heartbeat for {header.topic} is older"
-            )
 
-    def _filter(self, header: PullMessage) -> Matches | None:
-        """What a record's tags code must pass; None takes all. ``_check`` has been called."""
+    def _wanted(self, header: PullMessage) -> Wanted:
+        """What a record must pass. ``_check`` has been called."""
+        group, topic = header.consumer_group, header.topic
         if header.sysflag & PullSysflag.SUBSCRIPTION:
-            kind, expression = header.expression_type, header.subscription
-        else:
-            subscription = self._clients.subscription(header.consumer_group, header.topic)
-            assert subscription is not None
-            kind, expression = subscription.expression_type, subscription.sub_string
-        if kind and kind != _TAG:
-            raise SystemFailure(
-                f"The broker does not support consumer to filter message by {kind}; subscribe by tag (TAG)"
-            )
-        return tag_filter(expression or "")
+            return self._filters.of_request(group, topic, header.expression_type, header.subscription)
+        return self._filters.of_heartbeat(group, topic, header.sub_version)
 
 
 def _reply(code: int, found: GetResult, body: bytes | list[memoryview]) -> Reply:
@@ -275,21 +279,3 @@ def _reply(code: int, found: GetResult, body: bytes | list[memoryview]) -> Reply
         ),
         body=body,
     )
-
-
-@lru_cache(maxsize=4096)
-def tag_filter(expression: str) -> Matches | None:
-    """The test for a tag expression. Cached: groups are few and their pulls many."""
-    try:
-        codes = TagFilter.parse(expression).codes(java_hash)
-    except ConfigError as error:
-        raise SubscriptionInvalid(f"parse the consumer's subscription failed: {error}") from None
-    return _code_test(codes) if codes else None
-
-
-def _code_test(codes: frozenset[int]) -> Callable[[int], bool]:
-    def matches(tags_code: int) -> bool:
-        # Only the low 32 bits are the hash, as Java's ``intValue`` takes them.
-        return ((tags_code + 0x8000_0000) & 0xFFFF_FFFF) - 0x8000_0000 in codes
-
-    return matches

@@ -15,8 +15,8 @@ What the broker does to a message before it is stored, as RocketMQ 5 does:
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-Transactions and delivery at a later time are not built yet. A half message is refused: nobody could ever commit it, and
-to deliver it at once would be wrong. A delay level is kept in the properties, and the message delivered at once.
+A message with a delay level is redirected by the intake (I1). Transactions are not built yet: a half message is
+refused, as nobody could ever commit it, and to deliver it at once would be wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
 from ternmq.broker.flow import SEND
 from ternmq.broker.intake import Intake
-from ternmq.broker.retry import Retries
+from ternmq.broker.retry import NO_DELAY, Retries
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
@@ -290,7 +290,7 @@ class SendHandlers:
         if topic.startswith(names.RETRY_PREFIX):
             dead_letter = self._retries.target(header, version=request.version)
             if dead_letter is not None:
-                return *dead_letter, sysflag, props.remove(properties, Property.DELAY)
+                return *dead_letter, sysflag, props.with_(properties, Property.DELAY, NO_DELAY)
         elif config.topic_filter_type != _SINGLE_TAG:
             sysflag |= Sysflag.MULTI_TAGS
         elif self._writable:

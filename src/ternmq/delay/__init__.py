@@ -1,0 +1,1 @@
+"""Messages for later (I). Start reading at ``levels.py``."""

@@ -1,0 +1,70 @@
+"""How far each delay level is delivered (I1): ``config/delayOffset.json``.
+
+By level, from 1 on, the queue offset of the next message that waits; all before it are delivered. The table is saved
+every 10 s (``flushDelayOffsetInterval``) and at the broker's end, so a broker that is killed delivers again at most
+what it delivered since. On disk, as RocketMQ 5 writes it (4.9 without the version; integer keys unquoted) and we do::
+
+    {"dataVersion":{…},"offsetTable":{"3":17,"4":2}}
+
+The file must never know more than the log. A copy that was delivered but not yet on disk is lost in a power cut; if the
+file had counted it already, the message would be lost with it, though it had lain safely in the log for two hours. So
+what is saved are the offsets of one moment, once the log is on disk up to that moment.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ternmq.env import Clock
+from ternmq.files import TableFile
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.stats import DelayOffsets
+from ternmq.wire.bodies.topics import DataVersion
+
+
+class Progress:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, file: TableFile, store: MessageStore, clock: Clock) -> None:
+        self._file = file
+        self._store = store
+        self._clock = clock
+        self._version = DataVersion()
+        self._offsets: dict[int, int] = {}
+        self._is_changed = False
+        #: Where the log ended when a message was last delivered.
+        self._log_end = 0
+        self._ticket: int | None = None
+
+    def load(self) -> None:
+        """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
+        saved = self._file.load(lambda data: decode(data, DelayOffsets))
+        if saved is not None:
+            self._offsets = dict(saved.offset_table)
+            self._version = saved.data_version or DataVersion()
+
+    def get(self, level: int) -> int:
+        """Queue offset of the next message of a level."""
+        return self._offsets.get(level, 0)
+
+    def move(self, level: int, queue_offset: int, *, log_end: int = 0) -> None:
+        """Note that all messages of a level before ``queue_offset`` are delivered, the last as a copy that ends at
+        ``log_end``."""
+        self._offsets[level] = queue_offset
+        self._log_end = max(self._log_end, log_end)
+        self._is_changed = True
+
+    def save(self) -> None:
+        """Have the file written as soon as the log is on disk, if anything changed since the last time."""
+        if not self._is_changed:
+            return
+        self._is_changed = False
+        counter, state = self._version.counter + 1, self._version.state_version or 0
+        self._version = DataVersion(counter=counter, timestamp=self._clock.now_ms(), state_version=state)
+        data = encode(DelayOffsets(data_version=self._version, offset_table=self._offsets))
+        flushed = self._store.flushed
+        if self._ticket is not None:
+            # One that still waits for a slow disk is out of date now.
+            flushed.forget(self._ticket)
+        self._ticket = flushed.call_when(self._log_end, partial(self._file.save_soon, data))

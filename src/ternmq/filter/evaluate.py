@@ -1,0 +1,447 @@
+"""SQL filters, at work: a tree becomes one Python closure, made once and called for each message (K2).
+
+A filter names the properties that it wants, gets their values, and says True, False or None, which is SQL's null; a
+message passes on True only. Property values are texts, always. So the type of everything else is known beforehand, and
+each comparison is compiled for its two types:
+
+========================= ====================================================================================
+text with text            ``=`` as they are; ``<`` and its kin as two doubles
+text with int, long       the text is read as that: ``5.5`` or ``abc`` with ``a > 5`` is an error, not false
+text with double          the text is read as a double, in all of Java's ways to write one
+int, long, double         widened to the larger of the two
+text with TRUE, FALSE     the text is «true» in any case, or false; the other way round, ``TRUE = a``, is an error
+others                    not equal
+========================= ====================================================================================
+
+Null, where RocketMQ differs from what one would guess: in ``x = y`` a missing *left* side gives null, a missing right
+one false, and if both are missing it is true. ``CONTAINS`` and its kin are false for what is missing, in their negated
+forms as well. AND and OR end at the first operand that decides, from the left; an error counts only if it is reached.
+
+An error is ``EvaluationFailed``; whoever filters takes it as «does not match» (``SqlFilter.matches``).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
+
+from ternmq.errors import EvaluationFailed, InvalidExpression
+from ternmq.filter.sql import (
+    INT_MAX,
+    LONG_MAX,
+    AsCondition,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Logic,
+    Negate,
+    Node,
+    Not,
+    Order,
+    Part,
+    Property,
+    parse,
+)
+
+#: The values of a filter's properties, in the order of its ``names``; None for one that is missing.
+Values: TypeAlias = Sequence[str | None]
+Condition: TypeAlias = Callable[[Values], bool | None]
+
+#: Compiled filters and refusals that are kept, by text; as many as RocketMQ keeps.
+KEPT_MAX: Final = 100
+
+
+@dataclass(slots=True, frozen=True)
+class SqlFilter:
+    """A compiled expression. ``evaluate`` raises ``EvaluationFailed`` and nothing else."""
+
+    expression: str
+    #: The properties that it asks for, each once.
+    names: tuple[str, ...]
+    evaluate: Condition
+
+    @classmethod
+    def compile(cls, expression: str) -> SqlFilter:
+        """Raises ``InvalidExpression``."""
+        compiled = _compiled(expression)
+        if isinstance(compiled, InvalidExpression):
+            raise compiled.with_traceback(None)
+        return compiled
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Whether a message with these properties passes."""
+        try:
+            return self.evaluate([properties.get(name) for name in self.names]) is True
+        except EvaluationFailed:
+            return False
+
+
+@lru_cache(maxsize=KEPT_MAX)
+def _compiled(expression: str) -> SqlFilter | InvalidExpression:
+    try:
+        root = parse(expression)
+    except InvalidExpression as error:
+        return error
+    compiler = _Compiler()
+    condition = compiler.condition(root)
+    return SqlFilter(expression, tuple(compiler.places), condition)
+
+
+class _Compiler:
+    """Makes closures of nodes."""
+
+    def __init__(self) -> None:
+        #: Where the value of a property stands in ``Values``.
+        self.places: dict[str, int] = {}
+
+    # --- Conditions -------------------------------------------------------------------------------------------
+
+    def condition(self, node: Node) -> Condition:
+        match node:
+            case Logic(is_and=is_and, operands=operands):
+                return _chain([self.condition(operand) for operand in operands], decisive=not is_and)
+            case Compare(order=Order.EQUAL, left=left, right=right):
+                return self._equal(left, right)
+            case Compare(order=order, left=left, right=right):
+                return self._ordered(_COMPARE[order], left, right)
+            case Not(operand=operand):
+                return _not(self.condition(operand))
+            case IsNull(operand=operand):
+                value = self._value(operand)
+                return lambda values: value(values) is None
+            case In(operand=Property(name=name), texts=texts, negated=negated):
+                return _in(self._place(name), frozenset(texts), negated=negated)
+            case Part(word=word, operand=operand, text=text, negated=negated):
+                return _part(self._value(operand), _PARTS[word], text, negated=negated)
+            case AsCondition(operand=Property(name=name)):
+                place = self._place(name)
+                return lambda values: None if values[place] is None else False
+            case Constant(value=bool() | None as flag):
+                return lambda _values: flag
+            case _:
+                raise AssertionError(f"{node} is no condition")
+
+    def _equal(self, left: Node, right: Node) -> Condition:
+        same = _same(_type(left), _type(right))
+        if isinstance(left, Property) and isinstance(right, Constant):
+            if isinstance(right.value, str):
+                return _equals_text(self._place(left.name), right.value)
+            return _compares(self._place(left.name), same, _as_is, right.value)
+        first, second = self._value(left), self._value(right)
+
+        def equal(values: Values) -> bool | None:
+            one, other = first(values), second(values)
+            if one is None:
+                return True if other is None else None
+            return False if other is None else same(one, other)
+
+        return equal
+
+    def _ordered(self, compare: Callable[[Any, Any], bool], left: Node, right: Node) -> Condition:
+        first_as, second_as = _alike(_type(left), _type(right))
+        first, second = self._value(left), self._value(right)
+        if isinstance(left, Property) and _type(right) in _NUMBERS:
+            return _compares(self._place(left.name), compare, first_as, second(()))
+
+        def ordered(values: Values) -> bool | None:
+            one = first(values)
+            if one is None:
+                return None
+            other = second(values)
+            return None if other is None else compare(first_as(one), second_as(other))
+
+        return ordered
+
+    # --- Values -----------------------------------------------------------------------------------------------
+
+    def _value(self, node: Node) -> Callable[[Values], Any]:
+        match node:
+            case Property(name=name):
+                return operator.itemgetter(self._place(name))
+            case Constant(value=value):
+                return lambda _values: value
+            case Negate(operand=operand):
+                positive = self._value(operand)
+                if _type(operand) in _NUMBERS:
+                    number = -positive(())
+                    return lambda _values: number
+                return _null_of(positive)
+            case _:
+                return self.condition(node)
+
+    def _place(self, name: str) -> int:
+        return self.places.setdefault(name, len(self.places))
+
+
+def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
+    """AND, which one False decides; or OR, which one True does."""
+    otherwise = not decisive
+
+    def chain(values: Values) -> bool | None:
+        result: bool | None = otherwise
+        for condition in conditions:
+            said = condition(values)
+            if said is decisive:
+                return decisive
+            if said is None:
+                result = None
+        return result
+
+    return chain
+
+
+def _not(condition: Condition) -> Condition:
+    def negated(values: Values) -> bool | None:
+        said = condition(values)
+        return None if said is None else not said
+
+    return negated
+
+
+def _in(place: int, texts: frozenset[str], *, negated: bool) -> Condition:
+    def is_in(values: Values) -> bool | None:
+        text = values[place]
+        return None if text is None else (text in texts) is not negated
+
+    return is_in
+
+
+def _part(value: Callable[[Values], Any], found: Callable[[str, str], bool], text: str, *, negated: bool) -> Condition:
+    def has_part(values: Values) -> bool | None:
+        # RocketMQ does not even look at the property for an empty text, so no error in there counts.
+        said = value(values) if text else None
+        return isinstance(said, str) and found(said, text) is not negated
+
+    return has_part
+
+
+_PARTS: Final[dict[str, Callable[[str, str], bool]]] = {
+    "CONTAINS": operator.contains,
+    "STARTSWITH": str.startswith,
+    "ENDSWITH": str.endswith,
+}
+
+
+# --- Comparisons ----------------------------------------------------------------------------------------------
+
+
+def _equals_text(place: int, text: str) -> Condition:
+    def equals(values: Values) -> bool | None:
+        value = values[place]
+        return None if value is None else value == text
+
+    return equals
+
+
+def _compares(place: int, compare: Callable[[Any, Any], bool], read: Callable[[str], Any], constant: Any) -> Condition:
+    """The usual case, a property and a constant, in as few calls as can be."""
+
+    def compares(values: Values) -> bool | None:
+        text = values[place]
+        return None if text is None else compare(read(text), constant)
+
+    return compares
+
+
+_COMPARE: Final[dict[Order, Callable[[Any, Any], bool]]] = {
+    Order.GREATER: operator.gt,
+    Order.GREATER_EQUAL: operator.ge,
+    Order.LESS: operator.lt,
+    Order.LESS_EQUAL: operator.le,
+}
+
+
+def _null_of(value: Callable[[Values], Any]) -> Callable[[Values], None]:
+    """Null whatever the value is; an error in there counts."""
+
+    def null(values: Values) -> None:
+        value(values)
+
+    return null
+
+
+# --- Types of values ------------------------------------------------------------------------------------------
+
+
+class _Type(enum.Enum):
+    TEXT = enum.auto()
+    INT = enum.auto()
+    LONG = enum.auto()
+    DOUBLE = enum.auto()
+    #: True or false.
+    CONDITION = enum.auto()
+    #: Never anything but null.
+    NULL = enum.auto()
+
+
+_NUMBERS: Final = (_Type.INT, _Type.LONG, _Type.DOUBLE)
+_COMPARABLE: Final = (*_NUMBERS, _Type.TEXT)
+
+
+def _type(node: Node) -> _Type:
+    match node:
+        case Property() | Constant(value=str()):
+            return _Type.TEXT
+        case Constant(value=bool()):
+            return _Type.CONDITION
+        case Constant(value=int(value)):
+            return _Type.INT if value <= INT_MAX else _Type.LONG
+        case Constant(value=float()):
+            return _Type.DOUBLE
+        case Constant():
+            return _Type.NULL
+        case Negate(operand=operand):
+            # Minus keeps a number's type, and makes null of anything else.
+            kind = _type(operand)
+            return kind if kind in _NUMBERS else _Type.NULL
+        case _:
+            return _Type.CONDITION
+
+
+def _same(left: _Type, right: _Type) -> Callable[[Any, Any], bool]:
+    """How values of these types are compared with ``=``; neither is null."""
+    if left == right:
+        return operator.eq
+    if left is _Type.TEXT and right is _Type.CONDITION:
+        return lambda text, flag: (text.lower() == "true") is flag
+    if left is _Type.CONDITION and right is _Type.TEXT:
+        return _fail_flag
+    if left not in _COMPARABLE or right not in _COMPARABLE:
+        return lambda _one, _other: False
+    first_as, second_as = _alike(left, right)
+    return lambda one, other: bool(first_as(one) == second_as(other))
+
+
+def _fail_flag(_flag: bool, text: str) -> bool:
+    raise EvaluationFailed(f"TRUE, FALSE or a condition cannot be compared with the text {text!r}; write a = TRUE")
+
+
+def _alike(left: _Type, right: _Type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """What makes numbers and texts of these types comparable."""
+    if left is right is _Type.TEXT:
+        return _double_key, _double_key
+    if left is _Type.TEXT:
+        return _READ.get(right, _as_is), _as_is
+    if right is _Type.TEXT:
+        return _as_is, _READ.get(left, _as_is)
+    if left is not right and _Type.DOUBLE in (left, right):
+        return float, float
+    return _as_is, _as_is
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+# --- Texts as numbers, as Java reads them ---------------------------------------------------------------------
+
+
+class _NotANumber:
+    """Java's order puts NaN above all doubles, and makes it equal to itself."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other is self
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __le__(self, other: object) -> bool:
+        return other is self
+
+    def __gt__(self, other: object) -> bool:
+        return other is not self
+
+    def __ge__(self, other: object) -> bool:
+        return True
+
+
+_NAN: Final = _NotANumber()
+
+#: What ``Double.valueOf`` takes, after the blanks around it are gone; a hexadecimal number has its own form.
+_DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
+_HEX_DOUBLE: Final = re.compile(
+    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?", re.ASCII
+)
+_NAMED_DOUBLES: Final = {
+    sign + name: value for sign in ("", "+", "-") for name, value in (("NaN", _NAN), ("Infinity", math.inf))
+} | {"-Infinity": -math.inf}
+#: ``String.trim`` cuts all characters up to the blank.
+_BLANKS: Final = "".join(map(chr, range(33)))
+_DIGITS_AND_DOT: Final = "0123456789."
+
+
+def _int_of(text: str) -> int:
+    if len(text) < 10 and text.isascii() and text.isdigit():
+        return int(text)
+    return _whole(text, INT_MAX, "whole number of 32 bits")
+
+
+def _long_of(text: str) -> int:
+    if len(text) < 19 and text.isascii() and text.isdigit():
+        return int(text)
+    return _whole(text, LONG_MAX, "whole number of 64 bits")
+
+
+def _whole(text: str, greatest: int, what: str) -> int:
+    """``Integer.valueOf`` and ``Long.valueOf``: a sign, and digits of any script that Java has in one character."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if digits.isdecimal() and all(digit <= "\uffff" for digit in digits):
+        digits = digits.lstrip("0") or "0"
+        # Python reads no number of more than 4,300 digits; one of more than 19 does not fit anyway.
+        value = int(digits) if len(digits) < 20 else greatest + 2
+        if text[0] == "-":
+            value = -value
+        if -greatest - 1 <= value <= greatest:
+            return value
+    raise EvaluationFailed(f"{text!r} is no {what}; compare with a decimal (5.0) to take others, too")
+
+
+def _double_of(text: str) -> Any:
+    """``Double.valueOf``; NaN is ``_NAN``."""
+    if not text.strip(_DIGITS_AND_DOT):
+        try:
+            return float(text)
+        except ValueError:
+            raise _no_double(text) from None
+    trimmed = text.strip(_BLANKS)
+    found = _DOUBLE.fullmatch(trimmed)
+    if found is not None:
+        return float(found[1])
+    if trimmed in _NAMED_DOUBLES:
+        return _NAMED_DOUBLES[trimmed]
+    found = _HEX_DOUBLE.fullmatch(trimmed)
+    if found is None:
+        raise _no_double(text)
+    try:
+        return float.fromhex(found[1])
+    except OverflowError:
+        return -math.inf if trimmed[0] == "-" else math.inf
+
+
+def _double_key(text: str) -> tuple[Any, float]:
+    """A double for comparison with another: Java has -0.0 below 0.0."""
+    value = _double_of(text)
+    return value, 1.0 if value is _NAN else math.copysign(1.0, value)
+
+
+def _no_double(text: str) -> EvaluationFailed:
+    return EvaluationFailed(f"{text!r} is no number, so it is neither above nor below one; compare texts with = and <>")
+
+
+_READ: Final[dict[_Type, Callable[[Any], Any]]] = {
+    _Type.INT: _int_of,
+    _Type.LONG: _long_of,
+    _Type.DOUBLE: _double_of,
+}

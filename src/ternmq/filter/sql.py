@@ -1,0 +1,481 @@
+"""SQL filters, read: text in, a tree out, or ``InvalidExpression`` with the place and the cure (K2).
+
+The language is RocketMQ's «SQL92», which is JMS's selectors with the arithmetic taken out and ``CONTAINS`` and its
+kin put in (5.1.3). From loose to tight, all binary operators left-associative::
+
+    OR                                                  conditions on both sides
+    AND
+    =  <>  IS NULL  IS NOT NULL                         anything; NULL itself only with IS
+    >  >=  <  <=  [NOT] BETWEEN x AND y                 numbers and properties
+    [NOT] IN ('a', 'b')                                 a property
+    [NOT] CONTAINS|STARTSWITH|ENDSWITH 'text'           anything
+    +  -  NOT
+    5  5L  .5  5E10  'text'  TRUE  FALSE  NULL  property  ( … )
+
+What is known to bite is kept, since a filter must choose the same messages on either broker:
+
+- ``NOT`` binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, and ``NOT a > 1`` is refused.
+- Reading ends where the expression is complete. What follows is not looked at, but for one token, which must be one:
+  ``a = 007`` is ``a = 0``.
+- ``0.0`` is refused: a decimal is at least the smallest positive double.
+- Types of constants are checked, values are not: ``1 > 2`` is a filter like any other.
+
+``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are read into what they mean, so the tree has few kinds of nodes. Chains of
+AND and OR are one node each; all other nesting is bounded by ``DEPTH_MAX``, as trees are walked recursively.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from ternmq.errors import InvalidExpression
+
+#: Nodes from the root down to a leaf. Java gives up at some thousands, when its stack ends.
+DEPTH_MAX: Final = 64
+
+INT_MAX: Final = (1 << 31) - 1
+LONG_MAX: Final = (1 << 63) - 1
+_DOUBLE_MAX: Final = 1.7976931348623157e308
+
+#: Names that are operators since RocketMQ 5.1.3; before they are properties like any other.
+RECENT_WORDS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
+_WORDS: Final = RECENT_WORDS | {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"}
+
+
+# --- The tree -------------------------------------------------------------------------------------------------
+
+
+class Order(enum.Enum):
+    """How two values are compared."""
+
+    EQUAL = "="
+    GREATER = ">"
+    GREATER_EQUAL = ">="
+    LESS = "<"
+    LESS_EQUAL = "<="
+
+
+@dataclass(slots=True, frozen=True)
+class Constant:
+    """``value`` tells the type. A whole number is Java's int if it fits 32 bits, else a long."""
+
+    value: str | bool | int | float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Property:
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class Negate:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class AsCondition:
+    """A property where a condition is wanted: a text is not true."""
+
+    operand: Property
+
+
+@dataclass(slots=True, frozen=True)
+class Not:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class Logic:
+    """AND (``is_and``) or OR over two or more conditions."""
+
+    is_and: bool
+    operands: tuple[Node, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Compare:
+    order: Order
+    left: Node
+    right: Node
+
+
+@dataclass(slots=True, frozen=True)
+class IsNull:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class In:
+    operand: Property
+    texts: tuple[str, ...]
+    negated: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """CONTAINS, STARTSWITH or ENDSWITH, which is ``word``."""
+
+    word: str
+    operand: Node
+    text: str
+    negated: bool
+
+
+Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Compare | IsNull | In | Part
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes right below one."""
+    match node:
+        case Constant() | Property():
+            return ()
+        case Logic(operands=operands):
+            return operands
+        case Compare(left=left, right=right):
+            return left, right
+        case _:
+            return (node.operand,)
+
+
+def is_condition(node: Node) -> bool:
+    """Whether a node is true, false or null (RocketMQ's ``BooleanExpression``)."""
+    match node:
+        case Constant(value=value):
+            return value is None or isinstance(value, bool)
+        case Property() | Negate():
+            return False
+        case _:
+            return True
+
+
+# --- Tokens ---------------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    WORD = enum.auto()
+    NAME = enum.auto()
+    WHOLE = enum.auto()
+    DECIMAL = enum.auto()
+    TEXT = enum.auto()
+    SIGN = enum.auto()
+    END = enum.auto()
+
+
+class Token(NamedTuple):
+    kind: Kind
+    #: Keywords in capitals; else as written.
+    text: str
+    at: int
+
+
+#: White space and comments. A comment without its end is none.
+_SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*.*?\*/)*", re.DOTALL)
+#: In each place the longest token counts, so decimals stand before whole numbers and «<=» before «<».
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*)
+    |(?P<DECIMAL>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
+    |(?P<WHOLE>0|[1-9][0-9]*[lL]?)
+    |(?P<TEXT>'(?:''|[^'])*')
+    |(?P<SIGN><>|<=|>=|[=<>(),+-])
+    """,
+    re.VERBOSE,
+)
+
+
+class _Tokens:
+    """The tokens of an expression, one ahead of its reader and never more."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self._at = 0
+        self.next = self._read()
+
+    def take(self) -> Token:
+        token = self.next
+        self.next = self._read()
+        return token
+
+    def _read(self) -> Token:
+        skipped = _SKIPPED.match(self.expression, self._at)
+        assert skipped is not None, "it matches nothing, too"
+        at = skipped.end()
+        if at == len(self.expression):
+            self._at = at
+            return Token(Kind.END, "", at)
+        found = _TOKEN.match(self.expression, at)
+        if found is None:
+            raise InvalidExpression(_no_token(self.expression[at:]), expression=self.expression, position=at)
+        self._at = found.end()
+        assert found.lastgroup is not None
+        kind, text = Kind[found.lastgroup], found[0]
+        if kind is Kind.NAME and text.upper() in _WORDS:
+            return Token(Kind.WORD, text.upper(), at)
+        return Token(kind, text, at)
+
+
+def _no_token(rest: str) -> str:
+    """What to do about characters that mean nothing."""
+    if rest[0] == "'":
+        return "this text does not end; close it with ', and write '' for a ' inside"
+    if rest.startswith("/*"):
+        return "this comment does not end; close it with */"
+    if rest.startswith("!="):
+        return "there is no !=; write <>"
+    if rest[0] == '"':
+        return "a text stands in single quotes: 'text'"
+    return f"{rest[0]!r} means nothing here; a property's name has letters, digits, _ and $, a text stands in 'quotes'"
+
+
+# --- The parser -----------------------------------------------------------------------------------------------
+
+
+def parse(expression: str) -> Node:
+    """The tree of a filter; its root is a condition. Raises ``InvalidExpression`` and nothing else."""
+    return _Parser(expression).filter()
+
+
+class _Parser:
+    """Recursive descent, a method for each line of the grammar."""
+
+    def __init__(self, expression: str) -> None:
+        self._tokens = _Tokens(expression)
+        self._nested = 0
+
+    def filter(self) -> Node:
+        at = self._tokens.next.at
+        root = self._condition(self._chain(is_and=False), at)
+        deep = [(root, 1)]
+        while deep:
+            node, depth = deep.pop()
+            if depth > DEPTH_MAX:
+                raise self._error(0, f"it is nested more than {DEPTH_MAX} deep; write it flatter")
+            deep.extend((child, depth + 1) for child in children(node))
+        return root
+
+    def _chain(self, *, is_and: bool) -> Node:
+        """Conditions joined by OR, or (``is_and``) the operands of that, joined by AND."""
+        word = "AND" if is_and else "OR"
+        operands: list[Node] = []
+        while True:
+            at = self._tokens.next.at
+            node = self._equality() if is_and else self._chain(is_and=True)
+            more = self._take(word)
+            if not more and not operands:
+                return node
+            operands.append(self._condition(node, at))
+            if not more:
+                return Logic(is_and, tuple(operands))
+
+    def _equality(self) -> Node:
+        left_at = self._tokens.next.at
+        left = self._comparison()
+        while True:
+            if self._comes("=") or self._comes("<>"):
+                sign = self._tokens.take()
+                right_at = self._tokens.next.at
+                right = self._comparison()
+                self._check_equal(left, left_at)
+                self._check_equal(right, right_at)
+                if _is_flag(left) and isinstance(right, Constant) and not is_condition(right):
+                    raise self._error(right_at, "TRUE and FALSE equal no number or text; compare with TRUE or FALSE")
+                equal = Compare(Order.EQUAL, left, right)
+                left = equal if sign.text == "=" else Not(equal)
+            elif self._take("IS"):
+                negated = self._take("NOT")
+                self._need("NULL", "after IS stands NULL or NOT NULL")
+                left = Not(IsNull(left)) if negated else IsNull(left)
+            else:
+                return left
+
+    def _comparison(self) -> Node:
+        left_at = self._tokens.next.at
+        left = self._unary()
+        while True:
+            token = self._tokens.next
+            if token.kind is Kind.SIGN and token.text in _ORDERS:
+                self._tokens.take()
+                right_at = self._tokens.next.at
+                right = self._unary()
+                left = self._ordered(_ORDERS[token.text], left, left_at, right, right_at)
+                continue
+            negated = self._take("NOT")
+            word = self._tokens.next
+            if self._take("BETWEEN"):
+                left = self._between(left, left_at, negated=negated)
+            elif self._take("IN"):
+                left = self._in(left, left_at, negated=negated)
+            elif word.kind is Kind.WORD and word.text in RECENT_WORDS:
+                self._tokens.take()
+                left = Part(word.text, left, self._text(f"after {word.text} stands a text in quotes"), negated)
+            elif negated:
+                raise self._error(word.at, "after NOT stands BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH here")
+            else:
+                return left
+
+    def _between(self, value: Node, at: int, *, negated: bool) -> Node:
+        low_at = self._tokens.next.at
+        low = self._unary()
+        self._need("AND", "BETWEEN wants two bounds: BETWEEN 1 AND 5")
+        high_at = self._tokens.next.at
+        high = self._unary()
+        if negated:
+            return Logic(
+                False,
+                (
+                    self._ordered(Order.LESS, value, at, low, low_at),
+                    self._ordered(Order.GREATER, value, at, high, high_at),
+                ),
+            )
+        between = Logic(
+            True,
+            (
+                self._ordered(Order.GREATER_EQUAL, value, at, low, low_at),
+                self._ordered(Order.LESS_EQUAL, value, at, high, high_at),
+            ),
+        )
+        if isinstance(low, Constant) and isinstance(high, Constant):
+            least, most = low.value, high.value
+            assert isinstance(least, int | float), "a bound is a number by now"
+            assert isinstance(most, int | float)
+            # As RocketMQ compares: whole numbers to the digit, others as doubles.
+            if isinstance(least, float) or isinstance(most, float):
+                least, most = float(least), float(most)
+            if most < least:
+                raise self._error(high_at, "the upper bound is below the lower one; swap them")
+        return between
+
+    def _in(self, left: Node, at: int, *, negated: bool) -> Node:
+        if not isinstance(left, Property):
+            raise self._error(at, "IN is for a property; write (NOT) a IN ('x') as a NOT IN ('x')")
+        self._need("(", "after IN stands a list: IN ('a', 'b')")
+        texts = [self._text("the list of IN holds texts in quotes")]
+        while self._take(","):
+            texts.append(self._text("the list of IN holds texts in quotes"))
+        self._need(")", "the list of IN ends with )")
+        return In(left, tuple(texts), negated)
+
+    def _unary(self) -> Node:
+        self._nested += 1
+        if self._nested > DEPTH_MAX:
+            raise self._error(self._tokens.next.at, f"it is nested more than {DEPTH_MAX} deep; write it flatter")
+        if self._take("+"):
+            node = self._unary()
+        elif self._take("-"):
+            node = Negate(self._unary())
+        elif self._take("NOT"):
+            at = self._tokens.next.at
+            node = Not(self._condition(self._unary(), at))
+        else:
+            node = self._primary()
+        self._nested -= 1
+        return node
+
+    def _primary(self) -> Node:
+        token = self._tokens.next
+        match token.kind, token.text:
+            case Kind.SIGN, "(":
+                self._tokens.take()
+                node = self._chain(is_and=False)
+                self._need(")", "the parenthesis is not closed")
+                return node
+            case Kind.TEXT, _:
+                return Constant(self._text(""))
+            case Kind.NAME, name:
+                self._tokens.take()
+                return Property(name)
+            case Kind.WORD, "TRUE" | "FALSE" | "NULL":
+                self._tokens.take()
+                return Constant({"TRUE": True, "FALSE": False, "NULL": None}[token.text])
+            case Kind.WHOLE | Kind.DECIMAL, _:
+                self._tokens.take()
+                return self._number(token)
+            case _:
+                raise self._found("a property, a number, a text or ( was expected")
+
+    def _number(self, token: Token) -> Constant:
+        text = token.text.rstrip("lL")
+        if token.kind is Kind.WHOLE:
+            # Longer texts than 19 digits cannot be read by int() without limit, and need not be.
+            if len(text) > 19 or int(text) > LONG_MAX:
+                raise self._error(token.at, f"the number is greater than {LONG_MAX}; write it as a decimal: {text}.0")
+            return Constant(int(text))
+        value = float(text)
+        if value > _DOUBLE_MAX:
+            raise self._error(token.at, f"the number is greater than {_DOUBLE_MAX}")
+        if value == 0:
+            raise self._error(token.at, "a decimal number is greater than 0 (RocketMQ refuses 0.0); write 0")
+        return Constant(value)
+
+    def _ordered(self, order: Order, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
+        for node, at in ((left, left_at), (right, right_at)):
+            if is_condition(node) or (isinstance(node, Constant) and isinstance(node.value, str)):
+                raise self._error(
+                    at,
+                    f"{order.value} and BETWEEN compare numbers and properties; for texts there are =, <> and IN, and "
+                    "NOT wants parentheses: NOT (a > 1)",
+                )
+        return Compare(order, left, right)
+
+    def _check_equal(self, node: Node, at: int) -> None:
+        if isinstance(node, Constant) and node.value is None:
+            raise self._error(at, "nothing is compared with NULL by = or <>; write IS NULL or IS NOT NULL")
+
+    def _condition(self, node: Node, at: int) -> Node:
+        """What AND, OR, NOT and the whole filter want."""
+        if is_condition(node):
+            return node
+        if isinstance(node, Property):
+            return AsCondition(node)
+        raise self._error(at, "a condition was expected, such as a = 1; a number or a text alone is none")
+
+    # --- Tokens -----------------------------------------------------------------------------------------------
+
+    def _comes(self, text: str) -> bool:
+        token = self._tokens.next
+        return token.text == text and token.kind in (Kind.WORD, Kind.SIGN)
+
+    def _take(self, text: str) -> bool:
+        if not self._comes(text):
+            return False
+        self._tokens.take()
+        return True
+
+    def _need(self, text: str, cure: str) -> None:
+        if not self._take(text):
+            raise self._found(cure)
+
+    def _text(self, cure: str) -> str:
+        if self._tokens.next.kind is not Kind.TEXT:
+            raise self._found(cure)
+        return self._tokens.take().text[1:-1].replace("''", "'")
+
+    def _found(self, cure: str) -> InvalidExpression:
+        token = self._tokens.next
+        found = "the end" if token.kind is Kind.END else repr(token.text)
+        return self._error(token.at, f"{cure}, not {found}")
+
+    def _error(self, at: int, reason: str) -> InvalidExpression:
+        return InvalidExpression(reason, expression=self._tokens.expression, position=at)
+
+
+_ORDERS: Final = {order.value: order for order in Order if order is not Order.EQUAL}
+
+
+def _is_flag(node: Node) -> bool:
+    return isinstance(node, Constant) and isinstance(node.value, bool)
+
+
+def has_recent_words(expression: str) -> bool:
+    """Whether brokers before RocketMQ 5.1.3 may read it otherwise, as far as it can be read."""
+    try:
+        tokens = _Tokens(expression)
+        while tokens.next.kind is not Kind.END:
+            if tokens.take().text in RECENT_WORDS:
+                return True
+    except InvalidExpression:
+        pass
+    return False
