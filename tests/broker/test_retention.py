@@ -11,6 +11,8 @@ from typing import Any
 
 from ternmq.broker.broker import Broker
 from ternmq.env import Env
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.record import unpack_records
@@ -154,3 +156,15 @@ async def test_expired_queues_go_when_a_tool_says_so(tmp_path: Path) -> None:
             await broker.sent("orders", b"x")
         assert 1000 == (await broker.sent("idle", b"again")).queue_offset
         assert [b"again"] == await all_bodies(broker, "idle")
+
+
+async def test_the_emptiest_of_several_disks_counts(tmp_path: Path, small_disk: Tmpfs) -> None:
+    """C9, D6: as retention and RocketMQ see it; tools are shown each."""
+    small_disk.fill(leave_bytes=100_000)
+    logs = (tmp_path / "log", small_disk.path / "log")
+    async with serving(tmp_path / "store", ManualClock(), store_path_commit_log=logs) as broker:
+        table = decode((await broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body, KvTable).table
+
+    ratios = [float(table[f"commitLogDiskRatio_{path}"]) for path in logs]
+    assert ratios[1] > 0.99
+    assert min(ratios) == float(table["commitLogDiskRatio"]) < ratios[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,17 @@ def test_they_are_served_also_after_a_crash(is_killed: bool, root: Path) -> None
     """C8, C11: when RocketMQ was killed, their entries are folded again like all others."""
     if is_killed:
         (root / "abort").touch()
+    with quiet_store(small_config(root)) as store:
+        assert [b"0", b"1", b"2"] == bodies(store, LIGHT)
+        assert [b"0", b"plain"] == bodies(store, "mqtt")
+    assert [] == verify(root).findings
+
+
+def test_they_are_made_again_when_all_queues_are_lost(root: Path) -> None:
+    """C5, C11: what shows then that RocketMQ had some is the table of their consumers."""
+    shutil.rmtree(root / "consumequeue")
+    (root / "config").mkdir()
+    (root / "config" / "lmqConsumerOffset.json").write_text("{}")
     with quiet_store(small_config(root)) as store:
         assert [b"0", b"1", b"2"] == bodies(store, LIGHT)
         assert [b"0", b"plain"] == bodies(store, "mqtt")

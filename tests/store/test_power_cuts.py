@@ -341,6 +341,24 @@ def test_segments_stay_until_the_queues_of_their_records_are_synced(machine: Mac
 # --- Deleted topics ---------------------------------------------------------------------------------------------------
 
 
+def test_queue_files_that_come_back_after_their_deletion_do_not_take_the_numbering_back(machine: Machine) -> None:
+    """C2, C9: five entries to a file; a power cut may keep any of the names. (Found by seed 786537511060.)"""
+    machine.fill(23)
+    for _ in range(5):
+        machine.store.put(draft("others", body=b"x" * 1000))
+    machine.sync_all()
+    machine.store.retention.ask()
+    machine.store.tick()
+    assert (23, [400]) == (
+        machine.store.min_offset("orders", 0),
+        [int(path.name) for path in machine.disk.files() if "orders" in path.parts],
+    )
+    machine.cut_power()
+
+    assert 23 == machine.store.max_offset("orders", 0)
+    assert 23 == machine.store.put(draft()).queue_offset
+
+
 def test_a_deletion_does_not_reach_beyond_the_logs_end(machine: Machine) -> None:
     """D1: what was lost with the power is written again, by others."""
     machine.put(b"1")

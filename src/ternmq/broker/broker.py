@@ -304,6 +304,7 @@ class Broker:
             store.bits = tables.filters.bits
         store.on_arrival = arrived
         store.on_broken = intake.give_up
+        store.is_batch = tables.topics.is_batch
 
         # The world. Registration is entered last, as it is to be left first.
         replies = ReplyHandlers(

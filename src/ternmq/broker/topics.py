@@ -109,6 +109,11 @@ class Topics:
         """Whether a topic belongs to the system and must stay."""
         return topic in self._own_topics or names.is_system_topic(topic)
 
+    def is_batch(self, topic: str) -> bool:
+        """Whether a topic of RocketMQ 5 is to have batch queues, which we cannot write."""
+        config = self._table.get(topic)
+        return config is not None and (config.attributes or {}).get("queue.type") == "BatchCQ"
+
     def system_names(self) -> list[str]:
         return sorted(topic for topic in self._table if self.is_protected(topic))
 

@@ -3,7 +3,8 @@
 With ``enableMultiDispatch`` and ``enableLmq`` a message names queues of its own in a property, ``%LMQ%a,%LMQ%b``, and
 RocketMQ adds the queue offsets that it got there to the record. TernMQ neither makes such queues nor gives such
 offsets. But a directory of RocketMQ may have some, and a fold of its log must not lose their entries. Only then are
-these properties looked at: anybody can send them, and nobody shall get into queues that way.
+these properties looked at: anybody can send them, and nobody shall get into queues that way. Light queues themselves
+show it, and where they were thrown away, the table that RocketMQ keeps only with ``enableLmq``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from ternmq.wire.properties import find
 
 #: Topics of light queues begin with this; each has one queue, number 0.
 LIGHT_PREFIX: Final = "%LMQ%"
+
+#: In ``config/``: how far consumers of light queues are.
+LIGHT_TABLE: Final = "lmqConsumerOffset.json"
 
 _NAMES: Final = "INNER_MULTI_DISPATCH"
 _OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"

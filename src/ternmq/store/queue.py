@@ -241,18 +241,38 @@ class ConsumeQueue:
 
     # --- Life: load, cut, remove --------------------------------------------------------------------------------
 
-    def load(self, *, lenient: bool = False) -> None:
+    def load(self, *, lenient: bool = False, log_min_offset: int = 0) -> None:
         """Find the files and the end of the queue; changes nothing. Raises ``CorruptFile``."""
         file_bytes = self._all.file_bytes
-        starts = segment_starts(
-            self._all.disk, self.directory, size=file_bytes, key="mappedFileSizeConsumeQueue", lenient=lenient
-        )
+        starts = self._starts(lenient=lenient, begin=0)
+        # A power cut may bring back files that were deleted, and not those between them and what is left.
+        while lenient and starts and self._is_expired(starts[-1], log_min_offset):
+            later = self._starts(lenient=lenient, begin=starts[-1] + file_bytes)
+            if not later:
+                break
+            starts = later
         if not starts:
             return
         self._paths = {start: self.directory / segment_name(start) for start in starts}
         self.min_offset = starts[0] // ENTRY_BYTES
         self._tail_offset = (starts[-1] + file_bytes) // ENTRY_BYTES
         self._end_at(first_passing(self.read, self.min_offset, self._tail_offset, lambda _, size: size <= 0))
+
+    def _starts(self, *, lenient: bool, begin: int) -> list[int]:
+        return segment_starts(
+            self._all.disk,
+            self.directory,
+            size=self._all.file_bytes,
+            key="mappedFileSizeConsumeQueue",
+            lenient=lenient,
+            begin=begin,
+        )
+
+    def _is_expired(self, start: int, log_min_offset: int) -> bool:
+        """Whether the log has forgotten the records of a whole file."""
+        file = self._all.files.get(self.directory / segment_name(start))
+        log_offset, size, _ = ENTRY.unpack(file.read(self._all.file_bytes - ENTRY_BYTES, ENTRY_BYTES))
+        return bool(0 < size < FILLER_SIZE and log_offset < log_min_offset)
 
     def _end_at(self, end: int) -> None:
         self.next_offset = self._tail_offset = end

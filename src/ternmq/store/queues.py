@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
-from ternmq.store.light import LIGHT_PREFIX
+from ternmq.store.light import LIGHT_PREFIX, LIGHT_TABLE
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.queue_files import FilePool
@@ -44,6 +44,7 @@ class ConsumeQueues:
         "files",
         "foreign",
         "has_light",
+        "is_batch",
         "on_trouble",
         "table",
         "unsynced",
@@ -60,6 +61,8 @@ class ConsumeQueues:
         #: Topics that RocketMQ 5 keeps in ``batchconsumequeue``: a queue of ours for one of them would keep it from
         #: starting on this directory. Their records are left alone.
         self.foreign: Container[str] = frozenset()
+        #: Whether a topic is to have such queues although it has none yet; a broker knows.
+        self.is_batch: Callable[[str], bool] = _none
         #: Whether RocketMQ has made light queues here (``store.light``).
         self.has_light = False
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
@@ -87,7 +90,7 @@ class ConsumeQueues:
                     f"queue {queue_id} of topic {topic!r} cannot be stored; use a topic that is a file name "
                     f"of 1 to {TOPIC_BYTES_MAX} bytes, and a queue id from 0 on"
                 )
-            if topic in self.foreign:
+            if topic in self.foreign or self.is_batch(topic):
                 raise RecordRefused(
                     f"topic {topic!r} has batch queues of RocketMQ 5 (queue.type=BatchCQ), which TernMQ cannot write; "
                     "use another topic"
@@ -171,15 +174,23 @@ class ConsumeQueues:
 
     # --- Life -----------------------------------------------------------------------------------------------------
 
-    def load(self, *, lenient: bool = False, on_corrupt: Callable[[CorruptFile], None] | None = None) -> None:
+    def load(
+        self,
+        *,
+        lenient: bool = False,
+        log_min_offset: int = 0,
+        on_corrupt: Callable[[CorruptFile], None] | None = None,
+    ) -> None:
         """Find all queues; changes nothing. Raises ``CorruptFile``, or tells ``on_corrupt`` and leaves that queue out.
 
-        ``lenient``: what a power cut left of files that were not synced is no reason to refuse; a cut follows.
+        ``lenient``: what a power cut left of files that were not synced is no reason to refuse; a cut follows. Files of
+        records before ``log_min_offset`` were deleted, whatever is found of them.
         """
         if self.exts is not None:
             self.exts.load(lenient=lenient)
         batches = self.disk.list(self.directory.with_name("batchconsumequeue"))
         self.foreign = frozenset(topic for topic, _, is_directory in batches if is_directory)
+        self.has_light = any(name == LIGHT_TABLE for name, _, _ in self.disk.list(self.directory.with_name("config")))
         for topic, _, is_directory in self.disk.list(self.directory):
             if not is_directory or topic in self.foreign:
                 continue
@@ -188,7 +199,7 @@ class ConsumeQueues:
                 # RocketMQ skips what is no number, and so do we.
                 if is_queue and name.isascii() and name.isdigit():
                     try:
-                        self.make(topic, int(name)).load(lenient=lenient)
+                        self.make(topic, int(name)).load(lenient=lenient, log_min_offset=log_min_offset)
                     except CorruptFile as error:
                         if on_corrupt is None:
                             raise
@@ -227,6 +238,11 @@ class ConsumeQueues:
         for directory in self.files.take_unsynced_names():
             self.disk.sync_names(directory)
         self.files.close()
+
+
+def _none(_topic: str) -> bool:
+    """Nobody knows of topics that have no queues."""
+    return False
 
 
 def _is_storable(topic: str, queue_id: int) -> bool:

@@ -184,13 +184,15 @@ def segment_name(start: int) -> str:
     return f"{start:0{NAME_DIGITS}d}"
 
 
-def segment_starts(disk: Disk, directory: Path, *, size: int, key: str, lenient: bool = False) -> list[int]:
+def segment_starts(
+    disk: Disk, directory: Path, *, size: int, key: str, lenient: bool = False, begin: int = 0
+) -> list[int]:
     """Starts of the segments of a directory, in order. See ``segment_files``."""
-    return list(segment_files(disk, [directory], size=size, key=key, lenient=lenient))
+    return list(segment_files(disk, [directory], size=size, key=key, lenient=lenient, begin=begin))
 
 
 def segment_files(
-    disk: Disk, directories: Iterable[Path], *, size: int, key: str, lenient: bool = False
+    disk: Disk, directories: Iterable[Path], *, size: int, key: str, lenient: bool = False, begin: int = 0
 ) -> dict[int, Path]:
     """Start and file of each segment in these directories, in order; ``CorruptFile`` if one cannot belong to the rest.
 
@@ -198,7 +200,7 @@ def segment_files(
     of length 0 was being made when the process died: it is left out here, and made anew when it is needed.
 
     ``lenient``: a power cut may have taken names or lengths that nobody had synced. What is found ends before the first
-    file that is missing or empty; the caller can do without the rest.
+    file that is missing or empty; the caller can do without the rest, or asks for it by its ``begin``.
     """
     files = [(entry, directory) for directory in directories for entry in disk.list(directory)]
     files = sorted((entry, directory) for entry, directory in files if not entry.is_directory)
@@ -214,6 +216,8 @@ def segment_files(
                 path=str(path),
             )
         start = int(name)
+        if start < begin:
+            continue
         if lenient and (length_bytes == 0 or (found and start > last + size)):
             break
         if length_bytes != size:

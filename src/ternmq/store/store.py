@@ -166,7 +166,7 @@ class MessageStore:
             self._disk.sync_names(root)
             abort = self._disk.read(self._abort_path)
             self._log.load()
-            self._queues.load(lenient=abort is not None)
+            self._queues.load(lenient=abort is not None, log_min_offset=self._log.min_offset)
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
@@ -482,6 +482,15 @@ class MessageStore:
     @on_arrival.setter
     def on_arrival(self, callback: OnArrival | None) -> None:
         self._dispatcher.on_arrival = callback
+
+    @property
+    def is_batch(self) -> Callable[[str], bool]:
+        """Tells topics that are to have batch queues (RocketMQ 5's ``queue.type=BatchCQ``); they are refused."""
+        return self._queues.is_batch
+
+    @is_batch.setter
+    def is_batch(self, is_batch: Callable[[str], bool]) -> None:
+        self._queues.is_batch = is_batch
 
     @property
     def bits(self) -> Callable[[Fact], bytes] | None:

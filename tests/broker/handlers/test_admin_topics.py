@@ -143,7 +143,9 @@ def test_attributes_are_added_changed_and_removed() -> None:
     assert changed_attributes({"message.type": "FIFO"}, "-message.type") == {}
 
 
-@pytest.mark.parametrize("text", ["message.type=FIFO", "+message.type", "+message.type=ODD", "+colour=red", "x"])
+@pytest.mark.parametrize(
+    "text", ["+queue.type=BatchCQ", "message.type=FIFO", "+message.type", "+message.type=ODD", "+colour=red", "x"]
+)
 def test_an_attribute_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(InvalidParameter, match="cannot be"):
         changed_attributes(None, text)

@@ -343,3 +343,14 @@ async def test_a_half_message_in_a_batch_refuses_the_batch(broker: Caller) -> No
 
     assert response.code == ResponseCode.NO_PERMISSION
     assert await broker.records("orders") == []
+
+
+async def test_a_topic_that_is_to_have_batch_queues_takes_nothing(broker: Caller) -> None:
+    """C11: RocketMQ 5 made it, and would not start on a directory where it has queues of the common kind."""
+    await make_topic(broker, "batches", attributes={"queue.type": "BatchCQ"})
+
+    response = await broker.send("batches", b"x")
+
+    assert ResponseCode.MESSAGE_ILLEGAL == response.code
+    assert "topic 'batches' has batch queues of RocketMQ 5" in (response.remark or "")
+    assert "use another topic" in (response.remark or "")

@@ -56,6 +56,8 @@ class BrokerHandlers:
         self._settings = settings
         self._store_path = store_path
         self._delays = delays
+        #: Where the log began when somebody last asked, and the time of that record.
+        self._earliest: tuple[int, int] | None = None
         self._clock = clock
 
     def routes(self) -> dict[int, Route]:
@@ -118,17 +120,35 @@ class BrokerHandlers:
     def _store_table(self) -> dict[str, str]:
         store = self._store
         disk = shutil.disk_usage(self._store_path)
-        # As RocketMQ counts: blocks that only root may use are nobody's.
-        full = str(disk.used / max(disk.used + disk.free, 1))
-        first = store.record_at(store.min_log_offset)
+        logs = {path: _ratio(path) for path in store.config.log_paths.writable}
         return {
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.written),
             "remainHowManyDataToFlush": f"{store.written - store.flushed.value} B",
             # Queues are written with the log, in the same turn of the loop.
             "dispatchBehindBytes": "0",
-            "earliestMessageTimeStamp": str(unpack_record(first, check_crc=False).store_time_ms if first else -1),
-            "commitLogDiskRatio": full,
-            "consumeQueueDiskRatio": full,
+            "earliestMessageTimeStamp": str(self._earliest_ms()),
+            # Of several directories the emptiest counts, as new segments can go there.
+            "commitLogDiskRatio": str(min(logs.values())),
+            **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in logs.items()},
+            "consumeQueueDiskRatio": str(_ratio(self._store_path)),
             "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
         }
+
+    def _earliest_ms(self) -> int:
+        """When the first record was stored; -1 without one. Read once: its page is hardly in memory."""
+        at = self._store.min_log_offset
+        if self._earliest is None or self._earliest[0] != at:
+            record = self._store.record_at(at)
+            if record is None:
+                return -1
+            self._earliest = (at, unpack_record(record, check_crc=False).store_time_ms)
+        return self._earliest[1]
+
+
+def _ratio(path: Path) -> float:
+    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use are nobody's."""
+    while not path.exists():
+        path = path.parent
+    disk = shutil.disk_usage(path)
+    return disk.used / max(disk.used + disk.free, 1)

@@ -25,7 +25,7 @@ from ternmq.wire.requests_admin import Topic, UpdateTopic
 
 #: What may be said of a topic, and which values each key takes (None: any).
 ATTRIBUTES: Final[dict[str, frozenset[str] | None]] = {
-    "queue.type": frozenset({"SimpleCQ", "BatchCQ"}),
+    "queue.type": frozenset({"SimpleCQ"}),  # BatchCQ would be queues that we cannot write
     "cleanup.policy": frozenset({"DELETE", "COMPACTION"}),
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
     "reserve.time": None,
