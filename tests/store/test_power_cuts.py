@@ -215,7 +215,7 @@ def test_a_failed_sync_is_final() -> None:
     machine.disk.before = None
     with pytest.raises(StoreError, match="Input/output error"):
         machine.store.flush_now()
-    with pytest.raises(StoreError, match="until it is opened again"):
+    with pytest.raises(StoreError, match="until the broker is started again"):
         machine.put(b"3")
     with pytest.raises(StoreError, match="Input/output error"):
         machine.store.close()
