@@ -3,6 +3,7 @@ package ternmq;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -10,8 +11,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * Pulls each queue of a topic (or only {@code queueId}) from {@code queueOffset} until there is nothing more.
  *
- * <p>Options: {@code namesrv}, {@code group}, {@code topic} (several joined by a comma), {@code expression},
- * {@code instance}, {@code queueId}, {@code queueOffset}, {@code max} (messages a pull), {@code commit} (store the
+ * <p>Options: {@code namesrv}, {@code group}, {@code topic} (several joined by a comma), {@code expression} or
+ * {@code sql}, {@code instance}, {@code queueId}, {@code queueOffset}, {@code max} (messages a pull), {@code commit} (store the
  * position reached). Events: one {@code pulled} a reply, after its messages.
  */
 final class Pull {
@@ -42,8 +43,10 @@ final class Pull {
     private static long drain(DefaultMQPullConsumer consumer, MessageQueue queue, Options options) throws Exception {
         long queueOffset = options.bigNumber("queueOffset", 0);
         while (true) {
-            PullResult pulled =
-                    consumer.pull(queue, options.text("expression", "*"), queueOffset, options.number("max", 32));
+            MessageSelector wanted = options.has("sql")
+                    ? MessageSelector.bySql(options.text("sql"))
+                    : MessageSelector.byTag(options.text("expression", "*"));
+            PullResult pulled = consumer.pull(queue, wanted, queueOffset, options.number("max", 32));
             if (pulled.getMsgFoundList() != null) {
                 pulled.getMsgFoundList().forEach(Events::message);
             }

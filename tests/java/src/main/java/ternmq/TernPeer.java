@@ -37,9 +37,10 @@ public final class TernPeer {
                 case "pull" -> Pull.run(options);
                 case "reply" -> Replier.run(options, input);
                 case "query" -> Query.run(options);
+                case "filter" -> Filter.run(input);
                 case "admin" -> Admin.run(options);
                 default -> throw new IllegalArgumentException(
-                        "unknown command «" + command + "»: use produce, push, litepull, pull, reply, query or admin");
+                        "unknown command «" + command + "»: use produce, push, litepull, pull, reply, query, filter or admin");
             }
             if (!command.equals("admin")) {
                 Events.emit("done", Map.of());
