@@ -17,7 +17,7 @@ import asyncio
 import heapq
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -42,6 +42,13 @@ AHEAD_MAX: Final = 1_000
 RETRY_S: Final = 1.0
 
 
+class _Wanted(NamedTuple):
+    """Which messages: with one of the tags, or for which an SQL expression is true."""
+
+    tags: str
+    sql: str | None
+
+
 def consume(
     topic: Annotated[str, typer.Argument(help="What to read.", metavar="TOPIC")],
     group: Annotated[
@@ -54,6 +61,9 @@ def consume(
         ),
     ] = "first",
     tags: Annotated[str, typer.Option("--tag", "-t", metavar="EXPR", help="Only these: 'new || paid'.")] = "*",
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="EXPR", help='Only those with such properties: "amount > 5".')
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, or end at the end.")] = True,
     count: Annotated[int | None, typer.Option("--count", min=1, help="End after this many messages.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -70,43 +80,48 @@ def consume(
 
         tern consume orders --no-follow --from 15m --tag 'new || paid' --json
 
+        tern consume orders --sql "amount BETWEEN 5 AND 10 AND region = 'eu'"
+
         tern consume orders --group billing --count 10
     """
+    wanted = _Wanted(tags, sql)
     show = _Printer(Output(as_json=as_json), count)
     position = parse_position(start)
     if group is None:
-        serve(_look(topic, position, tags, show, follow=follow, name_servers=name_servers))
+        serve(_look(topic, position, wanted, show, follow=follow, name_servers=name_servers))
     elif follow:
-        serve(_join(topic, group, position, tags, show, name_servers=name_servers))
+        serve(_join(topic, group, position, wanted, show, name_servers=name_servers))
     else:
-        serve(_work_off(topic, group, position, tags, show, name_servers=name_servers))
+        serve(_work_off(topic, group, position, wanted, show, name_servers=name_servers))
 
 
 # --- Three ways to read -------------------------------------------------------------------------------------------
 
 
 async def _look(
-    topic: str, start: StartPosition, tags: str, show: _Printer, *, follow: bool, name_servers: str
+    topic: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, follow: bool, name_servers: str
 ) -> None:
     from ternmq.client.pull import PullConsumer
 
     async with PullConsumer(LOOKING_GROUP, name_servers=name_servers) as consumer:
         spans = {queue: await _span(consumer, queue, start) for queue in await consumer.queues(topic)}
-        async for message in _stored(consumer, spans, tags):
+        async for message in _stored(consumer, spans, wanted):
             if not show(message):
                 return
         if follow:
-            await _follow(consumer, {queue: span.stop for queue, span in spans.items()}, tags, show)
+            await _follow(consumer, {queue: span.stop for queue, span in spans.items()}, wanted, show)
 
 
-async def _join(topic: str, group: str, start: StartPosition, tags: str, show: _Printer, *, name_servers: str) -> None:
+async def _join(
+    topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
+) -> None:
     from ternmq.client.consumer import PushConsumer
     from ternmq.client.pull import PullConsumer
 
     async with PullConsumer(group, name_servers=name_servers) as looker:
         await looker.queues(topic)  # a member would wait for a topic that does not exist
     async with PushConsumer(group, name_servers=name_servers, start=start) as consumer:
-        consumer.subscribe(topic, tags)
+        consumer.subscribe(topic, wanted.tags, sql=wanted.sql)
         async for message in consumer.messages():
             more = show(message)
             message.ack()
@@ -115,7 +130,7 @@ async def _join(topic: str, group: str, start: StartPosition, tags: str, show: _
 
 
 async def _work_off(
-    topic: str, group: str, start: StartPosition, tags: str, show: _Printer, *, name_servers: str
+    topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
 ) -> None:
     from ternmq.admin import Admin
     from ternmq.client.pull import PullConsumer
@@ -135,13 +150,13 @@ async def _work_off(
             spans[queue] = span if progress is None else range(progress, span.stop)
         reached: dict[MessageQueue, int] = {}
         try:
-            async for message in _stored(consumer, spans, tags):
+            async for message in _stored(consumer, spans, wanted):
                 more = show(message)
                 reached[message.queue] = message.queue_offset + 1  # only now: what could not be shown is not done
                 if not more:
                     break
             else:
-                reached = {queue: span.stop for queue, span in spans.items()}  # tags may have passed over the last
+                reached = {queue: span.stop for queue, span in spans.items()}  # a filter may have passed over the last
         finally:
             for queue, queue_offset in reached.items():
                 await consumer.commit(queue, queue_offset)
@@ -163,10 +178,10 @@ async def _span(consumer: PullConsumer, queue: MessageQueue, start: StartPositio
 
 
 async def _stored(
-    consumer: PullConsumer, spans: Mapping[MessageQueue, range], tags: str
+    consumer: PullConsumer, spans: Mapping[MessageQueue, range], wanted: _Wanted
 ) -> AsyncIterator[ReceivedMessage]:
     """The messages of several queues in the order in which they were stored."""
-    streams = [_stored_in(consumer, queue, span, tags) for queue, span in spans.items()]
+    streams = [_stored_in(consumer, queue, span, wanted) for queue, span in spans.items()]
     # By time, and within a millisecond by log offset, which is exact on one broker; numbers only keep messages apart.
     heads: list[tuple[int, int, int, ReceivedMessage]] = []
     for number, stream in enumerate(streams):
@@ -180,11 +195,11 @@ async def _stored(
 
 
 async def _stored_in(
-    consumer: PullConsumer, queue: MessageQueue, span: range, tags: str
+    consumer: PullConsumer, queue: MessageQueue, span: range, wanted: _Wanted
 ) -> AsyncIterator[ReceivedMessage]:
     queue_offset = span.start
     while queue_offset < span.stop:
-        result = await consumer.pull(queue, queue_offset, tags=tags, wait=False)
+        result = await consumer.pull(queue, queue_offset, tags=wanted.tags, sql=wanted.sql, wait=False)
         for message in result.messages:
             if message.queue_offset < span.stop:
                 yield message
@@ -193,13 +208,13 @@ async def _stored_in(
         queue_offset = result.next_offset
 
 
-async def _follow(consumer: PullConsumer, starts: Mapping[MessageQueue, int], tags: str, show: _Printer) -> None:
+async def _follow(consumer: PullConsumer, starts: Mapping[MessageQueue, int], wanted: _Wanted, show: _Printer) -> None:
     """Messages as they arrive, until ``show`` has enough."""
     arrived: asyncio.Queue[ReceivedMessage | TernError] = asyncio.Queue(AHEAD_MAX)
     away: set[str] = set()
     async with Tasks() as tasks:
         for queue, queue_offset in starts.items():
-            tasks.create_task(_follow_one(consumer, queue, queue_offset, tags, arrived, away))
+            tasks.create_task(_follow_one(consumer, queue, queue_offset, wanted, arrived, away))
         while True:
             message = await arrived.get()
             if isinstance(message, TernError):
@@ -212,14 +227,14 @@ async def _follow_one(
     consumer: PullConsumer,
     queue: MessageQueue,
     queue_offset: int,
-    tags: str,
+    wanted: _Wanted,
     arrived: asyncio.Queue[ReceivedMessage | TernError],
     away: set[str],
 ) -> None:
     """Read one queue for ever. ``away`` has the brokers that do not answer, so that one remark is made for each."""
     while True:
         try:
-            result = await consumer.pull(queue, queue_offset, tags=tags)
+            result = await consumer.pull(queue, queue_offset, tags=wanted.tags, sql=wanted.sql)
         except TernError as error:
             if not error.retriable:
                 await arrived.put(error)

@@ -94,9 +94,9 @@ class SyncPushConsumer:
         thread, self._thread = open_thread(self._thread, self.group), None
         thread.run(self._consumer.__aexit__(kind, error, trace))
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume ``topic``; see ``PushConsumer.subscribe``."""
-        self._do(lambda: self._consumer.subscribe(topic, tags))
+        self._do(lambda: self._consumer.subscribe(topic, tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
         """Consume ``topic`` no more."""

@@ -100,6 +100,7 @@ class SyncPullConsumer(_SyncByOffset):
         queue_offset: int,
         *,
         tags: str = "*",
+        sql: str | None = None,
         count_max: int = COUNT_MAX,
         wait: bool = True,
         suspend_ms: int = SUSPEND_MS,
@@ -111,6 +112,7 @@ class SyncPullConsumer(_SyncByOffset):
                 queue,
                 queue_offset,
                 tags=tags,
+                sql=sql,
                 count_max=count_max,
                 wait=wait,
                 suspend_ms=suspend_ms,
@@ -141,17 +143,17 @@ class SyncLitePullConsumer(_SyncByOffset):
         )
         super().__init__(self._consumer)
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Read ``topic`` as a member of the group; see ``LitePullConsumer.subscribe``."""
-        self._do(lambda: self._consumer.subscribe(topic, tags))
+        self._do(lambda: self._consumer.subscribe(topic, tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
         """Read ``topic`` no more."""
         self._do(lambda: self._consumer.unsubscribe(topic))
 
-    def assign(self, queues: Collection[MessageQueue], tags: str = "*") -> None:
+    def assign(self, queues: Collection[MessageQueue], tags: str = "*", *, sql: str | None = None) -> None:
         """Read these queues and no others; see ``LitePullConsumer.assign``."""
-        self._run(self._consumer.assign(queues, tags))
+        self._run(self._consumer.assign(queues, tags, sql=sql))
 
     @property
     def assignment(self) -> list[MessageQueue]:

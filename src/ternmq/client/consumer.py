@@ -114,17 +114,19 @@ class PushConsumer:
 
     # --- What to consume, and how ----------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
-        """Consume ``topic``: all of it, or messages with one of the tags in ``A || B`` (K1).
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Consume ``topic``: all of it, messages with one of the tags in ``A || B`` (K1), or those for whose properties
+        an SQL expression is true (K2): ``sql="amount > 5 AND region = 'eu'"``.
 
         May be called at any time; while the consumer runs, queues are taken up within a second (``ready`` waits for
-        that). Raises ``InvalidName`` and, for an expression that names no tag, ``ConfigError``.
+        that). Raises ``InvalidName``, ``ConfigError`` for an expression that names no tag, and ``InvalidExpression``
+        with the place of what is wrong in an SQL expression.
         """
         name = wrap(self._namespace, check_topic(topic))
         known = self._subscriptions.get(name)
         version = max(self._clock.now_ms(), known.data.sub_version + 1 if known is not None else 0)
-        subscription = Subscription.by_tags(name, tags, version=version)
-        if known is None or known.filter != subscription.filter:
+        subscription = Subscription.of(name, tags, sql, version=version)
+        if known is None or not known.wants_same_as(subscription):
             self._subscriptions[name] = subscription
             self._subscription_changed()
 
@@ -195,16 +197,18 @@ class PushConsumer:
     async def __aenter__(self) -> Self:
         """Join the group and take up the queues of what is subscribed already.
 
-        Raises ``NameServersUnreachable``. A topic that does not exist yet is waited for, with a warning.
+        Raises ``NameServersUnreachable`` and, for an SQL filter that a broker does not take, ``SubscriptionInvalid`` or
+        ``SystemFailure``. A topic that does not exist yet is waited for, with a warning.
         """
         group = wrap(self._namespace, self.group)
         async with AsyncExitStack() as stack:
             shared = ClientInstance.shared(self._client_config, env=self._env, consumer_group=group)
             instance = await stack.enter_async_context(shared)
             # For a name server that does not answer, an error here is worth more than warnings for ever.
-            for topic in list(self._subscriptions):
+            for topic, subscription in list(self._subscriptions.items()):
                 with suppress(RouteMissing):
                     await instance.routes.of(topic)
+                await subscription.check(instance, group)
             progress = self._progress(instance, group, stack)
             # Brokers hear last that we leave: the other members ask for the progress as soon as they are told.
             stack.push_async_callback(instance.unregister_consumer, group)

@@ -34,7 +34,15 @@ from ternmq.client.offsets import Progress
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.routes import MASTER_ID
 from ternmq.client.subscription import Subscription
-from ternmq.errors import NetworkError, SubscriptionMissing, SubscriptionOutdated, TernError, refused
+from ternmq.errors import (
+    FilterMissing,
+    FilterOutdated,
+    NetworkError,
+    SubscriptionMissing,
+    SubscriptionOutdated,
+    TernError,
+    refused,
+)
 from ternmq.message import MessageQueue, Property, ReceivedMessage
 from ternmq.names import RETRY_PREFIX
 from ternmq.types import Buffer
@@ -238,7 +246,7 @@ class QueueReader:
             return
         log.warning("a pull failed", extra={"queue": str(self.queue), "why": str(error)})
         self._broker_id = MASTER_ID
-        if isinstance(error, SubscriptionMissing | SubscriptionOutdated):
+        if isinstance(error, SubscriptionMissing | SubscriptionOutdated | FilterMissing | FilterOutdated):
             instance.heartbeat_soon()
         elif isinstance(error, NetworkError):
             # Its place may have been taken by another.

@@ -77,19 +77,21 @@ class LitePullConsumer(ByOffset):
 
     # --- What to read ----------------------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, tags: str = "*") -> None:
-        """Read ``topic`` as a member of the group: all of it, or messages with one of the tags in ``A || B`` (K1).
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Read ``topic`` as a member of the group: all of it, messages with one of the tags in ``A || B`` (K1), or
+        those for whose properties an SQL expression is true (K2).
 
         May be called at any time; while the consumer runs, queues are taken up within a second (``ready`` waits for
-        that). Raises ``InvalidName``, and ``ConfigError`` for an expression that names no tag or after ``assign``.
+        that). Raises ``InvalidName``, ``ConfigError`` for an expression that names no tag or after ``assign``, and
+        ``InvalidExpression``.
         """
         if self._is_assigned:
             raise ConfigError(f"group {self.group!r} has queues assigned here; subscribe or assign, not both")
         name = wrap(self._namespace, check_topic(topic))
         known = self._subscriptions.get(name)
         version = max(self._clock.now_ms(), known.data.sub_version + 1 if known is not None else 0)
-        subscription = Subscription.by_tags(name, tags, version=version)
-        if known is None or known.filter != subscription.filter:
+        subscription = Subscription.of(name, tags, sql, version=version)
+        if known is None or not known.wants_same_as(subscription):
             self._subscriptions[name] = subscription
             if self._member is not None:
                 self._member.subscription_changed()
@@ -100,7 +102,7 @@ class LitePullConsumer(ByOffset):
         if not self._is_assigned and self._subscriptions.pop(name, None) is not None and self._member is not None:
             self._member.subscription_changed()
 
-    async def assign(self, queues: Collection[MessageQueue], tags: str = "*") -> None:
+    async def assign(self, queues: Collection[MessageQueue], tags: str = "*", *, sql: str | None = None) -> None:
         """Read these queues and no others, whoever else does; the group only names whose progress is meant.
 
         Takes the place of what was assigned before. Raises ``ConfigError`` after ``subscribe``, and when a queue cannot
@@ -114,7 +116,7 @@ class LitePullConsumer(ByOffset):
         if self._subscriptions and not self._is_assigned:
             raise ConfigError(f"group {self.group!r} subscribes here; subscribe or assign, not both")
         wanted = {await self._wired(queue) for queue in queues}
-        filters = {queue.topic: Subscription.by_tags(queue.topic, tags, version=0) for queue in wanted}
+        filters = {queue.topic: Subscription.of(queue.topic, tags, sql, version=0) for queue in wanted}
         self._is_assigned = bool(wanted)
         self._subscriptions.clear()
         self._subscriptions.update(filters)
@@ -216,9 +218,10 @@ class LitePullConsumer(ByOffset):
             shared = ClientInstance.shared(self._client_config, env=self._env, consumer_group=self._wire_group)
             instance = await stack.enter_async_context(shared)
             # For a name server that does not answer, an error here is worth more than warnings for ever.
-            for topic in list(self._subscriptions):
+            for topic, subscription in list(self._subscriptions.items()):
                 with suppress(RouteMissing):
                     await instance.routes.of(topic)
+                await subscription.check(instance, self._wire_group)
             stack.push_async_callback(instance.unregister_consumer, self._wire_group)
             tasks = await stack.enter_async_context(Tasks())
             member = LiteMember(instance, self._wire_group, self.config, subscriptions=self._subscriptions, tasks=tasks)

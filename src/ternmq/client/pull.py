@@ -9,7 +9,7 @@
                 offset = result.next_offset
 
 Nobody rebalances here and nothing is committed unless asked for. A pull brings its own subscription along, so anyone
-can read any queue, with any tags, as often as they like; it is the building block of tools, exports and Spark's source.
+can read any queue, with any filter, as often as they like: the building block of tools, exports and Spark's source.
 
 A pull consumer is no member of its group. It sends no heartbeat (in which RocketMQ's differs), so push consumers of the
 same group do not leave queues to it that it would not read; the group only names whose progress is meant.
@@ -53,7 +53,7 @@ class PullStatus(enum.Enum):
     FOUND = "FOUND"
     #: The end of the queue.
     NO_NEW = "NO_NEW_MSG"
-    #: Messages, but none with the tags asked for; go on at ``next_offset``.
+    #: Messages, but none that was asked for; go on at ``next_offset``.
     NO_MATCH = "NO_MATCHED_MSG"
     #: No such offset (any more); ``next_offset`` is the nearest.
     OFFSET_MOVED = "OFFSET_ILLEGAL"
@@ -112,19 +112,20 @@ class PullConsumer(ByOffset):
         queue_offset: int,
         *,
         tags: str = "*",
+        sql: str | None = None,
         count_max: int = COUNT_MAX,
         wait: bool = True,
         suspend_ms: int = SUSPEND_MS,
         commit_offset: int | None = None,
     ) -> PullResult:
-        """Messages of ``queue`` from ``queue_offset`` on, with one of ``tags``; brokers give 32 at most.
+        """Messages of ``queue`` from ``queue_offset`` on, with one of ``tags`` or where ``sql`` is true; 32 at most.
 
         With ``wait``, a broker that has none holds the pull for up to ``suspend_ms``. ``commit_offset`` stores the
         group's progress on the way. Raises ``BrokerRefused``, ``NetworkError``, ``CallTimeout``.
         """
         instance, _ = self._running()
         wired = await self._wired(queue)
-        subscription = Subscription.by_tags(wired.topic, tags, version=0)
+        subscription = Subscription.of(wired.topic, tags, sql, version=0)
         broker_id = self._broker_ids.get(wired, MASTER_ID)
         address = instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
         commits = commit_offset is not None and broker_id == MASTER_ID

@@ -1,25 +1,48 @@
 """What a consumer wants of one topic, in the two forms in which it is needed: as a filter here, as data in heartbeats
-(D3, K1)."""
+(D3, K1, K2)."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.filter.tags import TagFilter
-from ternmq.wire.bodies.clients import SubscriptionData
+from ternmq.client.instance import ClientInstance
+from ternmq.client.routes import MASTER_ID
+from ternmq.errors import ConfigError, InvalidExpression, NetworkError, refused
+from ternmq.filter.sql import has_recent_words, parse
+from ternmq.filter.tags import ALL, TagFilter
+from ternmq.wire.bodies.clients import ClientCheck, SubscriptionData
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.ids import java_hash
 
 TAG: Final = "TAG"
+SQL92: Final = "SQL92"
 
 
 @dataclass(slots=True, frozen=True)
 class Subscription:
-    """One topic (by its name on the wire) and the messages of it that are wanted."""
+    """One topic (by its name on the wire) and the messages of it that are wanted.
+
+    ``filter`` is what is left to do here: brokers compare only the hashes of tags, but SQL they evaluate wholly.
+    """
 
     topic: str
     filter: TagFilter
     data: SubscriptionData
+
+    @classmethod
+    def of(cls, topic: str, tags: str | None, sql: str | None, *, version: int) -> Subscription:
+        """By tags or by SQL, whichever is given; raises ``ConfigError`` for both."""
+        if sql is None:
+            return cls.by_tags(topic, tags, version=version)
+        if tags is not None and tags.strip() not in ("", ALL):
+            raise ConfigError(
+                f"{topic} is subscribed by the tags {tags!r} and by SQL; put both into one: "
+                "sql=\"TAGS IN ('a', 'b') AND …\""
+            )
+        return cls.by_sql(topic, sql, version=version)
 
     @classmethod
     def by_tags(cls, topic: str, expression: str | None, *, version: int) -> Subscription:
@@ -38,3 +61,40 @@ class Subscription:
             expression_type=TAG,
         )
         return cls(topic, wanted, data)
+
+    @classmethod
+    def by_sql(cls, topic: str, expression: str, *, version: int) -> Subscription:
+        """A subscription by SQL; raises ``InvalidExpression`` for what no broker could read.
+
+        RocketMQ's language grew once: what it means to an older broker, only that broker knows (``check``).
+        """
+        try:
+            parse(expression)
+        except InvalidExpression:
+            if not has_recent_words(expression):
+                raise
+        data = SubscriptionData(topic=topic, sub_string=expression, sub_version=version, expression_type=SQL92)
+        return cls(topic, TagFilter.parse(ALL), data)
+
+    def wants_same_as(self, other: Subscription) -> bool:
+        """Whether the two differ in nothing but their version."""
+        mine, others = self.data, other.data
+        return (mine.expression_type, mine.sub_string) == (others.expression_type, others.sub_string)
+
+    async def check(self, instance: ClientInstance, group: str) -> None:
+        """Ask the topic's brokers whether they filter by this; tags they know. Its route must be there.
+
+        Raises ``SubscriptionInvalid``, or ``SystemFailure`` of a broker that does not filter by SQL. A broker that does
+        not answer is left out: its pulls will tell.
+        """
+        route = instance.routes.known(self.topic)
+        if self.data.expression_type == TAG or route is None:
+            return
+        body = encode(ClientCheck(client_id=instance.client_id, group=group, subscription_data=self.data))
+        for name in route.brokers:
+            with contextlib.suppress(NetworkError):
+                address = route.address(name, MASTER_ID) or instance.broker_address(name)
+                response = await instance.call(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
+                if response.code != ResponseCode.SUCCESS:
+                    said = f"{name} does not take the SQL filter {self.data.sub_string!r} of {self.topic}"
+                    raise refused(response.code, f"{said}: {response.remark}", broker=name)
