@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 
 from tests.cli.conftest import ENVIRONMENT, TERN, Serving
+from tests.cli.test_bad_input import sentence
 
 Tern = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -79,6 +80,17 @@ def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
     assert "a\nc\n" == on_cluster("consume", "look", "--no-follow", "--tag", "x").stdout
     assert "a\nb\n" == on_cluster("consume", "look", "--from", "1h", "--count", "2").stdout
     assert "" == on_cluster("consume", "look", "--no-follow", "--from", "last").stdout
+
+
+def test_messages_are_chosen_by_their_properties(on_cluster: Tern) -> None:
+    """K2: `tern up` filters by SQL; what cannot be read is shown with its place, before anything is asked."""
+    for amount in ("5", "7", "9"):
+        on_cluster("send", "priced", amount, "-p", f"amount={amount}")
+
+    assert "7\n9\n" == on_cluster("consume", "priced", "--no-follow", "--sql", "amount > 5").stdout
+    assert "9\n" == on_cluster("consume", "priced", "-g", "rich", "--sql", "amount > 7", "--count", "1").stdout
+    wrong = sentence(on_cluster("consume", "priced", "--sql", "amount != 5"))
+    assert "tern: the SQL filter 'amount != 5' is wrong at character 8: there is no !=; write <>" == wrong
     assert "TOOLS_CONSUMER" not in on_cluster("group", "list").stdout
 
 
