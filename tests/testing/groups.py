@@ -34,12 +34,8 @@ GROUP: Final = "billing"
 #: After the storm: a broker notices within 30 s that a name server forgot it, a client within further 30 s that the
 #: broker is back (A2, A4), and then there is a rebalance.
 CALM_S: Final = 70.0
-#: From then on: until all queues have their owner; nothing should be left to do.
-SETTLE_S: Final = 1.0
 #: Until the last message is consumed: two retries take 10 and 30 s, and more where a broker had to be found again.
 DRAIN_S: Final = 240.0
-#: When all is well: until the queues are divided anew after a member came, left or died.
-REBALANCE_S: Final = 1.2
 #: A message fails this often at most.
 FAILURES_MAX: Final = 2
 
@@ -79,6 +75,11 @@ class Options:
 
 class GroupSimulation:
     """Runs one seed. Raises ``Broken``, or whatever a program should not have raised."""
+
+    orderly = False
+    #: When all is well: until the queues are divided anew after a member came or left, and after one died.
+    rebalance_s = 1.2
+    takeover_s = 1.2
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -125,13 +126,17 @@ class GroupSimulation:
                 await node.ready()
         cluster.note("calm")
         await asyncio.sleep(CALM_S)
-        await self._until(self._is_owned_once, SETTLE_S, "each queue has one owner")
-        await self._until(lambda: not self.journal.missing, DRAIN_S, "all is consumed")
+        await self._until(self._is_owned_once, self.rebalance_s, "each queue has one owner")
+        await self._drain()
+        await cluster.start(self._shop)
         await self._change_in_calm()
-        self._shop.stopping.set()
-        await self._until(lambda: not self.journal.missing, DRAIN_S, "all is consumed")
+        await self._drain()
         self.journal.check_consumed()
         cluster.note("end", len(self.journal.acknowledged), sum(self.journal.consumed.values()))
+
+    async def _drain(self) -> None:
+        await self._shop.stop()
+        await self._until(lambda: not self.journal.missing, DRAIN_S, "all is consumed")
 
     # --- Programs ---------------------------------------------------------------------------------------------------
 
@@ -151,28 +156,31 @@ class GroupSimulation:
                     self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
                 await asyncio.sleep(node.random.choice((0.01, 0.1, 0.5, 2.0)))
 
-    async def _consume(self, node: Node) -> None:
+    async def _listen(self, node: Node, batch: list[ReceivedMessage]) -> None:
+        """What a listener does with messages."""
         options = self.options
+        if node.random.random() < options.slow:
+            await asyncio.sleep(node.random.choice((0.05, 0.5, 3.0)))
+        keys = [message.body for message in batch]
+        if node.random.random() < options.failing and all(self.journal.failed[key] < FAILURES_MAX for key in keys):
+            self.journal.failed.update(keys)
+            self.cluster.note("failed", node.name, keys)
+            raise RuntimeError("this listener has a bad day")
+        self.journal.consumed.update(keys)
+        self.cluster.note("consumed", node.name, keys)
 
+    async def _consume(self, node: Node) -> None:
         async def on_messages(messages: ReceivedMessage | list[ReceivedMessage]) -> None:
-            batch = messages if isinstance(messages, list) else [messages]
-            if node.random.random() < options.slow:
-                await asyncio.sleep(node.random.choice((0.05, 0.5, 3.0)))
-            keys = [message.body for message in batch]
-            if node.random.random() < options.failing and all(self.journal.failed[key] < FAILURES_MAX for key in keys):
-                self.journal.failed.update(keys)
-                self.cluster.note("failed", node.name, keys)
-                raise RuntimeError("this listener has a bad day")
-            self.journal.consumed.update(keys)
-            self.cluster.note("consumed", node.name, keys)
+            await self._listen(node, messages if isinstance(messages, list) else [messages])
 
         consumer = PushConsumer(
             GROUP,
             on_messages,
             client=node.client_config(),
             start=StartPosition.FIRST,
-            allocation=options.allocation,
-            batch_max=options.batch_max,
+            allocation=self.options.allocation,
+            batch_max=self.options.batch_max,
+            orderly=self.orderly,
             env=node.env,
         )
         consumer.subscribe(TOPIC)
@@ -231,15 +239,17 @@ class GroupSimulation:
         """When all is well, the queues are divided anew within about a second of each change (G1)."""
         for _ in range(3):
             running = [node for node in self._running() if node in self._members]
+            within_s = self.rebalance_s
             match self.cluster.random.randrange(3):
                 case 0 if len(running) > 1:
                     self.cluster.random.choice(running).kill()
+                    within_s = self.takeover_s
                 case 1 if len(running) > 1:
                     await self.cluster.random.choice(running).stop()
                 case _:
                     await self.cluster.start(self._new_member())
             since = self.cluster.loop.time()
-            await self._until(self._is_owned_once, REBALANCE_S, "queues are divided anew")
+            await self._until(self._is_owned_once, within_s, "queues are divided anew")
             self.settled_s.append(self.cluster.loop.time() - since)
             await asyncio.sleep(self.cluster.random.choice((0.0, 1.0, 5.0)))
 
@@ -271,5 +281,5 @@ class GroupSimulation:
                 self.journal.check_consumed()
                 self._check_owned_once()
                 raise Broken(f"{what}: not within {timeout_s} s")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(max(0.05, timeout_s / 200))
             self.cluster.loop.check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from tests.testing.groups import GroupSimulation
+from tests.testing.orderly import OrderlySimulation
 
 #: Events before a failure that are worth a look.
 SHOWN_EVENTS: Final = 40
@@ -22,7 +23,7 @@ class Simulation(Protocol):
         ...
 
 
-SIMULATIONS: Final[dict[str, type[Simulation]]] = {"groups": GroupSimulation}
+SIMULATIONS: Final[dict[str, type[Simulation]]] = {"groups": GroupSimulation, "orderly": OrderlySimulation}
 
 
 def live_twice(name: str, seed: int) -> Simulation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.message import MessageQueue
-from ternmq.testing.checkers import Broken, Journal, check_owned_once
+from ternmq.testing.checkers import Broken, Calls, Journal, check_owned_once
 
 ONE, TWO = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 
@@ -31,6 +31,29 @@ def test_progress_that_passes_undone_work_is_found() -> None:
         journal.check_progress(ONE, 2)
     journal.failed[b"2"] += 1
     journal.check_progress(ONE, 2)
+
+
+def test_a_message_begun_before_its_predecessor_is_done_is_found() -> None:
+    journal = Journal(acknowledged={b"1": (ONE, 0), b"2": (ONE, 1), b"3": (TWO, 0)})
+
+    journal.check_order(ONE, 0)
+    with pytest.raises(Broken, match="b'1' at 0 was never done"):
+        journal.check_order(ONE, 1)
+    journal.consumed[b"1"] += 1
+    journal.check_order(ONE, 1)
+
+
+def test_two_members_inside_one_queue_are_found() -> None:
+    calls = Calls(trusted_s=30)
+
+    calls.begin("x", ONE, 100)
+    calls.begin("y", TWO, 100)
+    with pytest.raises(Broken, match="y begins to work on t@a:0"):
+        calls.begin("y", ONE, 101)
+    calls.begin("y", ONE, 130)
+    calls.end("x", ONE)
+    calls.died("y")
+    calls.begin("x", ONE, 131)
 
 
 @pytest.mark.parametrize(

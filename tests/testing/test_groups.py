@@ -1,6 +1,6 @@
-"""A consumer group in a cluster that breaks: hundreds of lives from seeds (F1, F7, G1, G2).
+"""Consumer groups in a cluster that breaks: a hundred lives from seeds (F1, F2, F7, G1, G2).
 
-``script/soak groups`` runs them for hours, and replays one (``--seed N --seeds 1 --trace``).
+``script/soak groups`` and ``script/soak orderly`` run them for hours, and replay one (``--seed N --seeds 1 --trace``).
 """
 
 from __future__ import annotations
@@ -28,16 +28,24 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 100, PORTION))
+@pytest.mark.parametrize("first", range(0, 50, PORTION))
 def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
     """F1, F7, G1, G2: and each seed lives the same life twice."""
     for seed in range(first, first + PORTION):
         live_twice("groups", seed)
 
 
-def test_a_seed_gives_the_same_trace_in_another_process() -> None:
+@pytest.mark.parametrize("first", range(0, 30, PORTION))
+def test_an_orderly_group_begins_nothing_before_its_predecessor_is_done(first: int) -> None:
+    """F2: with members that come, leave, die, and are paused or cut off for longer than their locks live."""
+    for seed in range(first, first + PORTION):
+        live_twice("orderly", seed)
+
+
+@pytest.mark.parametrize("name", ["groups", "orderly"])
+def test_a_seed_gives_the_same_trace_in_another_process(name: str) -> None:
     """G1: no order comes from a set of names, whose hashes differ from process to process."""
-    command = [sys.executable, "-m", "tests.testing.soak", "groups", "--seed", "1", "--seeds", "5", "--trace"]
+    command = [sys.executable, "-m", "tests.testing.soak", name, "--seed", "1", "--seeds", "3", "--trace"]
     traces = [
         subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""What must hold, whatever happens: a ``Journal`` of sends and deliveries, and questions to it (F1, F7, G1).
+"""What must hold, whatever happens: a ``Journal`` of sends and deliveries, and questions to it (F1, F2, F7, G1).
 
 The journal is kept by the workload, outside of all nodes, so that no crash touches it. Each check raises ``Broken``
 with the messages or queues concerned.
@@ -44,6 +44,36 @@ class Journal:
             is_passed = place == queue and queue_offset < committed
             if is_passed and not self.consumed[key] and not self.failed[key]:
                 raise Broken(f"{queue} is committed up to {committed}, but nobody has seen {key!r} at {queue_offset}")
+
+    def check_order(self, queue: MessageQueue, queue_offset: int) -> None:
+        """F2: who begins with this message finds all before it done. For orderly listeners, whenever one is called."""
+        for key, (place, before) in self.acknowledged.items():
+            if place == queue and before < queue_offset and not self.consumed[key]:
+                raise Broken(f"{queue_offset} of {queue} is begun, but {key!r} at {before} was never done")
+
+
+class Calls:
+    """F2: who works on which queue; two must not at the same time, as long as locks are good."""
+
+    def __init__(self, *, trusted_s: float) -> None:
+        """A call that began longer ago than ``trusted_s`` may have lost its lock, and another may begin."""
+        self._trusted_s = trusted_s
+        self._running: dict[MessageQueue, dict[str, float]] = {}
+
+    def begin(self, member: str, queue: MessageQueue, now: float) -> None:
+        running = self._running.setdefault(queue, {})
+        for other, since in running.items():
+            if now - since < self._trusted_s:
+                raise Broken(f"{member} begins to work on {queue} {now - since:.3f} s after {other}, who still does")
+        running[member] = now
+
+    def end(self, member: str, queue: MessageQueue) -> None:
+        self._running.get(queue, {}).pop(member, None)
+
+    def died(self, member: str) -> None:
+        """Whatever it worked on, it does no more."""
+        for running in self._running.values():
+            running.pop(member, None)
 
 
 def check_owned_once(owned: Mapping[str, Iterable[MessageQueue]], queues: Collection[MessageQueue]) -> None:

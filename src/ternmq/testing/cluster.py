@@ -75,6 +75,8 @@ class Node:
         self.env = self._new_env()
         #: How often it was started.
         self.starts = 0
+        #: Called when its program is killed, or its machine loses power.
+        self.on_death: Callable[[], None] | None = None
         self.stopping = asyncio.Event()
         self._program = program
         self._ready = asyncio.Event()
@@ -139,16 +141,14 @@ class Node:
     def kill(self) -> None:
         """End the program at once. Its machine closes its connections; what it wrote is in the page cache."""
         self.cluster.note("kill", self.name)
-        process = self._end()
-        process.kill()
+        process = self._die()
         self.cluster.network.closed_with(process)
         self.disk.die()
 
     def cut_power(self) -> None:
         """End the machine at once. Nobody is told; of what was not synced, chance keeps some."""
         self.cluster.note("power cut", self.name)
-        process = self._end()
-        process.kill()
+        process = self._die()
         self.cluster.network.switch_off(process)
         self.disk.power_cut(self.random)
 
@@ -172,6 +172,13 @@ class Node:
                 error = AssertionError(f"{self.name} ended by itself")
             if error is not None:
                 self.cluster.loop.failures.append(error)
+
+    def _die(self) -> Process:
+        process = self._end()
+        process.kill()
+        if self.on_death is not None:
+            self.on_death()
+        return process
 
     def _end(self) -> Process:
         assert self._process is not None, f"{self.name} does not run"

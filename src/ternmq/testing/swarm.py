@@ -33,16 +33,16 @@ class Fault(Enum):
     CUT_POWER = "cut a server's power"
     PAUSE_CLIENT = "pause a client"
     PAUSE_SERVER = "pause a server"
-    PARTITION = "cut a client off from a server"
+    PARTITION = "let nothing pass between a client and a server"
+    CUT_OFF = "break a client's connections to a server and let it make no new ones"
     ONE_WAY = "let nothing pass one way"
     RESET = "break connections"
     CLOCK = "set a clock"
 
 
-#: Seconds between two faults, and how long one lasts, on average. A third of them is short, a few are long: many
-#: time-outs lie between 3 and 30 s.
+#: Seconds between two faults on average, and how long one may last: time-outs lie between 3 and 60 s.
 _GAP_S: Final = 4.0
-_LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0)
+_LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0, 75.0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,7 +66,7 @@ class Swarm:
             weather=Weather(
                 delay_min_s=0.000_1, delay_max_s=0.2 if slow else 0.002, chop=random.choice((0.0, 0.2, 0.7))
             ),
-            storm_s=random.choice((10.0, 20.0, 40.0)),
+            storm_s=random.choice((10.0, 20.0, 40.0, 100.0)),
             sync_flush=sync_flush,
         )
 
@@ -117,7 +117,7 @@ class Storm:
         client = self._pick(self._clients())
         is_server = fault in (Fault.KILL_SERVER, Fault.CUT_POWER, Fault.PAUSE_SERVER)
         node = server if is_server else client
-        if node is None or (server is None and fault in (Fault.PARTITION, Fault.ONE_WAY, Fault.RESET)):
+        if node is None or server is None:
             return
         match fault:
             case Fault.KILL_CLIENT | Fault.KILL_SERVER | Fault.CUT_POWER:
@@ -127,22 +127,26 @@ class Storm:
             case Fault.PAUSE_CLIENT | Fault.PAUSE_SERVER:
                 node.pause()
                 self._later(lambda: node.resume() if node.is_paused else None)
-            case Fault.PARTITION | Fault.ONE_WAY:
-                assert server is not None
+            case Fault.PARTITION | Fault.ONE_WAY | Fault.CUT_OFF:
                 ways = [(node.ip, server.ip), (server.ip, node.ip)]
                 if fault is Fault.ONE_WAY:
                     ways = [chance.choice(ways)]
+                if fault is Fault.CUT_OFF:
+                    network.reset(node.ip, server.ip)
                 self._cluster.note(fault.value, ways)
+                self._later(partial(self._unblock, ways))
                 for way in ways:
                     network.block(*way)
-                    self._later(partial(network.unblock, *way))
             case Fault.RESET:
-                assert server is not None
                 self._cluster.note(fault.value, node.name, server.name, network.reset(node.ip, server.ip))
             case Fault.CLOCK:
                 ms = chance.choice((-60_000, -1_000, 1_000, 60_000))
                 self._cluster.note(fault.value, node.name, ms)
                 node.clock.jump(ms)
+
+    def _unblock(self, ways: Sequence[tuple[str, str]]) -> None:
+        for way in ways:
+            self._cluster.network.unblock(*way)
 
     def _pick(self, nodes: Sequence[Node]) -> Node | None:
         up = [node for node in nodes if node.is_up and not node.is_paused]
