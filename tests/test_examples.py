@@ -28,6 +28,7 @@ LAST_LINES = {
     "consumer_orderly.py": "in order: True",
     "consumer_pull.py": "read 50 messages",
     "lite_pull.py": "read the first queue again: True",
+    "dead_letters.py": "left: 0",
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",
     "producer_delayed.py": "both came",

@@ -42,6 +42,8 @@ class Property:
     POP_CHECKPOINT: Final = "POP_CK"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
+    #: Ours: the offset id of the dead letter that a message is a copy of (H2).
+    RESENT_FROM: Final = "TERN_RESENT_FROM"
 
 
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.

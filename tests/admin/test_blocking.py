@@ -12,7 +12,7 @@ from ternmq import Admin, EmbeddedCluster, Message, StartPosition, SyncAdmin, Sy
 from ternmq.admin.offsets import Move
 from ternmq.errors import ConfigError, NameServersUnreachable, NotRunning, RouteMissing
 
-NOUNS = ("brokers", "clients", "topics", "groups", "messages", "offsets")
+NOUNS = ("brokers", "clients", "topics", "groups", "messages", "dead_letters", "offsets")
 
 
 @pytest.fixture(scope="module")

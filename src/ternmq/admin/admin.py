@@ -1,4 +1,4 @@
-"""``Admin``: everything of a cluster, through its name servers (D6, L1, L2).
+"""``Admin``: everything of a cluster, through its name servers (D6, H2, L1, L2).
 
 Every noun is an attribute, every verb a method that asks the servers now; nothing is kept but connections.
 """
@@ -11,6 +11,7 @@ from typing import Self
 
 from ternmq.admin.brokers import Brokers
 from ternmq.admin.clients import Clients
+from ternmq.admin.deadletters import DeadLetters
 from ternmq.admin.groups import Groups
 from ternmq.admin.messages import Messages
 from ternmq.admin.offsets import Offsets
@@ -45,6 +46,7 @@ class Admin:
         self.groups = Groups(self._instance, self.brokers, self.clients)
         queues = Queues(self._instance)
         self.messages = Messages(self._instance, self.brokers, queues)
+        self.dead_letters = DeadLetters(self._instance, self.topics, self.messages, queues)
         self.offsets = Offsets(self._instance, self.brokers, self.clients, self.groups, queues)
 
     async def __aenter__(self) -> Self:

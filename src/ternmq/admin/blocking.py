@@ -1,4 +1,4 @@
-"""The blocking twin of ``Admin``, for scripts and notebooks without asyncio (D6, L1, L2).
+"""The blocking twin of ``Admin``, for scripts and notebooks without asyncio (D6, H2, L1, L2).
 
 ::
 
@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self, TypeVar
 from ternmq.admin.admin import Admin
 from ternmq.admin.brokers import BrokerInfo, Brokers
 from ternmq.admin.clients import Clients, Consumed, ConsumerInfo, Member, Members
+from ternmq.admin.deadletters import DeadLetter, DeadLetterCount, DeadLetters, Purged, Resent
 from ternmq.admin.groups import GroupInfo, Groups, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, Messages
 from ternmq.admin.offsets import Move, Offsets
@@ -53,6 +54,7 @@ class SyncAdmin:
         self.topics = SyncTopics(lambda: self._admin().topics, self._run)
         self.groups = SyncGroups(lambda: self._admin().groups, self._run)
         self.messages = SyncMessages(lambda: self._admin().messages, self._run)
+        self.dead_letters = SyncDeadLetters(lambda: self._admin().dead_letters, self._run)
         self.offsets = SyncOffsets(lambda: self._admin().offsets, self._run)
 
     def __enter__(self) -> Self:
@@ -200,6 +202,58 @@ class SyncMessages:
 
     def by_time(self, topic: str, time: datetime | int) -> list[ReceivedMessage]:
         return self._run(self._noun().by_time(topic, time))
+
+
+class SyncDeadLetters:
+    """``admin.dead_letters``; see ``DeadLetters``."""
+
+    def __init__(self, noun: Callable[[], DeadLetters], run: Run) -> None:
+        self._noun, self._run = noun, run
+
+    def groups(self) -> list[DeadLetterCount]:
+        return self._run(self._noun().groups())
+
+    def all(
+        self,
+        group: str,
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        count_max: int = 100,
+        handled: bool = False,
+    ) -> list[DeadLetter]:
+        return self._run(self._noun().all(group, begin=begin, end=end, count_max=count_max, handled=handled))
+
+    def find(self, group: str, message_id: str) -> list[DeadLetter]:
+        return self._run(self._noun().find(group, message_id))
+
+    def resend(
+        self,
+        group: str,
+        message_ids: Sequence[str] = (),
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        to_topic: bool = False,
+        again: bool = False,
+        dry_run: bool = False,
+        on_resent: Callable[[Resent], None] | None = None,
+    ) -> list[Resent]:
+        return self._run(
+            self._noun().resend(
+                group,
+                message_ids,
+                begin=begin,
+                end=end,
+                to_topic=to_topic,
+                again=again,
+                dry_run=dry_run,
+                on_resent=on_resent,
+            )
+        )
+
+    def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
+        return self._run(self._noun().purge(group, before=before, for_good=for_good))
 
 
 class SyncOffsets:

@@ -116,8 +116,8 @@ class Messages:
                 f"count_max={count_max} cannot be; brokers return 1 to {COUNT_MAX} messages for a key. For others, "
                 "search in a shorter time"
             )
-        begin_ms = 0 if begin is None else _ms(begin)
-        end_ms = _EVER_MS if end is None else _ms(end)
+        begin_ms = 0 if begin is None else in_ms(begin)
+        end_ms = _EVER_MS if end is None else in_ms(end)
         found = await self._by_index(
             QueryMessage(
                 topic=topic,
@@ -157,7 +157,7 @@ class Messages:
             for message in await admin.messages.by_time("orders", datetime(2026, 1, 31, 12, 0)):
                 print(message.queue, message.queue_offset)
         """
-        time_ms = _ms(time)
+        time_ms = in_ms(time)
 
         async def first(queue: MessageQueue) -> ReceivedMessage | None:
             return await self._queues.read(queue, await self._queues.first_since(queue, time_ms))
@@ -211,5 +211,6 @@ def _one_word(key: str) -> str:
     return key
 
 
-def _ms(time: datetime | int) -> int:
+def in_ms(time: datetime | int) -> int:
+    """A time as the wire has it."""
     return StartPosition.at(time).time_ms

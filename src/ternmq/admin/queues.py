@@ -19,6 +19,7 @@ from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import check_topic
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
 from ternmq.wire.received import to_message
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import PullMessage, PullSysflag
@@ -91,27 +92,23 @@ class Queues:
 
     async def read(self, queue: MessageQueue, queue_offset: int) -> ReceivedMessage | None:
         """The message at a queue offset; None if there is none (any more)."""
-        header = PullMessage(
-            consumer_group=LOOKING_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=queue_offset,
-            count_max=1,
-            sysflag=PullSysflag.SUBSCRIPTION,
-            subscription="*",
-        )
-        response = await self._instance.call(self._address(queue), RequestCode.PULL_MESSAGE, header)
-        if response.code in _NOTHING:
+        response = await self._pull(queue, queue_offset, count_max=1)
+        if response is None:
             return None
-        if response.code != ResponseCode.SUCCESS:
-            raise refused(
-                response.code,
-                f"{queue.broker_name} refused to show {queue} at {queue_offset}: {response.remark}",
-                broker=queue.broker_name,
-            )
         found = next(iter(unpack_records(response.body)), None)
         # A broker passes over what is deleted already; that is not what was asked for.
         return None if found is None or found.queue_offset != queue_offset else to_message(found, queue.broker_name)
+
+    async def page(
+        self, queue: MessageQueue, queue_offset: int, *, count_max: int
+    ) -> tuple[list[ReceivedMessage], int]:
+        """Messages from a queue offset on, perhaps none, and where to read on, which is always further."""
+        response = await self._pull(queue, queue_offset, count_max=count_max)
+        records = unpack_records(response.body) if response is not None else []
+        if not records:
+            # The end; or what lay here is deleted, and the queue begins behind it.
+            return [], max(queue_offset + 1, await self.bounds.min(queue))
+        return [to_message(record, queue.broker_name) for record in records], records[-1].queue_offset + 1
 
     async def first_since(self, queue: MessageQueue, time_ms: int) -> int:
         """The queue offset of the first message stored at ``time_ms`` or later; the queue's end if there is none."""
@@ -134,6 +131,28 @@ class Queues:
                 return await ask(queue)
 
         return list(await asyncio.gather(*map(one, queues)))
+
+    async def _pull(self, queue: MessageQueue, queue_offset: int, *, count_max: int) -> Response | None:
+        """The broker's answer, None if there is nothing."""
+        header = PullMessage(
+            consumer_group=LOOKING_GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=queue_offset,
+            count_max=count_max,
+            sysflag=PullSysflag.SUBSCRIPTION,
+            subscription="*",
+        )
+        response = await self._instance.call(self._address(queue), RequestCode.PULL_MESSAGE, header)
+        if response.code in _NOTHING:
+            return None
+        if response.code != ResponseCode.SUCCESS:
+            raise refused(
+                response.code,
+                f"{queue.broker_name} refused to show {queue} at {queue_offset}: {response.remark}",
+                broker=queue.broker_name,
+            )
+        return response
 
     def _address(self, queue: MessageQueue) -> str:
         route = self._instance.routes.known(queue.topic)

@@ -11,7 +11,7 @@ import typer
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
-from ternmq.cli.shown import body_text, fields_of
+from ternmq.cli.shown import body_preview, fields_of, lines_of
 from ternmq.cli.times import format_ms, parse_time
 from ternmq.env import SystemClock
 from ternmq.errors import NotFound
@@ -23,8 +23,6 @@ app = typer.Typer(no_args_is_help=True, help="Find messages again: by id, key, p
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
 
-#: What a list shows of a body; ``show`` and ``--json`` have all of it.
-PREVIEW_CHARACTERS: Final = 40
 #: What brokers return for one key at most, and so the default.
 COUNT_MAX: Final = 64
 
@@ -188,15 +186,13 @@ def consume(
 
 
 def _row(message: ReceivedMessage) -> dict[str, object]:
-    first, *more = body_text(message).splitlines() or [""]
-    is_cut = bool(more) or len(first) > PREVIEW_CHARACTERS
     return {
         "stored": format_ms(message.store_time_ms),
         "broker": message.broker_name,
         "queue": message.queue_id,
         "queue_offset": message.queue_offset,
         "keys": message.keys or None,
-        "body": first[:PREVIEW_CHARACTERS] + ("…" if is_cut else ""),
+        "body": body_preview(message),
     }
 
 
@@ -206,28 +202,4 @@ def _show_all(messages: Sequence[ReceivedMessage], *, as_json: bool) -> None:
         if as_json:
             output.item(fields_of(message), "")
         else:
-            output.rows(_lines(message), columns=("field", "value"), empty="")
-
-
-def _lines(message: ReceivedMessage) -> list[dict[str, object]]:
-    """A line for each thing that there is to know; the properties that have a line of their own come as that."""
-    known: dict[str, object] = {
-        "topic": message.topic,
-        "broker": message.broker_name or message.store_host,
-        "queue": message.queue_id,
-        "queue offset": message.queue_offset,
-        "message id": message.message_id,
-        "offset id": message.offset_id,
-        "tags": message.tags or None,
-        "keys": message.keys or None,
-        "born": f"{format_ms(message.born_time_ms)} at {message.born_host}",
-        "stored": f"{format_ms(message.store_time_ms)} at {message.store_host}",
-        "reconsumed": message.reconsume_times,
-        **{
-            f"property {name}": value
-            for name, value in sorted(message.properties.items())
-            if name not in ("TAGS", "KEYS", "UNIQ_KEY")
-        },
-        "body": body_text(message),
-    }
-    return [{"field": field, "value": value} for field, value in known.items()]
+            output.rows(lines_of(message), columns=("field", "value"), empty="")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from ternmq.cli.times import format_ms
 
 if TYPE_CHECKING:
     from ternmq.message import ReceivedMessage
+
+#: What a list shows of a body; ``show`` and ``--json`` have all of it.
+PREVIEW_CHARACTERS: Final = 40
 
 
 def fields_of(message: ReceivedMessage) -> dict[str, object]:
@@ -36,3 +41,34 @@ def fields_of(message: ReceivedMessage) -> dict[str, object]:
 def body_text(message: ReceivedMessage) -> str:
     """The body for people, whatever it is."""
     return message.body.decode("utf-8", "backslashreplace")
+
+
+def body_preview(message: ReceivedMessage) -> str:
+    """The beginning of the body, for a list."""
+    first, *more = body_text(message).splitlines() or [""]
+    is_cut = bool(more) or len(first) > PREVIEW_CHARACTERS
+    return first[:PREVIEW_CHARACTERS] + ("…" if is_cut else "")
+
+
+def lines_of(message: ReceivedMessage) -> list[dict[str, object]]:
+    """A line for each thing that there is to know; the properties that have a line of their own come as that."""
+    known: dict[str, object] = {
+        "topic": message.topic,
+        "broker": message.broker_name or message.store_host,
+        "queue": message.queue_id,
+        "queue offset": message.queue_offset,
+        "message id": message.message_id,
+        "offset id": message.offset_id,
+        "tags": message.tags or None,
+        "keys": message.keys or None,
+        "born": f"{format_ms(message.born_time_ms)} at {message.born_host}",
+        "stored": f"{format_ms(message.store_time_ms)} at {message.store_host}",
+        "reconsumed": message.reconsume_times,
+        **{
+            f"property {name}": value
+            for name, value in sorted(message.properties.items())
+            if name not in ("TAGS", "KEYS", "UNIQ_KEY")
+        },
+        "body": body_text(message),
+    }
+    return [{"field": field, "value": value} for field, value in known.items()]

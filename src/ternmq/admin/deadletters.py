@@ -1,0 +1,417 @@
+"""Dead letters: messages that a group has given up, listed, looked into, sent again and put away (H2).
+
+They lie in the topic ``%DLQ%group``, one queue on each broker, and nobody reads them by himself. What a broker keeps of
+each is the message, where it came from (RETRY_TOPIC, ORIGIN_MESSAGE_ID) and how often it was tried. *Why* it failed
+only the consumer's own log knows.
+
+Sending again
+    goes to the group's retry topic, so that only the group that failed gets the message; other groups of its topic have
+    long done it. With ``to_topic`` it goes to the topic that it was first sent to, and to all groups there. The copy
+    begins its attempts anew and keeps body, keys, tags, properties and the message id. It also names the dead letter
+    that it is a copy of (TERN_RESENT_FROM); by that, and by the index of both topics, one that was sent again before is
+    known and left alone, as long as the log has the copy.
+
+Putting away
+    A log takes nothing back: a dead letter is gone when the log forgets it, as any message. What can be done is to move
+    a *mark* over it: the progress of the tools' group in ``%DLQ%group``, before which all is dealt with and shown only
+    when asked for. Sending again moves it, too, as far as no letter before it is left. ``for_good`` deletes the topic:
+    then nobody can read its messages any more, though their bytes stay in the log until their time.
+
+All of this works on RocketMQ's brokers as well; it needs no more than topics, pulls, sends and offsets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from ternmq.admin.messages import Messages, in_ms, place_of
+from ternmq.admin.queues import Queues
+from ternmq.admin.topics import Topics
+from ternmq.client.config import COMPRESSIONS, ProducerConfig
+from ternmq.client.instance import ClientInstance
+from ternmq.client.outgoing import prepare, shrink
+from ternmq.client.queue_choice import by_sharding_key
+from ternmq.client.sender import Pick, Sender
+from ternmq.errors import ConfigError, InvalidName, NotFound, RouteMissing
+from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
+from ternmq.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic, retry_topic
+
+#: RocketMQ's name for what a client sends on nobody's account.
+_INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+_TIMEOUT_MS: Final = 5_000
+#: Letters read, looked up and sent together.
+_PAGE: Final = 32
+
+#: What was true of the message on its way here, and is not of the copy.
+_NOT_COPIED: Final = (
+    Property.RETRY_TOPIC,
+    Property.ORIGIN_MESSAGE_ID,
+    Property.RESENT_FROM,
+    Property.DELAY,
+    Property.REAL_TOPIC,
+    Property.REAL_QUEUE_ID,
+    Property.WAIT,
+    Property.RECONSUME_TIME,
+    Property.MAX_RECONSUME_TIMES,
+    Property.MIN_OFFSET,
+    Property.MAX_OFFSET,
+    Property.CONSUME_START_TIME,
+    Property.POP_CHECKPOINT,
+    Property.TRANSACTION,
+    Property.CLUSTER,
+    Property.REGION,
+    Property.TRACE_ON,
+    Property.UNIQUE_KEY,
+)
+
+
+@dataclass(slots=True, frozen=True)
+class DeadLetterCount:
+    """How many dead letters a group has."""
+
+    group: str
+    #: Those that nobody has dealt with.
+    waiting: int
+    #: All that the log still has.
+    total: int
+    #: When the last one came, ms since 1970; 0 when there is none.
+    last_ms: int
+
+
+@dataclass(slots=True, frozen=True)
+class DeadLetter:
+    """A message that a group has given up. ``message`` is its record there: ``store_time_ms`` is when it was."""
+
+    group: str
+    message: ReceivedMessage
+
+    @property
+    def origin_topic(self) -> str:
+        """Where it was first sent to; empty for one that somebody sent to the dead letters directly."""
+        return self.message.properties.get(Property.RETRY_TOPIC, "")
+
+    @property
+    def origin_id(self) -> str:
+        """The offset id of its first record, which the log may have forgotten; empty if unknown."""
+        return self.message.properties.get(Property.ORIGIN_MESSAGE_ID, "")
+
+    @property
+    def attempts(self) -> int:
+        """How often a consumer tried it. Fewer than the group allows: a consumer gave it up itself."""
+        return self.message.reconsume_times
+
+
+@dataclass(slots=True, frozen=True)
+class Resent:
+    """What became of a dead letter that was to be sent again."""
+
+    letter: DeadLetter
+    #: The topic of the copy.
+    topic: str
+    #: Where the copy is; None without one: it was sent again before, or only planned.
+    receipt: SendReceipt | None = None
+    #: The copy of an earlier time, which is why there is no new one.
+    earlier: ReceivedMessage | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Purged:
+    """Dead letters of one queue that count as dealt with now."""
+
+    queue: MessageQueue
+    count: int
+
+
+class DeadLetters:
+    """``admin.dead_letters``."""
+
+    def __init__(self, instance: ClientInstance, topics: Topics, messages: Messages, queues: Queues) -> None:
+        self._instance = instance
+        self._topics = topics
+        self._messages = messages
+        self._queues = queues
+
+    # --- Looking --------------------------------------------------------------------------------------------------
+
+    async def groups(self) -> list[DeadLetterCount]:
+        """The groups that have dead letters, also such as are dealt with, by name."""
+        topics = [topic.name for topic in await self._topics.all() if topic.name.startswith(DEAD_LETTER_PREFIX)]
+        return [count for topic in topics if (count := await self._count(topic)).total]
+
+    async def all(
+        self,
+        group: str,
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        count_max: int = 100,
+        handled: bool = False,
+    ) -> list[DeadLetter]:
+        """The oldest dead letters of a group that came from ``begin`` to ``end``, at most ``count_max``.
+
+        Both ends belong to the span. Those that are dealt with only with ``handled``.
+
+        ::
+
+            for letter in await admin.dead_letters.all("billing"):
+                print(letter.origin_topic, letter.message.keys, letter.attempts)
+        """
+        if count_max < 1:
+            raise ConfigError(f"count_max={count_max} finds nothing; use 1 or more")
+
+        async def first(queue: MessageQueue) -> list[DeadLetter]:
+            found: list[DeadLetter] = []
+            async for page in self._pages(group, queue, begin, end, handled=handled):
+                found += page
+                if len(found) >= count_max:
+                    break
+            return found
+
+        found = await self._queues.each(await self._queues_of(group), first)
+        letters = [letter for one in found for letter in one]
+        letters.sort(key=lambda letter: (letter.message.store_time_ms, letter.message.queue))
+        return letters[:count_max]
+
+    async def find(self, group: str, message_id: str) -> list[DeadLetter]:
+        """The dead letters of a group with a message id, or with an offset id; oldest first.
+
+        Several, when it was sent again and given up again. Raises ``NotFound``.
+        """
+        topic = dead_letter_topic(check_group(group))
+        try:
+            found = await self._messages.by_unique_key(topic, message_id)
+        except RouteMissing:
+            found = []
+        if not found:
+            try:
+                place_of(message_id)
+                found = [await self._messages.by_id(message_id)]
+            except (InvalidName, NotFound):
+                found = []
+        letters = [DeadLetter(group, message) for message in found if message.topic == topic]
+        if not letters:
+            raise NotFound(
+                f"group {group!r} has no dead letter {message_id!r}; see `tern dlq list {group} --all`, or its log has "
+                "forgotten it"
+            )
+        return letters
+
+    # --- Sending again ----------------------------------------------------------------------------------------------
+
+    async def resend(
+        self,
+        group: str,
+        message_ids: Sequence[str] = (),
+        *,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+        to_topic: bool = False,
+        again: bool = False,
+        dry_run: bool = False,
+        on_resent: Callable[[Resent], None] | None = None,
+    ) -> list[Resent]:
+        """Send dead letters again: those named, or all that nobody has dealt with, from ``begin`` to ``end``.
+
+        To the group's retry topic, or with ``to_topic`` to where they came from. One that was sent again before is left
+        alone, unless ``again``. ``on_resent`` is told of each as it is done, so that an error in between leaves nobody
+        in doubt. Raises ``NotFound`` for a name without a letter, ``RouteMissing`` when there is no topic to send to.
+
+        ::
+
+            for resent in await admin.dead_letters.resend("billing", begin=datetime(2026, 1, 31)):
+                print(resent.letter.message.message_id, "already" if resent.earlier else "sent")
+        """
+        if message_ids and (begin is not None or end is not None):
+            raise ConfigError("name the dead letters or a time, not both")
+        work = _Resending(self._instance, self._messages, group, to_topic=to_topic, again=again, dry_run=dry_run)
+        done: list[Resent] = []
+
+        async def send(letters: Sequence[DeadLetter]) -> None:
+            page, error = await work.send(letters)
+            done.extend(page)
+            for resent in page:
+                if on_resent is not None:
+                    on_resent(resent)
+            if not dry_run:
+                await self._mark(page)
+            if error is not None:
+                raise error
+
+        if message_ids:
+            # The newest of a name: it is the one that still failed.
+            named = [(await self.find(group, message_id))[-1] for message_id in dict.fromkeys(message_ids)]
+            for at in range(0, len(named), _PAGE):
+                await send(named[at : at + _PAGE])
+            return done
+        for queue in await self._queues_of(group):
+            async for page in self._pages(group, queue, begin, end, handled=False):
+                await send(page)
+        return done
+
+    # --- Putting away -------------------------------------------------------------------------------------------------
+
+    async def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
+        """Take dead letters for dealt with: all, or those that came before a time.
+
+        They are listed and sent again no more unless asked for; the log keeps them as long as any other message.
+        ``for_good`` deletes the group's dead-letter topic instead: nobody can read them any more.
+        """
+        if for_good and before is not None:
+            raise ConfigError("for_good deletes all dead letters of the group; leave out the time, or leave it out")
+        queues = await self._queues_of(group)
+        if for_good:
+            bounds = await self._queues.each(queues, self._bounds)
+            if queues:
+                await self._topics.delete(dead_letter_topic(group))
+            return [Purged(queue, high - low) for queue, (low, _, high) in zip(queues, bounds, strict=True)]
+
+        async def purge(queue: MessageQueue) -> Purged:
+            _, mark, high = await self._bounds(queue)
+            to = high if before is None else await self._queues.first_since(queue, in_ms(before))
+            if to <= mark:
+                return Purged(queue, 0)
+            await self._queues.bounds.commit(queue, to)
+            return Purged(queue, to - mark)
+
+        return await self._queues.each(queues, purge)
+
+    # --- Queues and marks ---------------------------------------------------------------------------------------------
+
+    async def _queues_of(self, group: str) -> list[MessageQueue]:
+        try:
+            return await self._queues.of(dead_letter_topic(check_group(group)))
+        except RouteMissing:
+            return []
+
+    async def _count(self, topic: str) -> DeadLetterCount:
+        status = {one.queue: one for one in await self._topics.status(topic)}
+        bounds = await self._queues.each(await self._queues.of(topic), self._bounds)
+        return DeadLetterCount(
+            topic.removeprefix(DEAD_LETTER_PREFIX),
+            waiting=sum(high - mark for _, mark, high in bounds),
+            total=sum(high - low for low, _, high in bounds),
+            last_ms=max((one.last_store_ms for one in status.values()), default=0),
+        )
+
+    async def _bounds(self, queue: MessageQueue) -> tuple[int, int, int]:
+        """The queue's first offset, the first that nobody has dealt with, and its end."""
+        low, high, mark = await asyncio.gather(
+            self._queues.bounds.min(queue), self._queues.bounds.max(queue), self._queues.bounds.load(queue)
+        )
+        # One beyond the end is of another life of the topic.
+        return low, max(low, mark) if mark is not None and mark <= high else low, high
+
+    async def _pages(
+        self,
+        group: str,
+        queue: MessageQueue,
+        begin: datetime | int | None,
+        end: datetime | int | None,
+        *,
+        handled: bool,
+    ) -> AsyncIterator[list[DeadLetter]]:
+        """The letters of a queue in this time, page by page; those dealt with only with ``handled``."""
+        low, mark, stop = await self._bounds(queue)
+        start = low if handled else mark
+        if begin is not None:
+            start = max(start, await self._queues.first_since(queue, in_ms(begin)))
+        if end is not None:
+            stop = min(stop, await self._queues.first_since(queue, in_ms(end) + 1))
+        while start < stop:
+            messages, start = await self._queues.page(queue, start, count_max=min(_PAGE, stop - start))
+            yield [DeadLetter(group, message) for message in messages if message.queue_offset < stop]
+
+    async def _mark(self, resent: Iterable[Resent]) -> None:
+        """Move the marks over letters that are dealt with now, as far as none is left before them."""
+        offsets: dict[MessageQueue, set[int]] = {}
+        for one in resent:
+            offsets.setdefault(one.letter.message.queue, set()).add(one.letter.message.queue_offset)
+        for queue, done in offsets.items():
+            _, mark, _ = await self._bounds(queue)
+            to = mark
+            while to in done:
+                to += 1
+            if to > mark:
+                await self._queues.bounds.commit(queue, to)
+
+
+class _Resending:
+    """One order to send letters of a group again."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        messages: Messages,
+        group: str,
+        *,
+        to_topic: bool,
+        again: bool,
+        dry_run: bool,
+    ) -> None:
+        self._sender = Sender(instance, _INNER_GROUP, ProducerConfig(), ())
+        self._messages = messages
+        self._retry_topic = retry_topic(group)
+        self._to_topic = to_topic
+        self._again = again
+        self._dry_run = dry_run
+
+    async def send(self, letters: Sequence[DeadLetter]) -> tuple[list[Resent], BaseException | None]:
+        """Send some letters at once: what became of them, and the first error, which some may have met."""
+        outcomes = await asyncio.gather(*map(self._one, letters), return_exceptions=True)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        return [outcome for outcome in outcomes if isinstance(outcome, Resent)], next(iter(errors), None)
+
+    async def _one(self, letter: DeadLetter) -> Resent:
+        topic = letter.origin_topic if self._to_topic else self._retry_topic
+        if not topic:
+            raise NotFound(
+                f"the dead letter {letter.message.message_id} does not say which topic it was first sent to; send it "
+                "to the group instead, without to_topic"
+            )
+        earlier = None if self._again else await self._earlier(letter)
+        if earlier is not None or self._dry_run:
+            return Resent(letter, topic, earlier=earlier)
+        return Resent(letter, topic, await self._copy(letter, topic))
+
+    async def _earlier(self, letter: DeadLetter) -> ReceivedMessage | None:
+        """The copy of a letter that was sent again before."""
+        for topic in filter(None, (self._retry_topic, letter.origin_topic)):
+            try:
+                found = await self._messages.by_unique_key(topic, letter.message.message_id)
+            except RouteMissing:
+                continue
+            for message in found:
+                if message.properties.get(Property.RESENT_FROM) == letter.message.offset_id:
+                    return message
+        return None
+
+    async def _copy(self, letter: DeadLetter, topic: str) -> SendReceipt:
+        dead = letter.message
+        kept = {name: value for name, value in dead.properties.items() if name not in _NOT_COPIED}
+        system = {Property.RESENT_FROM: dead.offset_id}
+        copy = Message(topic, dead.body, properties=kept, flag=dead.flag)
+        pick: Pick | None = None
+        if not self._to_topic:
+            system |= {Property.RETRY_TOPIC: letter.origin_topic, Property.ORIGIN_MESSAGE_ID: letter.origin_id}
+            # Its own broker makes the topic if it has none; queue 0 is always there.
+            pick = _always(MessageQueue(topic, dead.broker_name, 0))
+        elif key := kept.pop(Property.SHARDING_KEY, ""):
+            copy.sharding_key = key
+            pick = _by_key(copy)
+        outgoing = prepare(copy, message_id=dead.message_id, system=system)
+        config = self._sender.config
+        if len(dead.body) >= config.compress_from_bytes:
+            shrink(outgoing, kind=COMPRESSIONS[config.compression], level=config.compress_level)
+        return await self._sender.deliver(outgoing, pick=pick, timeout_ms=_TIMEOUT_MS)
+
+
+def _always(queue: MessageQueue) -> Pick:
+    return lambda _: queue
+
+
+def _by_key(message: Message) -> Pick:
+    return lambda route: by_sharding_key(route.to_write, message)
