@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -46,6 +47,7 @@ class Popping:
         choice: random.Random,
     ) -> None:
         """``table_file`` is a file of that name under ``config/``; raises ``CorruptFile`` if it cannot be read."""
+        call_later = asyncio.get_running_loop().call_later
         self.modes = RequestModes(
             table_file("messageRequestMode.json"),
             default_mode=config.default_message_request_mode,
@@ -73,12 +75,13 @@ class Popping:
             revive_log=revive_log,
             revive=reviver.revive,
             clock=clock,
+            call_later=call_later,
             enabled=config.enable_pop_buffer_merge,
             stay_ms=config.pop_ck_stay_buffer_time,
             before_due_ms=config.pop_ck_stay_buffer_time_out,
             count_max=config.pop_ck_max_buffer_size,
         )
-        self._orders = Orders(table_file("consumerOrderInfo.json"), clock, self._freed)
+        self._orders = Orders(table_file("consumerOrderInfo.json"), clock, call_later=call_later, on_free=self._freed)
         self._taker = Taker(
             store=store, offsets=offsets, buffer=self._buffer, orders=self._orders, broker_name=config.broker_name
         )

@@ -26,7 +26,7 @@ from typing import Final
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, NotRunning, StoreError
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PoppedQueue, QueueKey
-from ternmq.pop.deadlines import Deadlines
+from ternmq.pop.deadlines import CallLater, Deadlines
 from ternmq.pop.revive_log import Offsets, ReviveLog, Store
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Buffer:
         revive_log: ReviveLog,
         revive: Revive,
         clock: Clock,
+        call_later: CallLater,
         enabled: bool = True,
         stay_ms: int = 10_000,
         before_due_ms: int = 3_000,
@@ -69,7 +70,9 @@ class Buffer:
         self._in_flight = CheckPoints()
         #: Check points in memory only.
         self._buffered = 0
-        self._deadlines = Deadlines(self._now_ms, self._on_due, _is_over)
+        self.deadlines: Deadlines[CheckPoint] = Deadlines(
+            now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
+        )
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -87,11 +90,11 @@ class Buffer:
     def look(self) -> None:
         """Take in what others have put into the revive log since."""
         for check_point in self._revive_log.fold(self._in_flight):
-            self._deadlines.add(check_point.due_ms, check_point)
+            self.deadlines.add(check_point.due_ms, check_point)
 
     def close(self) -> None:
         """Write all that is in memory only, so that the next start knows it. Raises ``StoreError``."""
-        self._deadlines.close()
+        self.deadlines.close()
         for check_point in self._in_flight:
             if check_point.stored is None:
                 self._write(check_point)
@@ -117,6 +120,9 @@ class Buffer:
         revive_queue_id: int,
     ) -> None:
         """These messages go out to a consumer."""
+        old = self._in_flight.find(key, start_offset, pop_time_ms)
+        if old is not None:
+            self._end(old)
         check_point = CheckPoint(
             self._in_flight.queue(key),
             start_offset=start_offset,
@@ -130,7 +136,7 @@ class Buffer:
         if not self._enabled or self._buffered > self._count_max:
             self._on_due(check_point)
         else:
-            self._deadlines.add(self._first_deadline(check_point), check_point)
+            self.deadlines.add(self._first_deadline(check_point), check_point)
 
     def skipped(self, key: QueueKey, next_offset: int) -> None:
         """A pop's filter let nothing through up to here."""
@@ -163,8 +169,8 @@ class Buffer:
         old = self._in_flight.find(key, start_offset, pop_time_ms)
         if old is None or not old.holds(queue_offset):
             return None
-        now_ms = self._now_ms()
-        # Twice in a millisecond: the names must differ, or the ack of the old one would end the new one.
+        # Twice in a millisecond: no name may come again, or an old handle would be good for the new one.
+        now_ms = max(self._now_ms(), old.pop_time_ms + 1)
         while self._in_flight.find(key, queue_offset, now_ms) is not None:
             now_ms += 1
         new = CheckPoint(
@@ -177,7 +183,7 @@ class Buffer:
         )
         end_offset = self._revive_log.write(new)
         self._in_flight.add(new)
-        self._deadlines.add(new.due_ms, new)
+        self.deadlines.add(new.due_ms, new)
         for step in (old.step, old.stored):
             if step is not None:
                 step.rest_on(end_offset)
@@ -257,6 +263,9 @@ class Buffer:
         try:
             if now_ms >= check_point.due_ms:
                 self._revive(check_point)
+                if check_point.stored is not None:
+                    # One that lies before it may take long, and a restart would begin with that one.
+                    self._revive_log.write_acks(check_point, check_point.offsets)
                 self._end(check_point)
                 return
             if check_point.stored is None:
@@ -266,7 +275,7 @@ class Buffer:
                 again_ms = min(now_ms + _WRITE_PAUSE_MS, check_point.due_ms)
             else:
                 again_ms = now_ms + self._failed(check_point, error)
-        self._deadlines.add(again_ms, check_point)
+        self.deadlines.add(again_ms, check_point)
 
     def _failed(self, check_point: CheckPoint, error: Exception) -> int:
         """Messages could not be written again; returns after how many milliseconds to try it once more."""

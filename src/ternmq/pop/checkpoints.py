@@ -206,10 +206,13 @@ class CheckPoints:
     def add(self, check_point: CheckPoint) -> None:
         """Let it be found. One of the same name, from before a reset in the same millisecond, is over."""
         name = check_point.start_offset, check_point.pop_time_ms
-        old = check_point.queue.check_points.get(name)
+        queue = check_point.queue
+        old = queue.check_points.get(name)
         if old is not None:
             self.end(old)
-        check_point.queue.check_points[name] = check_point
+        queue.check_points[name] = check_point
+        # The end of the old one may have made the queue idle.
+        self._queues[queue.key] = queue
         self._count += 1
 
     def popped(self, check_point: CheckPoint, next_offset: int) -> None:

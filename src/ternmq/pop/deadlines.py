@@ -7,10 +7,9 @@ they are the larger part of it, and are then left out.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -22,17 +21,32 @@ TURN_MAX: Final = 64
 _SWEEP_MIN: Final = 1_000
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+#: The loop's: seconds, and what to call then.
+CallLater = Callable[[float, Callable[[], None]], Timer]
+
+
 class Deadlines(Generic[T]):
     """``on_due`` is called with each thing in the order of their times, never before its own. Belongs to the loop."""
 
-    def __init__(self, now_ms: Callable[[], int], on_due: Callable[[T], None], is_over: Callable[[T], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int],
+        call_later: CallLater,
+        on_due: Callable[[T], None],
+        is_over: Callable[[T], bool],
+    ) -> None:
         self._now_ms = now_ms
+        self._call_later = call_later
         self._on_due = on_due
         self._is_over = is_over
-        self._loop = asyncio.get_running_loop()
         self._heap: list[tuple[int, int, T]] = []
         self._number = 0
-        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._timer: Timer | None = None
         self._timer_ms = 0
         self._sweep_at = _SWEEP_MIN
 
@@ -49,6 +63,19 @@ class Deadlines(Generic[T]):
         if self._timer is None or when_ms < self._timer_ms:
             self._set_timer()
 
+    def run(self) -> bool:
+        """Do what is due, up to a turn's work; False if nothing was. The timer calls it."""
+        now_ms = self._now_ms()
+        done = 0
+        while done < TURN_MAX and self._heap and self._heap[0][0] <= now_ms:
+            thing = heapq.heappop(self._heap)[2]
+            if not self._is_over(thing):
+                self._on_due(thing)
+            done += 1
+        if self._heap and self._timer is None:
+            self._set_timer()
+        return done > 0
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -61,20 +88,11 @@ class Deadlines(Generic[T]):
         when_ms = self._timer_ms = self._heap[0][0]
         # One millisecond more: the loop's clock and the wall's do not tick together, and early is worse than late.
         delay_s = min(max((when_ms - self._now_ms() + 1) / 1000, 0.0), LOOK_S)
-        self._timer = self._loop.call_later(delay_s, self._look)
+        self._timer = self._call_later(delay_s, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        now_ms = self._now_ms()
-        heap = self._heap
-        for _ in range(TURN_MAX):
-            if not heap or heap[0][0] > now_ms:
-                break
-            thing = heapq.heappop(heap)[2]
-            if not self._is_over(thing):
-                self._on_due(thing)
-        if self._heap and self._timer is None:
-            self._set_timer()
+        self.run()
 
     def _sweep(self) -> None:
         self._heap = [entry for entry in self._heap if not self._is_over(entry[2])]

@@ -20,7 +20,7 @@ from ternmq.env import Clock
 from ternmq.errors import MessageIllegal
 from ternmq.files import TableFile
 from ternmq.pop.checkpoints import QueueKey
-from ternmq.pop.deadlines import Deadlines
+from ternmq.pop.deadlines import CallLater, Deadlines
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.pop import OrderRecord, OrderTable
 
@@ -90,12 +90,16 @@ class Batch:
 class Orders:
     """All methods belong to the broker's loop. ``on_free`` is told of a queue whose messages are visible again."""
 
-    def __init__(self, file: TableFile, clock: Clock, on_free: Callable[[QueueKey], None]) -> None:
+    def __init__(
+        self, file: TableFile, clock: Clock, *, call_later: CallLater, on_free: Callable[[QueueKey], None]
+    ) -> None:
         self._file = file
         self._now_ms = clock.now_ms
         self._on_free = on_free
         self._batches: dict[QueueKey, Batch] = {}
-        self._deadlines: Deadlines[Batch] = Deadlines(self._now_ms, self._on_due, _is_over)
+        self.deadlines: Deadlines[Batch] = Deadlines(
+            now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
+        )
         self._dirty = False
 
     # --- The file -----------------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ class Orders:
             for queue_id, record in queues.items():
                 if separator and record.offsets:
                     batch = self._batches[group, topic, queue_id] = _batch((group, topic, queue_id), record)
-                    self._deadlines.add(batch.free_ms, batch)
+                    self.deadlines.add(batch.free_ms, batch)
 
     def save(self) -> None:
         """Hand the table to the file's thread, if anything changed since the last time."""
@@ -123,7 +127,7 @@ class Orders:
         self._file.save_soon(encode(OrderTable(table=table)))
 
     def close(self) -> None:
-        self._deadlines.close()
+        self.deadlines.close()
         self.save()
 
     # --- Pops and acks ------------------------------------------------------------------------------------------
@@ -161,7 +165,7 @@ class Orders:
                 batch.counts = {offset: before.counts.get(offset, 0) + 1 for offset in queue_offsets if offset in known}
         self._batches[key] = batch
         self._dirty = True
-        self._deadlines.add(batch.free_ms, batch)
+        self.deadlines.add(batch.free_ms, batch)
         least = min(batch.counts.values()) if len(batch.counts) == len(queue_offsets) else 0
         return batch.counts, least
 
@@ -191,7 +195,7 @@ class Orders:
         if batch is not None and batch.pop_time_ms == pop_time_ms and queue_offset in batch.offsets:
             batch.visible_ms[queue_offset] = visible_ms
             self._dirty = True
-            self._deadlines.add(batch.free_ms, batch)
+            self.deadlines.add(batch.free_ms, batch)
 
     # --- What tools do ------------------------------------------------------------------------------------------
 
@@ -213,7 +217,7 @@ class Orders:
     def _on_due(self, batch: Batch) -> None:
         free_ms = batch.free_ms
         if free_ms > self._now_ms():
-            self._deadlines.add(free_ms, batch)
+            self.deadlines.add(free_ms, batch)
         elif free_ms:
             self._on_free(batch.key)
 

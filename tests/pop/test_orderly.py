@@ -1,0 +1,153 @@
+"""Ordered pops (F9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ternmq.errors import MessageIllegal
+from ternmq.wire.handles import ORDERED
+from tests.pop.world import GROUP, TOPIC, InHand, World
+
+KEY = (GROUP, TOPIC, 0)
+
+
+def sent(count: int = 5) -> World:
+    world = World()
+    for number in range(count):
+        world.send(b"%d" % number)
+    return world
+
+
+def pop(world: World, count_max: int = 2, **fields: Any) -> list[InHand]:
+    return world.pop(count_max=count_max, ordered=True, revive_queue_id=ORDERED, invisible_ms=10_000, **fields)
+
+
+def ack(world: World, message: InHand) -> None:
+    """As the broker does it."""
+    next_offset = world.orders.ack(message.key, message.queue_offset, message.pop_time_ms)
+    if next_offset is not None:
+        world.offsets.commit(*message.key, next_offset)
+
+
+def bodies(messages: list[InHand]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def test_a_queue_is_blocked_until_its_messages_are_acked() -> None:
+    """F9: all of them; other queues are not."""
+    world = sent()
+    world.send(b"other", 1)
+    first, second = pop(world)
+
+    assert [] == pop(world)
+    assert [b"other"] == bodies(world.pop(1, ordered=True))
+    ack(world, second)
+    assert [] == pop(world)
+    ack(world, first)
+
+    assert [KEY] == world.freed
+    assert (2, [b"2", b"3"]) == (world.committed(), bodies(pop(world)))
+
+
+def test_what_is_not_acked_in_time_comes_again_before_all_that_follow() -> None:
+    """F9: with the number of times; who waits is told when the queue is free."""
+    world = sent()
+    first, second, third = pop(world, 3)
+    ack(world, first)
+    ack(world, third)
+
+    world.pass_time(9.9)
+    assert ([], []) == (pop(world), world.freed)
+    world.pass_time(0.1)
+
+    assert [KEY] == world.freed
+    assert [b"1", b"2", b"3"] == bodies(pop(world, 3))
+    # The old handle is not good any more.
+    ack(world, second)
+    assert 1 == world.committed()
+
+
+def test_counts_tell_how_often_a_message_was_handed_out_before() -> None:
+    """F9"""
+    world = sent()
+    wish: dict[str, Any] = {"pop_time_ms": 1, "invisible_ms": 0, "attempt_id": None}
+
+    assert ({}, 0) == world.orders.popped(KEY, queue_offsets=[0, 1], **wish)
+    assert ({0: 1, 1: 1}, 1) == world.orders.popped(KEY, queue_offsets=[0, 1], **wish)
+    assert ({1: 2}, 0) == world.orders.popped(KEY, queue_offsets=[1, 2], **wish)
+
+
+def test_the_same_attempt_gets_the_same_messages_uncounted() -> None:
+    """F9: its answer was lost on the way."""
+    world = sent()
+    pop(world, attempt_id="a")
+
+    assert [b"0", b"1"] == bodies(pop(world, attempt_id="a"))
+    assert [] == pop(world, attempt_id="b")
+    assert [] == pop(world)
+
+
+def test_a_changed_time_blocks_the_queue_for_longer() -> None:
+    """F9"""
+    world = sent()
+    first, second = pop(world)
+    ack(world, first)
+
+    world.orders.change(KEY, second.queue_offset, second.pop_time_ms, world.clock.now_ms() + 60_000)
+
+    world.pass_time(59)
+    assert [] == pop(world)
+    world.pass_time(1)
+    assert [b"1", b"2"] == bodies(pop(world))
+
+
+def test_an_ack_of_a_message_that_was_not_handed_out_is_illegal() -> None:
+    """F9"""
+    world = sent()
+    message, _ = pop(world)
+
+    with pytest.raises(MessageIllegal, match="offset is illegal"):
+        world.orders.ack(KEY, 4, message.pop_time_ms)
+
+
+def test_a_stop_keeps_blocked_queues_and_a_kill_hands_out_again() -> None:
+    """F9: in order in either case."""
+    world = sent()
+    first, _ = pop(world)
+    ack(world, first)
+
+    world.stop()
+    world.start()
+    assert [] == pop(world)
+    world.pass_time(10)
+    assert [b"1", b"2"] == bodies(pop(world))
+
+    world.kill()
+    world.start()
+    world.pass_time(10)
+    assert [b"1", b"2"] == bodies(pop(world))
+
+
+def test_a_moved_or_deleted_group_is_not_blocked() -> None:
+    """F9, D4"""
+    world = sent()
+    pop(world)
+    world.offsets.commit(*KEY, 3)
+    world.taker.reset(KEY)
+    assert [b"3", b"4"] == bodies(pop(world))
+
+    world.orders.forget(group=GROUP)
+
+    assert [b"3", b"4"] == bodies(pop(world))
+
+
+def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:
+    """F9, K1"""
+    world = World()
+    for tag in "BBBA":
+        world.send(tag.encode(), TAGS=tag)
+
+    assert [b"A"] == bodies(pop(world, matches=lambda code: code == ord("A")))
+    assert 0 <= world.committed() <= 3
