@@ -111,7 +111,9 @@ class World:
         config = small_config(ROOT, mapped_file_size_commit_log=1 << 16)
         self.store = MessageStore(config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         self.store.open()
-        self.topics = Topics(self.file("topics"), self.clock, broker_name="broker-a", cluster_name=CLUSTER)
+        self.topics = Topics(
+            self.file("topics"), self.clock, broker_name="broker-a", cluster_name=CLUSTER, delay_levels=18
+        )
         self.groups = Groups(self.file("groups"), self.clock, broker_name="broker-a")
         self.offsets = Offsets(self.file("offsets"), self.clock)
         for table in (self.topics, self.groups, self.offsets):
@@ -197,6 +199,7 @@ class World:
             "pop_time_ms": self.clock.now_ms(),
             "revive_queue_id": self.revive_log.next_queue_id(),
             "matches": None,
+            "accepts": None,
             "from_last": False,
             "ordered": False,
             "attempt_id": None,
