@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from ternmq import Admin, Message, Producer, PushConsumer
+from ternmq import Admin, Message, Producer, PushConsumer, SendReceipt
 from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
 from ternmq.client.instance import ClientInstance
 from ternmq.client.offsets import BrokerOffsets, StartPosition
@@ -87,6 +88,9 @@ class GroupSimulation:
         self.trace: list[tuple[object, ...]] = []
         #: How long changes of members took to settle when all was well.
         self.settled_s: list[float] = []
+        #: When the storm was over, and whether all is well since long.
+        self.calm_at = math.inf
+        self.is_quiet = False
         self._members: dict[Node, PushConsumer] = {}
         self._sent = 0
 
@@ -126,8 +130,10 @@ class GroupSimulation:
                 await node.ready()
         cluster.note("calm")
         await asyncio.sleep(CALM_S)
+        self.calm_at, self.is_quiet = cluster.loop.time(), True
         await self._until(self._is_owned_once, self.rebalance_s, "each queue has one owner")
         await self._drain()
+        self.is_quiet = False
         await cluster.start(self._shop)
         await self._change_in_calm()
         await self._drain()
@@ -135,7 +141,9 @@ class GroupSimulation:
         cluster.note("end", len(self.journal.acknowledged), sum(self.journal.consumed.values()))
 
     async def _drain(self) -> None:
-        await self._shop.stop()
+        """Stop sending, and wait until all is consumed."""
+        if self._shop.is_up:
+            await self._shop.stop()
         await self._until(lambda: not self.journal.missing, DRAIN_S, "all is consumed")
 
     # --- Programs ---------------------------------------------------------------------------------------------------
@@ -147,14 +155,22 @@ class GroupSimulation:
             while not node.stopping.is_set():
                 self._sent += 1
                 body = b"%d" % self._sent
+                message = self._message(node, body)
                 try:
-                    receipt = await producer.send(Message(TOPIC, body))
+                    receipt = await producer.send(message)
                 except TernError as error:
                     self.cluster.note("not sent", body, type(error).__name__)
                 else:
-                    self.journal.acknowledged[body] = receipt.queue, receipt.queue_offset
+                    self.journal.acknowledged[body] = self._place(message, receipt)
                     self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
                 await asyncio.sleep(node.random.choice((0.01, 0.1, 0.5, 2.0)))
+
+    def _message(self, node: Node, body: bytes) -> Message:
+        return Message(TOPIC, body)
+
+    def _place(self, message: Message, receipt: SendReceipt) -> tuple[MessageQueue, int]:
+        """Where consumers find it."""
+        return receipt.queue, receipt.queue_offset
 
     async def _listen(self, node: Node, batch: list[ReceivedMessage]) -> None:
         """What a listener does with messages."""
@@ -252,6 +268,10 @@ class GroupSimulation:
             await self._until(self._is_owned_once, within_s, "queues are divided anew")
             self.settled_s.append(self.cluster.loop.time() - since)
             await asyncio.sleep(self.cluster.random.choice((0.0, 1.0, 5.0)))
+
+    def fail(self, error: Broken) -> None:
+        """For listeners, whose errors a consumer takes for a bad day."""
+        self.cluster.loop.failures.append(error)
 
     # --- What must hold -----------------------------------------------------------------------------------------------
 

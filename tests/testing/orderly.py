@@ -43,8 +43,7 @@ class OrderlySimulation(GroupSimulation):
             if not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}:
                 self._calls.begin(node.name, queue, self.cluster.loop.time())
         except Broken as error:
-            # A consumer would take it for a listener's bad day.
-            self.cluster.loop.failures.append(error)
+            self.fail(error)
         try:
             await super()._listen(node, batch)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
 
@@ -23,7 +24,11 @@ class Simulation(Protocol):
         ...
 
 
-SIMULATIONS: Final[dict[str, type[Simulation]]] = {"groups": GroupSimulation, "orderly": OrderlySimulation}
+SIMULATIONS: Final[dict[str, type[Simulation]]] = {
+    "groups": GroupSimulation,
+    "orderly": OrderlySimulation,
+    "delays": DelaySimulation,
+}
 
 
 def live_twice(name: str, seed: int) -> Simulation:

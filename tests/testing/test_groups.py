@@ -1,6 +1,6 @@
-"""Consumer groups in a cluster that breaks: a hundred lives from seeds (F1, F2, F7, G1, G2).
+"""Consumer groups in a cluster that breaks: a hundred lives from seeds (F1, F2, F7, G1, G2, I1, I3).
 
-``script/soak groups`` and ``script/soak orderly`` run them for hours, and replay one (``--seed N --seeds 1 --trace``).
+``script/soak groups`` and its like run them for hours, and replay one (``--seed N --seeds 1 --trace``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ def test_an_orderly_group_begins_nothing_before_its_predecessor_is_done(first: i
         live_twice("orderly", seed)
 
 
-@pytest.mark.parametrize("name", ["groups", "orderly"])
+@pytest.mark.parametrize("first", range(0, 20, PORTION))
+def test_delayed_messages_are_never_early_and_survive_restarts(first: int) -> None:
+    """I1, I3: of the first five levels, and of retries."""
+    for seed in range(first, first + PORTION):
+        live_twice("delays", seed)
+
+
+@pytest.mark.parametrize("name", ["groups", "orderly", "delays"])
 def test_a_seed_gives_the_same_trace_in_another_process(name: str) -> None:
     """G1: no order comes from a set of names, whose hashes differ from process to process."""
     command = [sys.executable, "-m", "tests.testing.soak", name, "--seed", "1", "--seeds", "3", "--trace"]
