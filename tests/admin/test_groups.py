@@ -9,8 +9,9 @@ from ternmq.client.consumer import PushConsumer
 from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
 from ternmq.embedded import EmbeddedCluster
-from ternmq.errors import GroupMissing
+from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import Message, MessageQueue
+from ternmq.wire.bodies.clients import RequestMode
 
 
 async def consume(name_servers: str, count: int) -> None:
@@ -87,3 +88,14 @@ async def test_producers_of_a_group_are_told(cluster: EmbeddedCluster, admin: Ad
     async with Producer("shop", name_servers=cluster.name_servers) as producer:
         await producer.send(Message("orders", b"1"))
         assert ["PYTHON"] == [member.language for member in await admin.clients.producers("shop")]
+
+
+async def test_a_group_is_switched_to_pop_where_the_topic_is(admin: Admin) -> None:
+    """F9: on the brokers that have it; a topic that none has is refused."""
+    await admin.topics.create("orders", queues=1)
+
+    brokers = await admin.groups.set_mode("billing", "orders", RequestMode.POP, share=1)
+
+    assert ["broker-a", "broker-b"] == sorted(broker.name for broker in brokers)
+    with pytest.raises(TopicMissing):
+        await admin.groups.set_mode("billing", "missing", RequestMode.POP)

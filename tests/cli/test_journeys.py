@@ -69,6 +69,17 @@ def test_a_group_can_be_made_beforehand(on_cluster: Tern) -> None:
     assert "beforehand" in on_cluster("group", "list").stdout
 
 
+def test_a_group_is_switched_to_pop_and_back(on_cluster: Tern) -> None:
+    """F9"""
+    on_cluster("topic", "create", "popped", "--queues", "1")
+
+    popping = json.loads(on_cluster("group", "mode", "billing", "popped", "pop", "--share", "2", "--json").stdout)
+    pulling = on_cluster("group", "mode", "billing", "popped", "pull").stdout
+
+    assert ("pop", 2) == (popping["mode"], popping["share"])
+    assert "group billing pulls popped on " in pulling
+
+
 def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
     """F3: read twice, by tag, from a time, and no group appears."""
     on_cluster("topic", "create", "look", "--queues", "1")

@@ -31,6 +31,7 @@ from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.offsets import StartPosition
 from ternmq.errors import NotRunning
 from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.wire.bodies.clients import RequestMode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.routes import TopicRoute
 
@@ -163,6 +164,11 @@ class SyncGroups:
 
     def table(self, broker: BrokerInfo) -> Mapping[str, SubscriptionGroupConfig]:
         return self._run(self._noun().table(broker))
+
+    def set_mode(
+        self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
+    ) -> list[BrokerInfo]:
+        return self._run(self._noun().set_mode(group, topic, mode, share=share, cluster=cluster))
 
     def all(self, *, system: bool = True) -> list[GroupInfo]:
         return self._run(self._noun().all(system=system))

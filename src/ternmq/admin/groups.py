@@ -13,6 +13,7 @@ from ternmq.client.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
 from ternmq.names import check_group
+from ternmq.wire.bodies.clients import GroupRequestMode, RequestMode
 from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import ConsumeStats
@@ -102,6 +103,29 @@ class Groups:
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._instance.ask(master.address, code, None, encode(config))
         return masters
+
+    async def set_mode(
+        self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
+    ) -> list[BrokerInfo]:
+        """Have the group pop the topic's messages from now on, or pull them (F9); returns the masters that have it.
+
+        It holds for members that leave the sharing out of queues to the brokers. ``share``: how many members' queues a
+        member pops beside its own; 0: everybody pops all. Raises ``TopicMissing``, ``NoPermission`` for a retry topic,
+        ``ConfigError`` for an unknown cluster.
+        """
+        body = GroupRequestMode(topic=topic, consumer_group=check_group(group), mode=mode, pop_share_queue_num=share)
+        set_on: list[BrokerInfo] = []
+        missing: TopicMissing | None = None
+        for master in await self._brokers.masters_of(cluster):
+            try:
+                await self._instance.ask(master.address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(body))
+            except TopicMissing as error:
+                missing = error  # others may have it
+            else:
+                set_on.append(master)
+        if missing is not None and not set_on:
+            raise missing
+        return set_on
 
     async def all(self, *, system: bool = True) -> list[GroupInfo]:
         """All groups with their members and lag; without ``system``, not those that brokers and tools bring along."""

@@ -1,7 +1,8 @@
-"""``tern group``: create, list, members, info, progress, reset, clone (D2, D4, F10, L2)."""
+"""``tern group``: create, mode, list, members, info, progress, reset, clone (D2, D4, F9, F10, L2)."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -50,6 +51,51 @@ def create(
     Output(as_json=as_json).item(
         {"group": group, "retry_max": retry_max, "broadcast": broadcast, "brokers": brokers},
         f"group {group} is on {', '.join(brokers)}",
+    )
+
+
+class Mode(enum.StrEnum):
+    POP = "pop"
+    PULL = "pull"
+
+
+@app.command()
+def mode(
+    group: Group,
+    topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
+    how: Annotated[Mode, typer.Argument(help="How members get their messages.", metavar="pop|pull")],
+    share: Annotated[
+        int, typer.Option(help="With pop: how many members' queues a member has beside its own; 0: all queues.", min=0)
+    ] = 0,
+    cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Have a group pop the messages of a topic, or pull them again.
+
+    It holds for members that leave the sharing out of queues to the brokers: Java's with clientRebalance=false.
+
+    Examples:
+
+        tern group mode billing orders pop
+
+        tern group mode billing orders pop --share 2
+
+        tern group mode billing orders pull
+    """
+    from ternmq.admin import Admin
+    from ternmq.admin.brokers import BrokerInfo
+    from ternmq.wire.bodies.clients import RequestMode
+
+    async def work() -> list[BrokerInfo]:
+        async with Admin(name_servers) as admin:
+            chosen = RequestMode[how.name]
+            return await admin.groups.set_mode(group, topic, chosen, share=share, cluster=cluster)
+
+    brokers = sorted(broker.name for broker in run(work()))
+    Output(as_json=as_json).item(
+        {"group": group, "topic": topic, "mode": how.value, "share": share, "brokers": brokers},
+        f"group {group} {how.value}s {topic} on {', '.join(brokers)}",
     )
 
 

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ternmq.wire.codes import ResponseCode
-from ternmq.wire.requests import PopReply
+from ternmq.wire.bodies.clients import (
+    AssignmentQuery,
+    Assignments,
+    BatchAck,
+    BatchAcks,
+    GroupRequestMode,
+    RequestMode,
+    RequestModes,
+)
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.handles import ALL_QUEUES, parse_counts
+from ternmq.wire.record import unpack_records
+from ternmq.wire.requests import (
+    AckMessage,
+    Notification,
+    NotificationReply,
+    OffsetReply,
+    PeekMessage,
+    PollingInfo,
+    PollingInfoReply,
+    PopReply,
+    QueryOffset,
+    ResetOffset,
+)
+from ternmq.wire.requests_admin import DeleteGroup, Topic
 from tests.broker.calls import FAR_MS, Caller, serving
-from tests.broker.popping import Popped, ack, change, held_pop, pop, popped
+from tests.broker.popping import Popped, ack, change, held_pop, messages, pop, popped
 
 
 @pytest.fixture
@@ -22,6 +49,12 @@ async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
 
 def bodies(found: list[Popped]) -> list[bytes]:
     return [message.body for message in found]
+
+
+async def committed(broker: Caller, topic: str) -> int:
+    header = QueryOffset(consumer_group="poppers", topic=topic, queue_id=0, set_zero_if_not_found=False)
+    response = await broker.call(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    return response.read(OffsetReply).queue_offset if response.code == 0 else -1
 
 
 async def test_a_popped_message_is_hidden_from_the_rest_of_its_group(broker: Caller) -> None:
@@ -109,3 +142,315 @@ async def test_a_changed_invisible_time_counts_from_now_on(broker: Caller) -> No
     assert refused.code == ResponseCode.NO_MESSAGE
     (again,) = await popped(broker, "orders", poll_ms=FAR_MS)
     assert (again.body, again.record.reconsume_times) == (b"0", 1)
+
+
+# --- What a pop gets ------------------------------------------------------------------------------------------
+
+
+async def test_a_pop_of_all_queues_gathers_up_to_its_number(broker: Caller) -> None:
+    """F9: and says how many are left; one of a queue keeps to it."""
+    for number in range(40):
+        await broker.sent("orders", b"%d" % number, queue_id=number % 4)
+
+    (one,) = await popped(broker, "orders", queue_id=2, count_max=1)
+    response = await pop(broker, "orders", count_max=32)
+
+    assert b"2" == one.body
+    assert 7 == response.read(PopReply).rest_count
+    assert 32 == len(messages(response, "poppers", "orders"))
+    assert 7 == len(await popped(broker, "orders"))
+
+
+async def test_a_pop_takes_what_its_filter_lets_through_and_moves_on(broker: Caller) -> None:
+    """F9, K1: handles name the right offsets although there are gaps."""
+    for number in range(6):
+        await broker.sent("orders", b"%d" % number, properties={"TAGS": "AB"[number % 2]})
+
+    found = await popped(broker, "orders", subscription="B")
+    assert [b"1", b"3", b"5"] == bodies(found)
+    for message in found:
+        await ack(broker, message)
+
+    assert 6 == await committed(broker, "orders")
+
+
+async def test_a_new_group_may_begin_behind_what_is_old(tmp_path: Path) -> None:
+    """F6, F9: with initMode 1, unless the queue is young; from then on it misses nothing."""
+    async with serving(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as broker:
+        await broker.sent("orders", b"old")
+
+        assert [] == await popped(broker, "orders", init_mode=1)
+        await broker.sent("orders", b"new")
+        assert [b"new"] == bodies(await popped(broker, "orders", init_mode=1))
+        assert [b"old", b"new"] == bodies(await popped(broker, "orders", init_mode=0, consumer_group="others"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "words"),
+    [
+        ({"count_max": 33}, ResponseCode.INVALID_PARAMETER, "ask for 1 to 32"),
+        ({"queue_id": 4}, ResponseCode.INVALID_PARAMETER, "has 4 queues"),
+        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST, "apply first"),
+        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "names no tag"),
+        ({"consumer_group": "bad group"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "not allowed"),
+    ],
+)
+async def test_a_pop_that_cannot_be_is_refused_with_the_reason(
+    broker: Caller, fields: dict[str, Any], code: int, words: str
+) -> None:
+    """F9"""
+    await broker.sent("orders", b"0")
+
+    response = await pop(broker, **({"topic": "orders"} | fields))
+
+    assert code == response.code
+    assert words in (response.remark or "")
+
+
+async def test_a_full_house_is_told_to_wait(tmp_path: Path) -> None:
+    """F8: POLLING_FULL, with the numbers that Java reads; polling info counts who waits."""
+    async with serving(tmp_path, pop_polling_size=1) as broker:
+        await broker.sent("orders", b"0")
+        await popped(broker, "orders")
+        waiting = held_pop(broker, "orders", poll_ms=FAR_MS)
+
+        response = await pop(broker, "orders", poll_ms=FAR_MS)
+        header = PollingInfo(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES)
+        info = await broker.call(RequestCode.POLLING_INFO, header)
+
+        assert (ResponseCode.POLLING_FULL, 0) == (response.code, response.read(PopReply).rest_count)
+        assert 1 == info.read(PollingInfoReply).polling_count
+        await broker.sent("orders", b"1")
+        assert 0 == (await waiting).code
+
+
+# --- Acks and changes -----------------------------------------------------------------------------------------
+
+
+async def test_acks_move_the_groups_offset(broker: Caller) -> None:
+    """D4, F9: in the order of the pops."""
+    for number in range(4):
+        await broker.sent("orders", b"%d" % number)
+    first, second, third = await popped(broker, "orders", count_max=3)
+
+    await ack(broker, third)
+    await ack(broker, first)
+    assert -1 == await committed(broker, "orders")
+    await ack(broker, second)
+
+    assert 3 == await committed(broker, "orders")
+
+
+async def test_many_messages_are_acked_at_once(broker: Caller) -> None:
+    """F9: bits of queue offsets behind the first, in base64; of retry topics, too."""
+    for number in range(12):
+        await broker.sent("orders", b"%d" % number)
+    found = await popped(broker, "orders")
+    start = found[0].handle
+    bits = base64.b64encode((0b1111_1111_1101).to_bytes(2, "little")).decode()
+    acks = BatchAcks(
+        broker_name="broker-a",
+        acks=[
+            BatchAck(
+                consumer_group="poppers",
+                topic="orders",
+                start_offset=start.start_offset,
+                queue_id=start.queue_id,
+                revive_queue_id=start.revive_queue_id,
+                pop_time_ms=start.pop_time_ms,
+                invisible_ms=start.invisible_ms,
+                bits=bits,
+            )
+        ],
+    )
+
+    assert 0 == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(acks))).code
+    assert -1 == await committed(broker, "orders")
+    await ack(broker, found[1])
+    assert 12 == await committed(broker, "orders")
+    assert ResponseCode.NO_MESSAGE == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, b'{"acks":[]}')).code
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"queue_id": 9}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"queue_offset": 7}, ResponseCode.NO_MESSAGE),
+        ({"extra_info": "no handle"}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST),
+    ],
+)
+async def test_an_ack_that_cannot_be_is_refused(broker: Caller, changes: dict[str, Any], code: int) -> None:
+    """F9"""
+    await broker.sent("orders", b"0")
+    (message,) = await popped(broker, "orders")
+    given: dict[str, Any] = {
+        "consumer_group": "poppers",
+        "topic": "orders",
+        "queue_id": 0,
+        "extra_info": message.handle.text,
+        "queue_offset": 0,
+    }
+
+    response = await broker.call(RequestCode.ACK_MESSAGE, AckMessage(**(given | changes)))
+
+    assert code == response.code
+
+
+async def test_retries_are_popped_before_others_now_and_then(tmp_path: Path) -> None:
+    """F9: always, if popFromRetryProbability is 100."""
+    async with serving(tmp_path, pop_from_retry_probability=100) as broker:
+        await broker.sent("orders", b"first")
+        await popped(broker, "orders", invisible_ms=1)
+        (again,) = await popped(broker, "orders", poll_ms=FAR_MS, invisible_ms=1)
+        assert (b"first", 1) == (again.body, again.handle.retry)
+        waiting = held_pop(broker, "orders", poll_ms=FAR_MS, consumer_group="others")
+        for _ in range(40):
+            await broker.sent("orders", b"later")
+        await waiting
+
+        third = await popped(broker, "orders", count_max=1)
+        while third[0].body != b"first":
+            third = await popped(broker, "orders", count_max=1)
+
+        assert 2 == third[0].record.reconsume_times
+
+
+# --- Order ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_ordered_pop_waits_for_the_one_before(broker: Caller) -> None:
+    """F9: its handles name no revive queue; an ack frees the queue and wakes who waits."""
+    for number in range(4):
+        await broker.sent("orders", b"%d" % number)
+    first, second = await popped(broker, "orders", queue_id=0, order=True, count_max=2)
+    assert first.handle.is_ordered
+    waiting = held_pop(broker, "orders", queue_id=0, order=True, count_max=2, poll_ms=FAR_MS)
+
+    await ack(broker, second)
+    assert 0 == await committed(broker, "orders")
+    await ack(broker, first)
+    response = await waiting
+
+    assert 2 == await committed(broker, "orders")
+    assert [b"2", b"3"] == bodies(messages(response, "poppers", "orders"))
+    assert "0 0 0" == response.read(PopReply).order_count_info
+
+
+async def test_an_ordered_message_that_failed_comes_again_in_its_place_and_counted(broker: Caller) -> None:
+    """F9: its consumer has made it visible at once."""
+    await broker.sent("orders", b"0")
+    await broker.sent("orders", b"1")
+    (message,) = await popped(broker, "orders", queue_id=0, order=True, count_max=1)
+
+    response, _ = await change(broker, message, invisible_ms=0)
+    assert response.code == 0
+    again = await pop(broker, "orders", queue_id=0, order=True, poll_ms=FAR_MS)
+
+    assert [b"0", b"1"] == bodies(messages(again, "poppers", "orders"))
+    assert ({0: 0}, {(0, 0): 1}) == parse_counts(again.read(PopReply).order_count_info)
+
+
+# --- Beside it ------------------------------------------------------------------------------------------------
+
+
+async def test_peeking_hides_nothing(broker: Caller) -> None:
+    """F9"""
+    header = PeekMessage(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES, count_max=1)
+    await broker.sent("orders", b"0")
+    await broker.sent("orders", b"1")
+
+    peeked = await broker.call(RequestCode.PEEK_MESSAGE, header)
+    found = await popped(broker, "orders")
+    nothing = await broker.call(RequestCode.PEEK_MESSAGE, header)
+
+    assert [b"0"] == [bytes(record.body) for record in unpack_records(peeked.body)]
+    assert (0, 2) == (peeked.code, peeked.read(PopReply).rest_count)
+    assert [b"0", b"1"] == bodies(found)
+    assert ResponseCode.PULL_NOT_FOUND == nothing.code
+
+
+async def test_a_notification_comes_with_the_message_and_takes_nothing(broker: Caller) -> None:
+    """F8"""
+    header = Notification(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES, poll_ms=FAR_MS)
+    await broker.sent("orders", b"0")
+    await popped(broker, "orders")
+    told = broker.peer.start_call(RequestCode.NOTIFICATION, header)
+
+    await broker.sent("orders", b"1")
+
+    assert (await told).read(NotificationReply).has_message
+    assert [b"1"] == bodies(await popped(broker, "orders"))
+    header = Notification(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES, poll_ms=1)
+    response = await broker.call(RequestCode.NOTIFICATION, header)
+    assert not response.read(NotificationReply).has_message
+
+
+# --- What tools do --------------------------------------------------------------------------------------------
+
+
+async def test_a_reset_group_pops_from_there_also_while_it_waits(broker: Caller) -> None:
+    """D4, F9"""
+    for number in range(3):
+        await broker.sent("orders", b"%d" % number)
+    await popped(broker, "orders")
+    waiting = held_pop(broker, "orders", poll_ms=FAR_MS)
+
+    reset = ResetOffset(topic="orders", group="poppers", time_ms=0, force=True, queue_id=0, queue_offset=1)
+    assert 0 == (await broker.call(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)).code
+
+    assert [b"1", b"2"] == bodies(messages(await waiting, "poppers", "orders"))
+
+
+async def test_a_topic_made_anew_is_popped_from_its_beginning(broker: Caller) -> None:
+    """D1, F9: its retry topics are gone with the old one."""
+    await broker.sent("orders", b"old")
+    await popped(broker, "orders", invisible_ms=1)
+    await popped(broker, "orders", poll_ms=FAR_MS)
+    assert 0 == (await broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic="orders"))).code
+    table = decode((await broker.call(RequestCode.GET_ALL_TOPIC_CONFIG)).body, TopicTable).topic_config_table
+    assert [] == [topic for topic in table if "orders" in topic]
+
+    await broker.sent("orders", b"new")
+
+    assert [b"new"] == bodies(await popped(broker, "orders"))
+
+
+async def test_a_group_is_told_to_pop_and_a_deleted_one_forgets_it(broker: Caller) -> None:
+    """F9, G1: by SET_MESSAGE_REQUEST_MODE; a retry topic is always pulled."""
+    await broker.sent("orders", b"0")
+    await broker.heartbeat("poppers", {"orders": "*"})
+
+    async def assigned() -> list[tuple[int, RequestMode]]:
+        asked = AssignmentQuery(client_id="127.0.0.1@1", consumer_group="poppers", topic="orders")
+        response = await broker.call(RequestCode.QUERY_ASSIGNMENT, None, encode(asked))
+        found = decode(response.body, Assignments).message_queue_assignments or []
+        return [(one.message_queue.queue_id, one.mode) for one in found]
+
+    async def set_mode(topic: str) -> int:
+        mode = GroupRequestMode(topic=topic, consumer_group="poppers", mode=RequestMode.POP)
+        return (await broker.call(RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(mode))).code
+
+    assert [(queue_id, RequestMode.PULL) for queue_id in range(4)] == await assigned()
+    assert [0, ResponseCode.NO_PERMISSION, ResponseCode.TOPIC_NOT_EXIST] == [
+        await set_mode(topic) for topic in ("orders", "%RETRY%poppers", "missing")
+    ]
+    assert [(ALL_QUEUES, RequestMode.POP)] == await assigned()
+    everything = await broker.call(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+    assert ["poppers"] == list(decode(everything.body, RequestModes).message_request_mode_map["orders"])
+
+    await broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="poppers"))
+    assert [(queue_id, RequestMode.PULL) for queue_id in range(4)] == await assigned()
+
+
+async def test_a_stopped_broker_remembers_what_is_in_flight(tmp_path: Path) -> None:
+    """F9: the message stays hidden, and its handle is good."""
+    async with serving(tmp_path) as broker:
+        await broker.sent("orders", b"0")
+        await broker.sent("orders", b"1")
+        (message,) = await popped(broker, "orders", count_max=1)
+    async with serving(tmp_path) as broker:
+        assert [b"1"] == bodies(await popped(broker, "orders"))
+        response, _ = await change(broker, message, invisible_ms=1)
+        assert response.code == 0
+        assert [b"0"] == bodies(await popped(broker, "orders", poll_ms=FAR_MS))

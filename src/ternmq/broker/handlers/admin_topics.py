@@ -121,12 +121,13 @@ class TopicHandlers:
     def _pop_retry_topics(self, topic: str) -> list[str]:
         """Where groups that pop from a topic have their retries: nobody would look there without it (F9)."""
         found = []
-        for group in self._offsets.groups_of(topic):
-            # What a group «a» retries of a topic «b» may be the retry topic of a group «a_b», which stays.
-            if not self._offsets.topics_of(f"{group}_{topic}"):
-                found.append(names.pop_retry_topic(group, topic))
-            found.append(names.pop_retry_topic_v2(group, topic))
-        return [retry for retry in found if self._topics.get(retry) is not None]
+        for name in self._topics.names():
+            if name.startswith(names.RETRY_PREFIX) and name.endswith((f"_{topic}", f"+{topic}")):
+                group = name[len(names.RETRY_PREFIX) : -len(topic) - 1]
+                # The same name may be that of a group «a_b», or of a topic «a_b»: whoever reads it has an offset there.
+                if self._offsets.groups_of(name) == [group]:
+                    found.append(name)
+        return found
 
     def topic_stats(self, _peer: Peer, request: Request[Topic]) -> Reply:
         """First, last and time of the last message, for each queue."""
