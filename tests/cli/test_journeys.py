@@ -91,6 +91,7 @@ def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
     assert "a\nc\n" == on_cluster("consume", "look", "--no-follow", "--tag", "x").stdout
     assert "a\nb\n" == on_cluster("consume", "look", "--from", "1h", "--count", "2").stdout
     assert "" == on_cluster("consume", "look", "--no-follow", "--from", "last").stdout
+    assert "TOOLS_CONSUMER" not in on_cluster("group", "list").stdout
 
 
 def test_messages_are_chosen_by_their_properties(on_cluster: Tern) -> None:
@@ -102,7 +103,6 @@ def test_messages_are_chosen_by_their_properties(on_cluster: Tern) -> None:
     assert "9\n" == on_cluster("consume", "priced", "-g", "rich", "--sql", "amount > 7", "--count", "1").stdout
     wrong = sentence(on_cluster("consume", "priced", "--sql", "amount != 5"))
     assert "tern: the SQL filter 'amount != 5' is wrong at character 8: there is no !=; write <>" == wrong
-    assert "TOOLS_CONSUMER" not in on_cluster("group", "list").stdout
 
 
 def test_a_group_can_be_worked_off_without_joining_it(on_cluster: Tern) -> None:

@@ -89,6 +89,40 @@ def found(store: MessageStore, code: int) -> list[int]:
     return numbers
 
 
+def test_units_spare_the_reading_of_records(tmp_path: Path) -> None:
+    """C3, K3: a record is asked for its properties only if its unit may pass; one without a unit is asked."""
+    put_by(tmp_path, on=True, count=3)
+    put_by(tmp_path, on=False, count=1)
+    put_by(tmp_path, on=True, count=1)
+    units: list[Unit] = []
+    asked: list[str | None] = []
+
+    def may_pass(unit: Unit) -> bool:
+        units.append(unit)
+        return len(unit.bits) != 1
+
+    def accepts(properties: str) -> bool:
+        asked.append(find(properties, "TAGS"))
+        return properties != "TAGS\x012\x02"
+
+    store = opened(config_of(tmp_path))
+    result = store.get("orders", 0, 0, count_max=32, may_pass=may_pass, accepts=accepts)
+    numbers = [record.queue_offset for buffer in result.buffers for record in unpack_records(buffer)]
+    store.close()
+
+    assert [bits_at(number) for number in (0, 1, 2, 4)] == [unit.bits for unit in units]
+    assert ["0", "2", "3", "4"] == asked
+    assert [0, 3, 4] == numbers
+
+
+def put_by(root: Path, *, on: bool, count: int) -> None:
+    """Messages whose tag is their number, with units or without."""
+    store = opened(config_of(root, on=on))
+    for _ in range(count):
+        store.put(draft(TAGS=str(store.max_offset("orders", 0))))
+    store.close()
+
+
 # --- Layout -----------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +282,7 @@ def test_the_map_is_made_from_the_facts_of_the_record(tmp_path: Path) -> None:
     put(store, 1)
     put_all(store, [draft(TAGS="red"), draft(TAGS="blue")])
     units = [ext_of(store).read(address) for address in fields(store)]
-    assert [True, True, False] == [bloom.may_hold(unit.bits, positions) for unit in units if unit is not None]
+    assert [True, True, False] == [bloom.tester(positions)(unit.bits) for unit in units if unit is not None]
     store.close()
 
     fresh = facts.copy()

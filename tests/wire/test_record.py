@@ -31,6 +31,7 @@ from ternmq.wire.record import (
     pack_host,
     pack_record,
     peek_head,
+    peek_properties,
     record_bytes,
     unpack_host,
     unpack_record,
@@ -217,6 +218,21 @@ def test_the_records_of_recorded_pulls_are_read() -> None:
 def test_any_record_round_trips(record: Record) -> None:
     """C1"""
     assert record == unpack_record(packed(record))
+
+
+@given(records(), st.binary(max_size=20), st.binary(max_size=20))
+def test_properties_are_found_without_the_rest(record: Record, before: bytes, after: bytes) -> None:
+    """K2: for hosts of both families and both versions."""
+    page = memoryview(before + packed(record) + after)
+    assert record.properties == peek_properties(page, len(before), size_of(record))
+
+
+@given(records(), st.data())
+def test_properties_of_a_damaged_record_are_some_or_none(record: Record, data: st.DataObject) -> None:
+    """K2: what a filter looks at must not stop a queue."""
+    page = bytearray(packed(record))
+    page[data.draw(st.integers(0, len(page) - 1))] ^= data.draw(st.integers(1, 255))
+    peek_properties(memoryview(page), 0, data.draw(st.integers(0, len(page))))
 
 
 @given(st.lists(records(), max_size=4))

@@ -188,12 +188,8 @@ class Filters:
         return registered is None or registered.accepts(properties)
 
     def _may_pass(self, registered: _Registered) -> Callable[[Unit], bool]:
-        bloom, positions, born_ms = self._bloom, registered.positions, registered.born_ms
-
-        def may_pass(unit: Unit) -> bool:
-            return unit.store_time_ms <= born_ms or bloom.may_hold(unit.bits, positions)
-
-        return may_pass
+        may_hold, born_ms = self._bloom.tester(registered.positions), registered.born_ms
+        return lambda unit: unit.store_time_ms <= born_ms or may_hold(unit.bits)
 
     def _check_enabled(self, kind: str | None) -> None:
         if not self._enabled:

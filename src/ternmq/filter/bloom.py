@@ -17,7 +17,7 @@ p mod 8 lowest bit of byte p ÷ 8. Files and tools of RocketMQ hold these positi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -83,14 +83,18 @@ class BloomFilter:
                 bits[position >> 3] |= 1 << (position & 7)
         return bytes(bits)
 
-    def may_hold(self, bits: Buffer, positions: tuple[int, ...]) -> bool:
-        """False if the name of these positions is certainly not in the map.
+    def tester(self, positions: tuple[int, ...]) -> Callable[[Buffer], bool]:
+        """Says of a map whether it may hold the name of these positions; False is certain.
 
         A map of another length was made with other settings and tells nothing.
         """
-        if len(bits) != self.map_bytes:
-            return True
-        return all(bits[position >> 3] >> (position & 7) & 1 for position in positions)
+        # Bit p of a map is bit p of the number that its bytes are, from the lowest on.
+        mask, map_bytes, number_of = sum(1 << position for position in set(positions)), self.map_bytes, int.from_bytes
+
+        def may_hold(bits: Buffer) -> bool:
+            return len(bits) != map_bytes or number_of(bits, "little") & mask == mask
+
+        return may_hold
 
 
 def filter_name(group: str, topic: str) -> str:

@@ -345,10 +345,14 @@ class CommitLog:
         return self.view(log_offset, size) if size else None
 
     def properties(self, log_offset: int, size: int) -> str | None:
-        """The properties of the record of ``size`` bytes at ``log_offset``; None if it is not there or has none."""
-        if log_offset < self.min_offset or log_offset + size > self.written:
+        """The properties of the record of ``size`` bytes at ``log_offset``; None if there is none. Hot."""
+        if log_offset + size > self.written:
             return None
-        segment = self._segment(log_offset)
+        at = log_offset - self._mapped_from
+        if at >= 0:
+            segment: Segment | None = self._segments[at // self.segment_bytes]
+        else:
+            segment = self._segment(log_offset) if log_offset >= self.min_offset else None
         if segment is None:
             return None
         at = log_offset - segment.start

@@ -267,16 +267,22 @@ class UnitReader:
 
     def unit(self, address: int) -> Unit | None:
         """The unit at an address; None if there is none."""
-        if self.tags_code(address) is None:
-            return None
         at = address - ADDRESS_ZERO - self._position
-        size, tags_code, store_time_ms, _ = _unpack_unit(self._data, at)
-        if at + size > len(self._data):
-            self._load(address, size)
-            at = 0
-            if len(self._data) < size:
+        data = self._data
+        if not 0 <= at <= len(data) - UNIT_BYTES:
+            self._load(address, _WINDOW_BYTES)
+            at, data = 0, self._data
+            if len(data) < UNIT_BYTES:
                 return None
-        return Unit(tags_code, store_time_ms, bytes(self._data[at + UNIT_BYTES : at + size]))
+        size, tags_code, store_time_ms, bits_bytes = _unpack_unit(data, at)
+        if not 0 <= bits_bytes == size - UNIT_BYTES:
+            return None
+        if at + size > len(data):
+            self._load(address, max(size, _WINDOW_BYTES))
+            at, data = 0, self._data
+            if len(data) < size:
+                return None
+        return Unit(tags_code, store_time_ms, bytes(data[at + UNIT_BYTES : at + size]))
 
     def _load(self, address: int, length_bytes: int) -> None:
         self._position = address - ADDRESS_ZERO

@@ -287,21 +287,25 @@ def peek_properties(page: Buffer, at: int, size: int) -> str | None:
 
     Hot: a filter looks at all messages of a queue this way. So only what keeps it inside the record is checked.
     """
+    end = at + size
     if size < RECORD_BYTES_MIN:
         return None
     magic, sysflag, body_bytes = _unpack_lengths(page, at)
-    topic_at = at + _FIXED_V4.size
-    if sysflag & _HOST_FLAGS:
-        topic_at = at + _FIXED[sysflag & _HOST_FLAGS].size
-        (body_bytes,) = _INT.unpack_from(page, topic_at - 4)
-    topic_at += body_bytes
-    end = at + size
-    if body_bytes < 0 or topic_at + 2 > end:
-        return None
-    if magic == MAGIC_V1:
+    if magic == MAGIC_V1 and not sysflag & _HOST_FLAGS:
+        if not 0 <= body_bytes <= size - RECORD_BYTES_MIN:
+            return None
+        topic_at = at + FIXED_V4_BYTES + body_bytes
         properties_at = topic_at + 3 + page[topic_at]
     else:
-        properties_at = topic_at + 4 + _SHORT.unpack_from(page, topic_at)[0]
+        topic_at = at + _FIXED[sysflag & _HOST_FLAGS].size
+        if topic_at > end:
+            return None
+        (body_bytes,) = _INT.unpack_from(page, topic_at - 4)
+        topic_at += body_bytes
+        if body_bytes < 0 or topic_at + 2 > end:
+            return None
+        topic_bytes = page[topic_at] - 1 if magic == MAGIC_V1 else _SHORT.unpack_from(page, topic_at)[0]
+        properties_at = topic_at + 4 + topic_bytes
     return str(page[properties_at:end], "utf-8", "replace") if topic_at < properties_at <= end else None
 
 

@@ -103,6 +103,22 @@ async def test_a_pull_with_the_expression_of_the_heartbeat_means_its_kind(broker
     assert [b"1", b"9"] == bodies(await by_request(broker, "new", kind="TAG"))
 
 
+async def test_old_messages_are_filtered_when_they_are_read(tmp_path: Path) -> None:
+    """K2, F3: stretch after stretch, until one passes or the end is reached."""
+    async with serving(
+        tmp_path, store={"access_message_in_memory_max_ratio": 0}, enable_property_filter=True
+    ) as broker:
+        await send(broker, *[1] * 20, 9, 2, 8, *[1] * 20)
+
+        first = await by_request(broker)
+        last = await by_request(broker, queue_offset=23)
+
+    assert [b"9", b"8"] == bodies(first)
+    assert 24 == first.read(PullReply).next_offset
+    assert (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE") == (last.code, last.remark)
+    assert 43 == last.read(PullReply).next_offset
+
+
 # --- What wakes -----------------------------------------------------------------------------------------------
 
 
