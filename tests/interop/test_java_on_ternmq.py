@@ -20,7 +20,7 @@ from ternmq.env import Env
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
-from tests.interop.java import Event, Java
+from tests.interop.java import Event, Java, PeerFailed
 from tests.interop.rocketmq import free_port
 
 pytestmark = pytest.mark.interop
@@ -109,6 +109,40 @@ async def test_only_the_asked_tags_arrive(cluster: EmbeddedCluster, java: Java) 
 
     assert Counter({"A": 5, "C": 5}) == Counter(message["tags"] for message in messages)
     assert b"last-0" == last["body"]
+
+
+@pytest.mark.parametrize("maps", [False, True], ids=["plain", "maps"])
+async def test_sql_chooses_messages(java: Java, maps: bool) -> None:
+    """V1, K2, K3: what is there and what comes, pushed and pulled; with Bloom maps beside the queues, and without."""
+    sql = "amount BETWEEN 5 AND 10 AND (TAGS = 'A' OR city = '杭州')"
+    settings = {"enableConsumeQueueExt": True, "enableCalcFilterBitMap": True} if maps else {}
+    async with (
+        EmbeddedCluster(settings=settings) as cluster,
+        java.producer(cluster.name_servers) as producer,
+    ):
+        names = cluster.name_servers
+
+        async def send(part: str) -> None:
+            for amount, tags, properties in ((3, "A", {}), (7, "A", {}), (8, "B", {"city": "杭州"}), (9, "B", {})):
+                more = {"amount": amount, **properties}
+                await producer.send(topic=TOPIC, count=3, tags=tags, body=f"{part}-{amount}", properties=more)
+
+        await send("old")
+        async with java.consumer(names, group=GROUP, topic=TOPIC, sql=sql) as consumer:
+            old = await consumer.messages(6)
+            await send("new")
+            new = await consumer.messages(6)
+        pulled = await java.pull(names, group="audit", topic=TOPIC, sql=sql)
+        with pytest.raises(PeerFailed, match="at character 10"):
+            async with java.consumer(names, group="wrong", topic=TOPIC, sql="amount > 'five'"):
+                pass
+
+    def wanted(part: str) -> list[bytes]:
+        return sorted(numbered(3, f"{part}-7") + numbered(3, f"{part}-8"))
+
+    assert wanted("old") == bodies(old)
+    assert wanted("new") == bodies(new)
+    assert sorted(wanted("old") + wanted("new")) == bodies([one for one in pulled if one["event"] == "message"])
 
 
 async def test_two_members_share_the_queues_and_one_takes_over(cluster: EmbeddedCluster, java: Java) -> None:

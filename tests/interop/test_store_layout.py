@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -84,7 +85,14 @@ class Shared:
             await asyncio.to_thread(stack.close)
 
     def in_ternmq(self) -> Broker:
-        config = BrokerConfig(listen_port=0, broker_ip1="127.0.0.1", broker_name=BROKER, namesrv_addr=self.names)
+        config = BrokerConfig(
+            listen_port=0,
+            broker_ip1="127.0.0.1",
+            broker_name=BROKER,
+            namesrv_addr=self.names,
+            enable_property_filter=True,
+            enable_calc_filter_bit_map=bool(self._calculating),
+        )
         return Broker(config, self.config, Env())
 
 
@@ -196,28 +204,45 @@ async def test_units_and_several_disks_go_from_hand_to_hand(version: str, names:
         assert bodies("red", 1300) == await pulled(names, "red")
 
 
-async def test_bit_maps_of_rocketmq_name_the_groups_that_want_a_message(names: str, tmp_path: Path) -> None:
-    """C3, K3: its Bloom filter's bits are those of ours."""
-    shared = Shared(tmp_path, "5.2.0", names, enableCalcFilterBitMap="true")
+async def test_bit_maps_go_from_hand_to_hand(names: str, tmp_path: Path) -> None:
+    """C3, K3, K4: RocketMQ → TernMQ → RocketMQ. Maps have the same bits; both know the filter by its file."""
+    shared = Shared(tmp_path, "4.9.4", names, enableCalcFilterBitMap="true")
     group, bloom = "sql-readers", BloomFilter.sized(error_percent=20, names=32)
-    async with shared.in_rocketmq() as broker:
-        async with Admin(names) as admin:
-            await admin.topics.create(TOPIC, queues=QUEUES)
+
+    async def sent_and_read() -> None:
         async with shared.java.consumer(names, group=group, topic=TOPIC, sql="n > 5") as consumer:
             await consumer.allocated(TOPIC, QUEUES)
             async with Producer("shop", name_servers=names) as producer:
                 for number in range(40):
                     await producer.send(Message(TOPIC, b"x", properties={"n": str(number % 10)}))
-            assert 16 == len(await consumer.messages(16))
+            messages = await consumer.messages(16)
+            assert {"6", "7", "8", "9"} == {message["properties"]["n"] for message in messages}
+
+    def filter_of() -> tuple[str, int]:
+        table = json.loads((shared.root / "config" / "consumerFilter.json").read_text())["filterDataByTopic"]
+        data = table[TOPIC]["groupFilterData"][group]
+        return data["expression"], data["bornTime"]
+
+    async with shared.in_rocketmq() as broker:
+        async with Admin(names) as admin:
+            await admin.topics.create(TOPIC, queues=QUEUES)
+        await sent_and_read()
         await asyncio.to_thread(broker.stop)
+    known = filter_of()
+    async with shared.in_ternmq():
+        await sent_and_read()
+    assert known == filter_of()
 
     with quiet_store(shared.config) as store:
         found = list(units(store))
     positions = bloom.positions(filter_name(group, TOPIC))
-    assert 40 == len(found)
+    assert 80 == len(found)
     for record, unit in found:
         wants = int(parse(record.properties)["n"]) > 5
         assert (bloom.bits([positions] if wants else []), wants) == (unit.bits, bloom.tester(positions)(unit.bits))
+    async with shared.in_rocketmq() as broker:
+        await sent_and_read()
+        broker.kill()
 
 
 async def test_a_read_only_disk_takes_no_segment_of_either(names: str, tmp_path: Path) -> None:

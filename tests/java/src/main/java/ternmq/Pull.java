@@ -6,6 +6,7 @@ import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
@@ -23,6 +24,7 @@ final class Pull {
         consumer.setNamesrvAddr(options.text("namesrv"));
         consumer.setInstanceName(options.text("instance", "peer"));
         consumer.setVipChannelEnabled(options.flag("vip", false));
+        consumer.setHeartbeatBrokerInterval(500);
         consumer.start();
         try {
             for (String topic : options.text("topic").split(",")) {
@@ -46,7 +48,7 @@ final class Pull {
             MessageSelector wanted = options.has("sql")
                     ? MessageSelector.bySql(options.text("sql"))
                     : MessageSelector.byTag(options.text("expression", "*"));
-            PullResult pulled = consumer.pull(queue, wanted, queueOffset, options.number("max", 32));
+            PullResult pulled = pullPatiently(consumer, queue, wanted, queueOffset, options);
             if (pulled.getMsgFoundList() != null) {
                 pulled.getMsgFoundList().forEach(Events::message);
             }
@@ -61,6 +63,22 @@ final class Pull {
                     || pulled.getPullStatus() == PullStatus.NO_MATCHED_MSG;
             if (!more || queueOffset >= pulled.getMaxOffset()) {
                 return queueOffset;
+            }
+        }
+    }
+
+    /** The client asks a broker for SQL only once a heartbeat has told it the broker's version. */
+    private static PullResult pullPatiently(
+            DefaultMQPullConsumer consumer, MessageQueue queue, MessageSelector wanted, long queueOffset, Options options)
+            throws Exception {
+        for (int attempt = 1; ; attempt++) {
+            try {
+                return consumer.pull(queue, wanted, queueOffset, options.number("max", 32));
+            } catch (MQClientException failure) {
+                if (attempt == 50 || !failure.getMessage().contains("does not upgrade")) {
+                    throw failure;
+                }
+                Thread.sleep(200);
             }
         }
     }
