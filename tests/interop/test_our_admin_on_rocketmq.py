@@ -13,6 +13,8 @@ from ternmq.admin import Admin
 from ternmq.admin.offsets import Move
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer import PushConsumer
+from ternmq.client.consumer_config import PushConfig
+from ternmq.client.listener import ConsumeResult
 from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
 from ternmq.errors import ConfigError, GroupMissing, NotFound, RouteMissing
@@ -231,3 +233,58 @@ async def test_a_group_with_members_is_shown_and_moved(
                 await asyncio.sleep(0.05)
         assert {"0", "1", "2", "3"} == {*seen.seen[3:]}
         await eventually(lambda: admin.offsets.of(group, topic=topic), {queue: 4})
+
+
+async def test_dead_letters_are_listed_sent_again_and_put_away(
+    admin: Admin, client: ClientConfig, producer: Producer, topic: str
+) -> None:
+    """V2, H2: on brokers that have no call for any of it."""
+    group = f"group-of-{topic}"
+    config = PushConfig(start=FIRST, max_reconsume_times=0)
+
+    async def consume(count: int, result: ConsumeResult) -> list[ReceivedMessage]:
+        seen = Collector()
+
+        async def listener(message: ReceivedMessage) -> ConsumeResult:
+            await seen(message)
+            return result
+
+        consumer = PushConsumer(group, listener, client=client, config=config)
+        consumer.subscribe(topic)
+        async with consumer:
+            return sorted(await seen.wait(count), key=lambda message: message.body)
+
+    async def waiting() -> int:
+        return sum(count.waiting for count in await admin.dead_letters.groups() if count.group == group)
+
+    receipts = await send(producer, topic, 3)
+    await consume(3, ConsumeResult.RETRY)
+    await eventually(waiting, 3)
+
+    letters = sorted(await admin.dead_letters.all(group), key=lambda letter: letter.message.body)
+    assert [(topic, receipt.offset_id, 1) for receipt in receipts] == [
+        (letter.origin_topic, letter.origin_id, letter.attempts) for letter in letters
+    ]
+    assert [letters[1]] == await admin.dead_letters.find(group, receipts[1].message_id)
+    [one] = await admin.dead_letters.resend(group, [receipts[1].message_id])
+    assert one.receipt is not None
+    again = await consume(1, ConsumeResult.SUCCESS)
+    rest = await admin.dead_letters.resend(group)
+    again += await consume(2, ConsumeResult.SUCCESS)
+
+    assert [b"1", b"0", b"2"] == bodies(again)
+    assert {(topic, 0)} == {(message.topic, message.reconsume_times) for message in again}
+    # The first one sent again is behind the mark now, or left alone: they failed in any order.
+    assert {b"0", b"2"} == {each.letter.message.body for each in rest if each.receipt}
+    [repeated] = await admin.dead_letters.resend(group, [receipts[1].message_id])
+    assert repeated.earlier is not None
+    assert one.receipt.offset_id == repeated.earlier.offset_id
+    assert (0, 3) == (await waiting(), len(await admin.dead_letters.all(group, handled=True)))
+
+    await send(producer, topic, 1)
+    await consume(1, ConsumeResult.RETRY)
+    await eventually(waiting, 1)
+    assert 1 == sum(each.count for each in await admin.dead_letters.purge(group))
+    assert 0 == await waiting()
+    assert 4 == sum(each.count for each in await admin.dead_letters.purge(group, for_good=True))
+    assert [] == await admin.dead_letters.all(group, handled=True)

@@ -192,7 +192,7 @@ async def test_only_messages_that_sql_takes_arrive(
 async def test_a_failed_message_comes_again_with_its_topic_and_id(
     client: ClientConfig, producer: Producer, topic: str
 ) -> None:
-    """V2, H1: after the delay of level 1, a second."""
+    """V2, H1, I1: after the delay of level 1, a second; as long as it waited the first time."""
     seen = Collector()
 
     async def listener(message: ReceivedMessage, context: ConsumeContext) -> None:
@@ -203,9 +203,11 @@ async def test_a_failed_message_comes_again_with_its_topic_and_id(
 
     consumer = PushConsumer(f"readers-of-{topic}", listener, client=client, start=FIRST)
     consumer.subscribe(topic)
-    await send(producer, topic, ["it"])
+    await producer.send(Message(topic, b"it", delay_level=1))
     async with consumer:
         first, second = await seen.wait(2)
+    assert first.store_time_ms - first.born_time_ms >= 1_000
+    assert second.store_time_ms - first.store_time_ms >= 1_000
     assert (0, 1) == (first.reconsume_times, second.reconsume_times)
     assert (topic, topic, first.message_id) == (first.topic, second.topic, second.message_id)
 

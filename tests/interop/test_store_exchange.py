@@ -53,6 +53,8 @@ GROUP: Final = "readers"
 KILLED_TOPIC: Final = "orders"  # what ``tests.store.killed`` writes to
 SERVED: Final = (TOPIC, retry_topic(GROUP), KILLED_TOPIC)
 BATCH_TOPIC: Final = "batches"
+#: Where delayed messages go when they are due.
+DELAYED_TO: Final = MessageQueue(TOPIC, BROKER, 1)
 
 Place = tuple[str, int, int]
 
@@ -188,6 +190,7 @@ async def write_as_broker(directory: Directory) -> None:
                 await producer.send(Message(TOPIC, b"%d " % number * 100, tags=tags, keys=(f"k{number}", "all")))
             await producer.send_batch([Message(TOPIC, b"batch %d" % one, keys=f"b{one}") for one in range(10)])
             await producer.send(Message(TOPIC, b"z" * 20_000, keys="large", properties={"城市": "杭州"}))
+            await producer.send(Message(TOPIC, b"delayed here", delay_level=3), queue=DELAYED_TO)
         async with PullConsumer(GROUP, name_servers=directory.names) as consumer:
             await consumer.commit(MessageQueue(TOPIC, BROKER, 0), 17)
 
@@ -273,7 +276,7 @@ async def rocketmq_serves_and_adds(directory: Directory, hidden: dict[str, bytes
 
 
 async def rocketmq_adds(directory: Directory) -> None:
-    names, delayed_to = directory.names, MessageQueue(TOPIC, BROKER, 1)
+    names = directory.names
     if directory.version >= "5":
         # Queues of a kind that TernMQ does not write: were it to make its own for this topic, RocketMQ would not start.
         attribute = ("-r", "1", "-w", "1", "-a", "+queue.type=BatchCQ")
@@ -288,13 +291,20 @@ async def rocketmq_adds(directory: Directory) -> None:
         Producer("shop", name_servers=names) as ours,
         PullConsumer("waiters", name_servers=names) as consumer,
     ):
-        await ours.send(Message(TOPIC, b"delayed there", delay_level=1), queue=delayed_to)
-        # The one that waited in TernMQ's directory has come, too.
-        missing, queue_offset = {b"delayed", b"delayed there"}, 0
-        while missing:
-            result = await consumer.pull(delayed_to, queue_offset)
-            missing -= {message.body for message in result.messages}
-            queue_offset = result.next_offset
+        await ours.send(Message(TOPIC, b"delayed there", delay_level=1), queue=DELAYED_TO)
+        # Those that waited in TernMQ's directory come, too.
+        await arrived(consumer, {b"delayed", b"delayed here", b"delayed there"})
+        # And this one waits when the directory changes hands again.
+        await ours.send(Message(TOPIC, b"delayed across", delay_level=3), queue=DELAYED_TO)
+
+
+async def arrived(consumer: PullConsumer, missing: set[bytes]) -> None:
+    """Wait for delayed messages."""
+    queue_offset = 0
+    while missing:
+        result = await consumer.pull(DELAYED_TO, queue_offset)
+        missing -= {message.body for message in result.messages}
+        queue_offset = result.next_offset
 
 
 def derived_files_equal_a_fresh_fold(directory: Directory) -> None:
@@ -315,7 +325,14 @@ async def ternmq_serves_and_adds(directory: Directory) -> None:
     written = directory.messages(topics)
     async with directory.in_ternmq(), PullConsumer(GROUP, name_servers=directory.names) as consumer:
         pulled = await bodies_of(consumer, topics)
-        assert {place: message["body"] for place, message in written.items()} == pulled
+        assert {place: message["body"] for place, message in written.items()} == {
+            place: pulled[place] for place in written
+        }
+        await arrived(consumer, {b"delayed across"})
+        pulled = await bodies_of(consumer, [TOPIC])
+        # I1: whoever delivered it, it was delivered once.
+        delayed = Counter(body for body in pulled.values() if body.startswith(b"delayed"))
+        assert Counter([b"delayed", b"delayed here", b"delayed there", b"delayed across"]) == delayed
         # What Java's consumer had committed at RocketMQ.
         assert 252 <= (await consumer.committed(MessageQueue(TOPIC, BROKER, 0)) or 0)
         async with Admin(directory.names) as admin:
