@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.systems import ROCKETMQ_VERSION, System
+from bench.systems import POP_VERSION, ROCKETMQ_VERSION, System
+from ternmq.admin.blocking import SyncAdmin
+from ternmq.wire.bodies.clients import RequestMode
 from tests.interop import jvm
 
 _numbers: Final = itertools.count()
@@ -39,15 +41,31 @@ def consume(system: System, directory: Path, **options: object) -> Measured:
     return _run(system, directory, "consume", begin="first", options=options)
 
 
+def pop(system: System, directory: Path, **options: object) -> Measured:
+    """The same with RocketMQ 5's client, by pop."""
+    with SyncAdmin(system.namesrv) as admin:
+        admin.groups.set_mode(str(options["group"]), str(options["topic"]), RequestMode.POP)
+    options["pop"] = True
+    return _run(system, directory, "consume", begin="first", options=options, version=POP_VERSION)
+
+
 def latency(system: System, directory: Path, **options: object) -> Measured:
     """From the appointed time of a send to the listener, at a fixed rate."""
     return _run(system, directory, "latency", begin="warm", options=options)
 
 
-def _run(system: System, directory: Path, command: str, *, begin: str, options: dict[str, object]) -> Measured:
+def _run(
+    system: System,
+    directory: Path,
+    command: str,
+    *,
+    begin: str,
+    options: dict[str, object],
+    version: str = ROCKETMQ_VERSION,
+) -> Measured:
     home = directory / f"load-{next(_numbers)}-{command}"
     arguments = jvm.command(
-        ROCKETMQ_VERSION, "ternmq.TernLoad", command, home=home, heap_mb=1024, flags=("-Xms512m", "-XX:+UseParallelGC")
+        version, "ternmq.TernLoad", command, home=home, heap_mb=1024, flags=("-Xms512m", "-XX:+UseParallelGC")
     )
     errors_path = home / "stderr.log"
     with errors_path.open("w") as errors:

@@ -3,6 +3,7 @@
 Each system, started afresh, gets: sync sends of 128 bytes from 64 threads; batches of 32 from 16 threads; and (not the
 echo) push consumption of waiting messages, once to warm up and once to measure, and messages at a fixed rate whose
 way from the sender to the listener is timed. Every load warms up before it counts.
+With ``--pop`` TernMQ stands beside RocketMQ 5.2.0 instead, and a Java client of that version pops waiting messages.
 With ``--rounds`` the systems take turns, and the table shows medians: a machine's speed drifts within minutes.
 
 Writes a table in Markdown, and everything that was measured as JSON.
@@ -22,6 +23,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,11 @@ SYSTEMS: Final[dict[str, Callable[[Path], AbstractContextManager[System]]]] = {
     "rocketmq": systems.start_rocketmq,
     "ternmq": systems.start_ternmq,
     "echo": systems.start_echo,
+}
+#: With ``--pop``: what only RocketMQ 5 has.
+POP_SYSTEMS: Final[dict[str, Callable[[Path], AbstractContextManager[System]]]] = {
+    "rocketmq": partial(systems.start_rocketmq, version=systems.POP_VERSION),
+    "ternmq": systems.start_ternmq,
 }
 
 
@@ -57,6 +64,8 @@ ROWS: Final = (
     Row("batch.p99_us", "… p99 a batch, µs"),
     Row("push.rate", "push consumption of waiting messages: messages/s", "≥ 1.0×"),
     Row("push.cpu_us_per_message", "… broker CPU, µs a message"),
+    Row("pop.rate", "pop of waiting messages: messages/s", "≥ 0.7×"),
+    Row("pop.cpu_us_per_message", "… broker CPU, µs a message"),
     Row("end.p50_us", "from send to listener at 1,000 messages/s: p50, µs", "≤ 1.0×"),
     Row("end.p99_us", "… p99, µs", "≤ 1.0×"),
     Row("memory_mb", "broker memory after that (RSS less mapped files), MB", "≤ 0.1×, ≤ 120 MB"),
@@ -75,6 +84,13 @@ def measure(system: System, directory: Path, args: argparse.Namespace) -> Figure
         figures.update({f"{name}.{field}": value for field, value in dataclasses.asdict(measured).items()})
         print(f"  {name}: {measured}", flush=True)
 
+    if args.pop:
+        waiting = {"topic": "bench-pop", "count": args.messages}
+        load.send(system, directory, threads=16, batch=32, bodyBytes=128, **waiting)
+        keep("pop-warm-up", load.pop(system, directory, group="bench-warm-up", **waiting))
+        keep("pop", load.pop(system, directory, group="bench-measured", **waiting))
+        figures["memory_mb"] = round(system.memory_mb(), 1)
+        return figures
     timing = {"warmUpS": args.warm_up, "seconds": args.seconds, "bodyBytes": 128}
     keep("sync", load.send(system, directory, topic="bench-sync", threads=64, **timing))
     keep("batch", load.send(system, directory, topic="bench-batch", threads=16, batch=32, **timing))
@@ -97,7 +113,10 @@ def table(results: dict[str, list[Figures]]) -> str:
     others = [name for name in ("rocketmq", "echo") if name in medians and "ternmq" in medians]
     lines = [["", *medians, *(f"ternmq / {other}" for other in others), "aim"]]
     lines.append(["---", *(["---:"] * (len(lines[0]) - 1))])
+    measured = {key for figures in medians.values() for key in figures}
     for row in ROWS:
+        if row.key not in measured:
+            continue
         cells = [_figure(figures.get(row.key)) for figures in medians.values()]
         ratios = [_ratio(medians["ternmq"].get(row.key), medians[other].get(row.key)) for other in others]
         lines.append([row.title, *cells, *ratios, row.aim])
@@ -133,18 +152,20 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, metavar="N", help="waiting messages (1,000,000)")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="how often each system is measured (1)")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="which ones (all)")
+    parser.add_argument("--pop", action="store_true", help="pop, beside RocketMQ 5.2.0")
     parser.add_argument("--output", type=Path, default=Path(".cache/bench"), metavar="DIR", help="where results go")
     args = parser.parse_args()
     if args.quick:
         args.warm_up, args.seconds, args.messages = 3, 5, 100_000
 
-    results: dict[str, list[Figures]] = {name: [] for name in args.systems}
+    known = POP_SYSTEMS if args.pop else SYSTEMS
+    results: dict[str, list[Figures]] = {name: [] for name in args.systems if name in known}
     for round_number in range(args.rounds):
-        for name in args.systems:
+        for name in results:
             print(f"round {round_number + 1}: {name}", flush=True)
             directory = Path(tempfile.mkdtemp(prefix="ternmq-bench-"))
             try:
-                with SYSTEMS[name](directory / name) as system:
+                with known[name](directory / name) as system:
                     results[name].append(measure(system, directory, args))
             finally:
                 shutil.rmtree(directory)

@@ -31,7 +31,8 @@ import org.apache.rocketmq.common.message.Message;
  * that whoever drives this can read the broker's CPU time at both.
  *
  * <p>{@code consume}: a push consumer with the client's default settings takes {@code count} waiting messages; its rate
- * runs from the first message to the last. Events {@code first} and {@code measured}.
+ * runs from the first message to the last. With {@code pop} it leaves the sharing of queues to the broker (5.2.0 only),
+ * which the driver has told to say POP. Events {@code first} and {@code measured}.
  *
  * <p>{@code latency}: {@code threads} threads send {@code rate} messages a second together, each at its appointed time,
  * and a push consumer of the same process takes them. A latency runs from the appointed time to the listener, so a
@@ -171,6 +172,10 @@ public final class TernLoad {
         consumer.setNamesrvAddr(options.text("namesrv"));
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (options.flag("pop", false)) {
+            // 4.9.4 does not have it.
+            DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class).invoke(consumer, false);
+        }
         consumer.subscribe(options.text("topic"), "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, unused) -> {
             if (firstNanos.compareAndSet(0, System.nanoTime())) {
