@@ -67,7 +67,7 @@ def test_acks_are_bits_of_offsets_with_gaps() -> None:
         table.queue(KEY), start_offset=5, pop_time_ms=1, invisible_ms=2, offsets=[5, 9, 30], revive_queue_id=0
     )
 
-    made.acked |= 1 << made.index(9)
+    made.acked |= made.bits([9, 6])
 
     assert [True, False, False] == [made.holds(offset) for offset in (5, 9, 6)]
     assert ([5, 30], False, 3) == (made.open_offsets(), made.is_acked, made.due_ms)

@@ -30,6 +30,7 @@ def test_a_handle_of_javas_is_read_and_written_again() -> None:
 
     assert Handle(5, 1794788104004, 60000, 7, 0, "broker-a", 0, 6) == handle
     assert JAVA == handle.text
+    assert (5, 1794788104004, 7) == Handle.check_point(JAVA)
     assert not handle.is_ordered
     assert handle._replace(revive_queue_id=999).is_ordered
 
@@ -39,6 +40,9 @@ def test_what_is_no_handle_is_refused_with_what_one_is(text: str) -> None:
     """F9: seven fields, as clients before 5.0 had, are none either."""
     with pytest.raises(RemoteProtocolError, match="give back its property POP_CK"):
         Handle.parse(text)
+    if text.count(" ") < 4:
+        with pytest.raises(RemoteProtocolError):
+            Handle.check_point(text)
 
 
 @given(st.text())

@@ -152,12 +152,12 @@ class Buffer:
         check_point = self._in_flight.find(key, start_offset, pop_time_ms)
         if check_point is None:
             return 0
-        acked = [queue_offset for queue_offset in queue_offsets if check_point.holds(queue_offset)]
-        if acked:
+        bits = check_point.bits(queue_offsets) & ~check_point.acked
+        if bits:
             if check_point.stored is not None:
-                self._revive_log.write_acks(check_point, acked)
-            self._set_acked(check_point, acked)
-        return len(acked)
+                self._revive_log.write_acks(check_point, [each for each in queue_offsets if check_point.holds(each)])
+            self._set_acked(check_point, bits)
+        return bits.bit_count()
 
     def change(
         self, key: QueueKey, start_offset: int, pop_time_ms: int, queue_offset: int, *, invisible_ms: int
@@ -189,7 +189,7 @@ class Buffer:
                 step.rest_on(end_offset)
         if old.stored is not None:
             self._revive_log.write_acks(old, (queue_offset,))
-        self._set_acked(old, (queue_offset,))
+        self._set_acked(old, old.bits((queue_offset,)))
         return now_ms
 
     # --- What tools do ------------------------------------------------------------------------------------------
@@ -209,9 +209,8 @@ class Buffer:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _set_acked(self, check_point: CheckPoint, queue_offsets: Sequence[int]) -> None:
-        for queue_offset in queue_offsets:
-            check_point.acked |= 1 << check_point.index(queue_offset)
+    def _set_acked(self, check_point: CheckPoint, bits: int) -> None:
+        check_point.acked |= bits
         if check_point.is_acked:
             self._end(check_point)
 

@@ -21,7 +21,7 @@ A ``Window`` also tells how far the revive log is done with: there, each step is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 #: Group, topic, queue id. The topic is the retry topic for what was popped from there.
 QueueKey = tuple[str, str, int]
@@ -126,17 +126,17 @@ class CheckPoint:
         """When its messages are visible again."""
         return self.pop_time_ms + self.invisible_ms
 
-    def index(self, queue_offset: int) -> int:
-        """Which of its messages this is; -1 if none."""
-        try:
-            return self.offsets.index(queue_offset)
-        except ValueError:
-            return -1
+    def bits(self, queue_offsets: Iterable[int]) -> int:
+        """The bits of these messages, of those that it has."""
+        offsets, bits = self.offsets, 0
+        for queue_offset in queue_offsets:
+            if queue_offset in offsets:
+                bits |= 1 << offsets.index(queue_offset)
+        return bits
 
     def holds(self, queue_offset: int) -> bool:
         """Whether this message is in flight here, not acked yet."""
-        index = self.index(queue_offset)
-        return index >= 0 and not self.acked >> index & 1
+        return bool(self.bits((queue_offset,)) & ~self.acked)
 
     @property
     def is_acked(self) -> bool:

@@ -61,7 +61,7 @@ class Reviver:
                 for step in (check_point.step, check_point.stored):
                     if step is not None:
                         step.rest_on(end_offset)
-            check_point.acked |= 1 << check_point.index(queue_offset)
+            check_point.acked |= check_point.bits((queue_offset,))
 
     def _read(self, topic: str, queue_id: int, queue_offset: int) -> Record | None:
         found = self._store.get(topic, queue_id, queue_offset, count_max=1)

@@ -254,10 +254,7 @@ def _take_ack(ack: AckRecord, check_points: CheckPoints) -> None:
     check_point = check_points.find((ack.group, ack.topic, ack.queue_id), ack.start_offset, ack.pop_time_ms)
     if check_point is None:
         return
-    for queue_offset in ack.offsets or (ack.queue_offset,):
-        index = check_point.index(queue_offset)
-        if index >= 0:
-            check_point.acked |= 1 << index
+    check_point.acked |= check_point.bits(ack.offsets or (ack.queue_offset,))
     if check_point.is_acked:
         check_points.end(check_point)
 

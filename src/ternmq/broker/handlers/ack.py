@@ -23,13 +23,17 @@ from ternmq.pop.orderly import Orders
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import BatchAck, BatchAcks
 from ternmq.wire.bodies.codec import decode
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.codes import JSON, RequestCode
 from ternmq.wire.handles import ORDERED, Handle, real_topic
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply
+from ternmq.wire.template import ReplyTemplate
 
 #: A check point has 32 messages; a filter may have let far fewer through than lie between them.
 _BITS_BYTES_MAX: Final = 4096
+
+#: The reply to an ack; each message has one.
+_ACKED: Final = ReplyTemplate({}, {})
 
 
 class AckHandlers:
@@ -59,17 +63,20 @@ class AckHandlers:
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT),
         }
 
-    def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply:
+    def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply | bytes:
         """One message is done."""
         header = request.fields
         self._check(header)
-        handle = _handle(header.extra_info)
+        try:
+            start_offset, pop_time_ms, revive_queue_id = Handle.check_point(header.extra_info)
+        except RemoteProtocolError as error:
+            raise InvalidParameter(str(error)) from None
         key = header.consumer_group, header.topic, header.queue_id
-        if handle.is_ordered:
-            self._ack_ordered(key, header.queue_offset, handle.pop_time_ms)
+        if revive_queue_id == ORDERED:
+            self._ack_ordered(key, header.queue_offset, pop_time_ms)
         else:
-            self._buffer.ack(key, handle.start_offset, handle.pop_time_ms, (header.queue_offset,))
-        return Reply()
+            self._buffer.ack(key, start_offset, pop_time_ms, (header.queue_offset,))
+        return _ACKED.fill((request.opaque,)) if request.serial == JSON else Reply()
 
     def batch_ack(self, _peer: Peer, request: Request[object]) -> Reply:
         """Messages of several check points are done."""
