@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -318,16 +317,6 @@ def test_a_file_of_another_length_is_named_with_its_directory(tmp_path: Path) ->
         CorruptFile, match=f"b/{segment_name(4096)} has 4095 bytes, but mappedFileSizeCommitLog is 4096"
     ):
         quiet_store(config_of(tmp_path, "a", "b")).open()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    """C1: the sentence says which of them, and what to do."""
-    (tmp_path / "b").mkdir(mode=0o500)
-    with quiet_store(config_of(tmp_path, "a", "b")) as store:
-        put(store, 3)
-        with pytest.raises(StoreError, match=r"cannot open .*/b/.*: Permission denied; let the broker's user"):
-            put(store, 1)
 
 
 def test_a_directory_that_is_a_file_is_named(tmp_path: Path) -> None:

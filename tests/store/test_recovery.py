@@ -13,10 +13,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.queue_entry import ENTRY
 from ternmq.store.segment import FileDisk, segment_name
 from ternmq.store.store import MessageStore, StoreConfig
 from tests.manual_clock import ManualClock
 from tests.store.small import bodies, crash, draft, files, log_queues_index, quiet_store, small_config
+
+
+def put_ghost(root: Path, topic: str) -> Path:
+    """A queue file for the entries 5 to 9, with one of a record behind the log's end."""
+    path = root / "consumequeue" / topic / "0" / f"{100:020d}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(ENTRY.pack(1 << 20, 100, 0).ljust(100, b"\0"))
+    return path
+
+
+def test_a_file_of_a_queue_that_the_log_has_no_record_of_gives_no_numbers(tmp_path: Path) -> None:
+    """C2, C8: it was cut away, and a power cut has brought it back. (Found by seed 786537515167.)"""
+    with quiet_store(small_config(tmp_path)) as store:
+        store.put(draft())
+    path = put_ghost(tmp_path, "ghost")
+    (tmp_path / "abort").touch()
+    with quiet_store(small_config(tmp_path)) as store:
+        assert 0 == store.put(draft("ghost")).queue_offset
+    assert not path.exists()
+
+
+def test_the_numbers_of_a_queue_whose_last_messages_are_lost_stay_where_they_were(tmp_path: Path) -> None:
+    """C2, C9: of its first ones the log has nothing any more, so only the file shows how many there were."""
+    with quiet_store(small_config(tmp_path)) as store:
+        for _ in range(9):
+            store.put(draft(body=b"x" * 1000))
+    (tmp_path / "commitlog" / f"{0:020d}").unlink()
+    put_ghost(tmp_path, "old")
+    (tmp_path / "abort").touch()
+    for _ in range(2):
+        with quiet_store(small_config(tmp_path)) as store:
+            assert (5, 5) == (store.min_offset("old", 0), store.max_offset("old", 0))
+    with quiet_store(small_config(tmp_path)) as store:
+        assert 5 == store.put(draft("old")).queue_offset
 
 
 def filled(root: Path, count: int = 10, *, body_bytes: int = 50) -> MessageStore:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look into a store directory, check it, and repair it. Needs no broker.")
 
 Directory = Annotated[
-    Path, typer.Argument(help="The directory that storePathRootDir names, of TernMQ or RocketMQ.", metavar="DIR")
+    Path,
+    # Whether it may be read is for the store to say, with the cure.
+    typer.Argument(
+        help="The directory that storePathRootDir names, of TernMQ or RocketMQ.", metavar="DIR", readable=False
+    ),
 ]
 Sizes = Annotated[
     list[str] | None,
@@ -203,8 +207,8 @@ def rebuild(
 
 @app.command()
 def diff(
-    left: Annotated[Path, typer.Argument(help="A store directory.", metavar="A")],
-    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    left: Annotated[Path, typer.Argument(help="A store directory.", metavar="A", readable=False)],
+    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B", readable=False)],
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,

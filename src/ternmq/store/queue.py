@@ -283,8 +283,13 @@ class ConsumeQueue:
         """Forget the entries of records at ``log_offset`` and behind. The numbering goes on where the cut is."""
         self.write_out()
         end = self.first_from(log_offset)
-        for start in [start for start in self._paths if start >= end * ENTRY_BYTES]:
-            self._drop(start)
+        # A first file that is not number 0 stays, to show where the numbering is. The newest goes first: what a power
+        # cut brings back then is a beginning.
+        first = next(iter(self._paths), 0)
+        behind = [start for start in reversed(self._paths) if start >= end * ENTRY_BYTES]
+        for start in behind:
+            if start > first or not first:
+                self._drop(start)
         if self._paths:
             start, path = next(reversed(self._paths.items()))
             self._all.files.get(path).zero_from(end * ENTRY_BYTES - start)
@@ -304,6 +309,12 @@ class ConsumeQueue:
         last = self.entry(self.next_offset - 1)
         # A filler knows no record, and has log offset 0.
         self.cut(log_offset if last is None else max(log_offset, last[0]))
+
+    def forget_numbers(self) -> None:
+        """Begin with 0 if no entry, not even a filler, shows other queue offsets: a file's name may be a ghost."""
+        begin = self.next_offset * ENTRY_BYTES
+        if begin and not self._tail and begin == next(iter(self._paths), begin):
+            self.remove()
 
     def raise_min(self, log_min_offset: int) -> None:
         """Let the queue begin with the first record that the log still has. Costs nothing if that is so already."""

@@ -210,6 +210,11 @@ class ConsumeQueues:
         for queue in self:
             queue.raise_min(log_min_offset)
 
+    def forget_numbers(self) -> None:
+        """Let queues without entries begin with 0: for a log that has forgotten nothing which they could have had."""
+        for queue in self:
+            queue.forget_numbers()
+
     def remove_queue(self, queue: ConsumeQueue) -> None:
         """Remove one queue; the others of its topic stay."""
         queue.remove()

@@ -116,6 +116,8 @@ def recover(
             derived.cut(end)
     commit_log.begin(end, replay.store_time_ms if replay.count else store_time_ms)
     queues.raise_min(commit_log.min_offset)
+    if not commit_log.min_offset:
+        queues.forget_numbers()
     return Recovered(start, end, replay.count, replay.trouble)
 
 

@@ -155,6 +155,10 @@ class Disk(Protocol):
         """Give a file another name, on the same disk."""
         ...
 
+    def check_writable(self, path: Path) -> None:
+        """Raise ``StoreError`` if a file or directory exists that this process may not write to; changes nothing."""
+        ...
+
     def modified_ms(self, path: Path) -> int:
         """When a file was last written to, in ms since 1970. Any thread may ask."""
         ...
@@ -359,6 +363,12 @@ class FileDisk:
             _sync_directory(to.parent)
             _sync_directory(path.parent)
 
+    def check_writable(self, path: Path) -> None:
+        with _border(path, "write"):
+            mode = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
+            if path.exists() and not os.access(path, mode, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     def modified_ms(self, path: Path) -> int:
         with _border(path, "look at"):
             return path.stat().st_mtime_ns // 1_000_000
@@ -514,6 +524,9 @@ def _next_data(fd: int, at: int) -> int | None:
 _held: Final[set[str]] = set()
 
 
+_LOCK_TEXT: Final = b"lock"
+
+
 class FileLock:
     """RocketMQ's ``lock`` file: an exclusive fcntl lock on its first byte, and the text ``lock``."""
 
@@ -528,7 +541,8 @@ class FileLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-                os.pwrite(fd, b"lock", 0)
+                if os.pread(fd, len(_LOCK_TEXT) + 1, 0) != _LOCK_TEXT:
+                    os.pwrite(fd, _LOCK_TEXT, 0)
             except BaseException as error:
                 os.close(fd)
                 if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EAGAIN):

@@ -21,6 +21,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -170,12 +171,24 @@ class MessageStore:
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
+            for path in self._written_paths():
+                self._disk.check_writable(path)
             self._recover(abort, on_progress)
         except BaseException:
             self._log.close()
             self._queues.files.close()
             self._held.release()
             raise
+
+    def _written_paths(self) -> Iterator[Path]:
+        """What must be writable, or a broker would start and refuse every message."""
+        root = self.config.store_path_root_dir
+        yield from (root, root / "config", self._checkpoint_path, self._queues.directory)
+        yield from self.config.log_paths.writable
+        yield from dict.fromkeys(path for queue in self._queues for path in (queue.directory.parent, queue.directory))
+        if self._index is not None:
+            yield self._index.directory
+            yield from (self._index.directory / entry.name for entry in self._disk.list(self._index.directory))
 
     def _recover(self, abort: bytes | None, on_progress: Progress | None) -> None:
         boot_id = self._disk.boot_id()

@@ -204,6 +204,9 @@ class SimulatedDisk:
         self.sync_names(to.parent)
         self.sync_names(path.parent)
 
+    def check_writable(self, path: Path) -> None:
+        """Everybody may."""
+
     def modified_ms(self, path: Path) -> int:
         return self._image(path).modified_ms
 
