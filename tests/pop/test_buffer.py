@@ -265,6 +265,30 @@ def full(_draft: object) -> None:
     raise DiskFull("no space left; free some")
 
 
+def test_one_that_takes_long_is_written_again_so_that_a_start_has_little_to_read() -> None:
+    """F9: with the acks that it has."""
+    world = sent(20, Options(enabled=False, carry_records=6))
+    slow = world.pop(count_max=2, invisible_ms=600_000, revive_queue_id=0)
+    world.ack(slow[1])
+    for _ in range(8):
+        world.ack(*world.pop(count_max=2, revive_queue_id=0))
+    world.store.flush_now()
+    assert -1 == world.offsets.get(names.REVIVE_GROUP, REVIVE_TOPIC, 0)
+
+    world.buffer.tend()
+    world.store.flush_now()
+    # Once is enough.
+    world.buffer.tend()
+
+    # Behind the last check point that has ended there are its ack, and the one that was carried on.
+    assert world.store.max_offset(REVIVE_TOPIC, 0) - 3 == world.offsets.get(names.REVIVE_GROUP, REVIVE_TOPIC, 0)
+    world.save()
+    world.kill()
+    world.start()
+    assert (1, 18) == (len(world.buffer), world.committed())
+    assert 1 == world.ack(slow[0])
+
+
 def test_what_others_put_into_the_revive_log_is_found() -> None:
     """F9: a RocketMQ that had this store, or a timer; progress is that of RocketMQ: the last record done with."""
     world = sent(2)

@@ -37,7 +37,7 @@ class Pops(RuleBasedStateMachine):
 
     @initialize(enabled=st.booleans(), retry_v2=st.booleans(), count_max=st.sampled_from([0, 3, 1000]))
     def begin(self, enabled: bool, retry_v2: bool, count_max: int) -> None:
-        options = Options(enabled=enabled, retry_v2=retry_v2, count_max=count_max)
+        options = Options(enabled=enabled, retry_v2=retry_v2, count_max=count_max, carry_records=3)
         self.world = World(options)
 
     # --- What clients do ----------------------------------------------------------------------------------------
@@ -94,6 +94,10 @@ class Pops(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.world.save()
+
+    @rule()
+    def tend(self) -> None:
+        self.world.buffer.tend()
 
     @rule()
     def stop(self) -> None:

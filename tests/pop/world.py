@@ -92,6 +92,7 @@ class Options:
     enabled: bool = True
     retry_v2: bool = False
     count_max: int = 1000
+    carry_records: int = 1000
 
 
 class World:
@@ -128,6 +129,7 @@ class World:
             broker_name="broker-a",
             store_host=HOST,
             now_ms=self.clock.now_ms,
+            carry_records=self.options.carry_records,
         )
         reviver = Reviver(
             store=self.store,

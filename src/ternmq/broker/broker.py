@@ -331,7 +331,7 @@ class Broker:
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
-            (POPS_SAVE_S, popping.save),
+            (POPS_SAVE_S, popping.tend),
             (SAMPLE_S, tables.stats.sample),
             *self._work_of_threads(store),
         ):

@@ -94,6 +94,7 @@ class Popping:
             filters=filters,
             next_revive_queue=revive_log.next_queue_id,
             is_full=lambda: self._buffer.is_full,
+            read_cold=store.cold.read,
             clock=clock,
             choice=choice,
         )
@@ -108,10 +109,10 @@ class Popping:
     def routes(self) -> dict[int, Route]:
         return {**self._pops.routes(), **self._acks.routes()}
 
-    def save(self) -> None:
-        """Now and then: have the table of ordered pops written, and look for what others put into the revive log."""
+    def tend(self) -> None:
+        """Every 10 s: have the table of ordered pops written, and the revive log kept short."""
         self._orders.save()
-        self._buffer.look()
+        self._buffer.tend()
 
     def close(self) -> None:
         """Keep what is in flight for the next start."""

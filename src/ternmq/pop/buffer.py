@@ -85,12 +85,12 @@ class Buffer:
 
     def open(self) -> None:
         """Take in what the revive log has."""
-        self.look()
+        self._fold()
 
-    def look(self) -> None:
-        """Take in what others have put into the revive log since."""
-        for check_point in self._revive_log.fold(self._in_flight):
-            self.deadlines.add(check_point.due_ms, check_point)
+    def tend(self) -> None:
+        """Now and then: take in what others have put into the revive log, and keep it short. Raises ``StoreError``."""
+        self._fold()
+        self._revive_log.carry()
 
     def close(self) -> None:
         """Write all that is in memory only, so that the next start knows it. Raises ``StoreError``."""
@@ -208,6 +208,10 @@ class Buffer:
                     self._end(check_point)
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        for check_point in self._revive_log.fold(self._in_flight):
+            self.deadlines.add(check_point.due_ms, check_point)
 
     def _set_acked(self, check_point: CheckPoint, bits: int) -> None:
         check_point.acked |= bits

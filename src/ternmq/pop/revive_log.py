@@ -6,12 +6,14 @@ timer, when it is nearly due; ours are appended at once, and what is due is know
 
 At start the queues are folded again, from the first check point on that has not ended: check points come back with the
 acks that followed them. How far that is, is the consumer offset of the group ``CID_RMQ_SYS_REVIVE_GROUP``: as in
-RocketMQ the offset of the *last* record done with, not of the next.
+RocketMQ the offset of the *last* record done with, not of the next. A check point that takes long is written again
+now and then, so that a start has no more than ``CARRY_RECORDS`` to read in each queue.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
@@ -37,6 +39,8 @@ BATCH_ACK_TAG: Final = "bAck"
 #: When the record is due; RocketMQ's revive compares these (``TIMER_DELIVER_MS``), should it open this store.
 _DELIVER_TIME: Final = "TIMER_DELIVER_MS"
 _BEFORE_DUE_MS: Final = 1_000
+#: A check point that has so many records behind it is written once more: a start would have to read them all.
+CARRY_RECORDS: Final = 100_000
 #: Records read at once when the log is folded.
 _FOLD_COUNT: Final = 32
 _INT_BITS: Final = 32
@@ -80,6 +84,7 @@ class ReviveLog:
         broker_name: str,
         store_host: bytes,
         now_ms: Callable[[], int],
+        carry_records: int = CARRY_RECORDS,
     ) -> None:
         self._store = store
         self._offsets = offsets
@@ -87,6 +92,7 @@ class ReviveLog:
         self._broker_name = broker_name
         self._store_host = store_host
         self._now_ms = now_ms
+        self._carry_records = carry_records
         self._queues = [_ReviveQueue(queue_id) for queue_id in range(queues)]
         self._turn = 0
 
@@ -114,8 +120,21 @@ class ReviveLog:
         key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{self._broker_name}@{CHECK_POINT_TAG}"
         queue = self._queues[check_point.revive_queue_id % len(self._queues)]
         placed = self._put(queue, CHECK_POINT_TAG, key, body, check_point.due_ms - _BEFORE_DUE_MS)
-        check_point.stored = queue.window.add(placed.queue_offset)
+        self._note(queue, check_point, placed.queue_offset)
         return placed.end_offset
+
+    def carry(self) -> None:
+        """Write check points once more that lie far back and have not ended. Raises ``StoreError``."""
+        for queue in self._queues:
+            waiting = queue.check_points
+            while waiting and (waiting[0][1].is_over or waiting[0][0] + self._carry_records < queue.position):
+                _, check_point = waiting.popleft()
+                step = check_point.stored
+                if not check_point.is_over and step is not None:
+                    end_offset = self.write(check_point)
+                    step.is_settled = True
+                    step.rest_on(end_offset)
+            self.advance(queue.queue_id)
 
     def write_acks(self, check_point: CheckPoint, queue_offsets: Sequence[int]) -> int:
         """Append acks of a check point that lies here; returns where the log ends behind them."""
@@ -142,6 +161,9 @@ class ReviveLog:
         queue = self._queues[revive_queue_id % len(self._queues)]
         flushed = self._store.flushed
         done = queue.window.advance(flushed.value)
+        waiting = queue.check_points
+        while waiting and waiting[0][1].is_over:
+            waiting.popleft()
         if done is not None:
             if not len(queue.window):
                 done = queue.position - 1
@@ -167,6 +189,10 @@ class ReviveLog:
                 found += [check_point for check_point in taken if check_point is not None]
                 self.advance(queue.queue_id)
         return [check_point for check_point in found if not check_point.is_over]
+
+    def _note(self, queue: _ReviveQueue, check_point: CheckPoint, revive_offset: int) -> None:
+        check_point.stored = queue.window.add(revive_offset)
+        queue.check_points.append((revive_offset, check_point))
 
     def _put(self, queue: _ReviveQueue, tag: str, key: str, body: Body, deliver_ms: int) -> Placed:
         properties = {Property.TAGS: tag, Property.UNIQUE_KEY: key, _DELIVER_TIME: str(deliver_ms)}
@@ -228,7 +254,7 @@ class ReviveLog:
             revive_queue_id=queue.queue_id,
             acked=body.bits & (1 << _INT_BITS) - 1,
         )
-        check_point.stored = queue.window.add(record.queue_offset)
+        self._note(queue, check_point, record.queue_offset)
         check_points.add(check_point)
         if check_point.is_acked:
             check_points.end(check_point)
@@ -238,12 +264,14 @@ class ReviveLog:
 class _ReviveQueue:
     """One queue of the revive topic."""
 
-    __slots__ = ("is_waiting", "position", "queue_id", "window")
+    __slots__ = ("check_points", "is_waiting", "position", "queue_id", "window")
 
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
-        #: Check points that lie here and have not ended.
+        #: Check points that lie here, and how far they are done with.
         self.window = Window()
+        #: With their queue offsets; those that are over leave when they are the first.
+        self.check_points: deque[tuple[int, CheckPoint]] = deque()
         #: Queue offset of the next record to fold; what this broker appends itself it need not read.
         self.position = -1
         #: Whether somebody will look at the window when the disk has more.

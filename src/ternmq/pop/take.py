@@ -19,6 +19,7 @@ from ternmq.message import Property
 from ternmq.pop.buffer import Buffer
 from ternmq.pop.checkpoints import QueueKey
 from ternmq.pop.orderly import Orders
+from ternmq.store.commitlog import Piece
 from ternmq.store.query import GetResult, GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
@@ -48,6 +49,7 @@ class Store(Protocol):
         count_max: int,
         matches: Matches | None = None,
         accepts: Accepts | None = None,
+        leave_cold: bool = False,
     ) -> GetResult: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int: ...
@@ -81,6 +83,8 @@ class Wish:
     from_last: bool
     ordered: bool
     attempt_id: str | None
+    #: Whether records that are probably not in memory may be left to ``store.cold``.
+    may_wait: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +93,8 @@ class Taken:
 
     infos: OffsetInfos = field(default_factory=OffsetInfos)
     buffers: list[memoryview] = field(default_factory=list)
+    #: Where further records are, which somebody else is to read.
+    cold: list[Piece] = field(default_factory=list)
     count: int = 0
     body_bytes: int = 0
     #: Messages that are left in the queues.
@@ -119,6 +125,8 @@ class Taker:
         ):
             taken.rest += max(end - start, 0)
             return
+        # Where a filter leaves gaps, and where records are changed, they must be seen now.
+        leave_cold = wish.may_wait and retry == NORMAL and wish.matches is None and wish.accepts is None
         for _ in range(SCANS_MAX):
             found = self._store.get(
                 topic,
@@ -127,7 +135,11 @@ class Taker:
                 count_max=wish.count_max - taken.count,
                 matches=wish.matches,
                 accepts=wish.accepts,
+                leave_cold=leave_cold,
             )
+            if found.cold is not None and found.count != found.next_offset - start:
+                leave_cold = False
+                continue
             if found.status is GetStatus.FOUND:
                 self._hand_out(wish, taken, key, start, found, retry)
                 break
@@ -226,6 +238,7 @@ class Taker:
         taken.body_bytes += found.body_bytes
         if retry == NORMAL:
             taken.buffers += found.buffers
+            taken.cold += found.cold or ()
         else:
             handle = Handle(
                 start, wish.pop_time_ms, wish.invisible_ms, wish.revive_queue_id, retry, self._broker_name, queue_id, 0

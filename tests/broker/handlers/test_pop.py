@@ -174,6 +174,19 @@ async def test_a_pop_takes_what_its_filter_lets_through_and_moves_on(broker: Cal
     assert 6 == await committed(broker, "orders")
 
 
+async def test_old_messages_are_read_beside_the_loop_and_popped_once(tmp_path: Path) -> None:
+    """F9, C9: with nothing taken to be in memory; with a filter as well."""
+    async with serving(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as broker:
+        for number in range(6):
+            await broker.sent("orders", b"%d" % number, queue_id=number % 2, properties={"TAGS": "AB"[number % 2]})
+
+        found = await popped(broker, "orders") + await popped(broker, "orders")
+        by_tag = await popped(broker, "orders", consumer_group="others", subscription="B")
+
+        assert [b"%d" % number for number in range(6)] == sorted(bodies(found))
+        assert [b"1", b"3", b"5"] == bodies(by_tag)
+
+
 async def test_a_new_group_may_begin_behind_what_is_old(tmp_path: Path) -> None:
     """F6, F9: with initMode 1, unless the queue is young; from then on it misses nothing."""
     async with serving(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as broker:

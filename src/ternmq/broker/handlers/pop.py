@@ -13,8 +13,10 @@ the arrival of its request: ``bornTime`` is of the client's clock, which may be 
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ternmq import names
@@ -22,6 +24,7 @@ from ternmq.broker.config import READ, BrokerConfig
 from ternmq.broker.filters import ALL, Filters, Wanted
 from ternmq.broker.flow import PULL
 from ternmq.broker.groups import Groups
+from ternmq.broker.handlers.pull import COLD_MAX
 from ternmq.broker.pop_holds import PopHolds
 from ternmq.broker.stats import Stats
 from ternmq.broker.topics import Topics
@@ -29,6 +32,7 @@ from ternmq.env import Clock
 from ternmq.errors import InvalidParameter, NoPermission
 from ternmq.net.peer import Peer, Route
 from ternmq.pop.take import Taken, Taker, Wish
+from ternmq.store.commitlog import Piece
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.handles import ALL_QUEUES, COUNT_MAX, ORDERED, RETRY_V1, RETRY_V2
@@ -62,6 +66,7 @@ class PopHandlers:
         filters: Filters,
         next_revive_queue: Callable[[], int],
         is_full: Callable[[], bool],
+        read_cold: Callable[[list[Piece]], Future[bytes]],
         clock: Clock,
         choice: random.Random,
     ) -> None:
@@ -77,6 +82,8 @@ class PopHandlers:
         self._filters = filters
         self._next_revive_queue = next_revive_queue
         self._is_full = is_full
+        self._read_cold = read_cold
+        self._cold_count = 0
         self._now_ms = clock.now_ms
         self._random = choice
         bounds = {"capacity": config.max_pop_polling_size, "place_capacity": config.pop_polling_size}
@@ -103,8 +110,8 @@ class PopHandlers:
 
     # --- Pop ----------------------------------------------------------------------------------------------------
 
-    def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | None:
-        """Answer a pop, or hold it (None)."""
+    def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply] | None:
+        """Answer a pop, now or when the disk has it, or hold it (None)."""
         return self._pop(peer, request, None)
 
     def _resume_pop(self, peer: Peer, request: Request[Any], deadline: float) -> None:
@@ -114,9 +121,10 @@ class PopHandlers:
             peer.fail(request, error)
         else:
             if reply is not None:
+                assert isinstance(reply, Reply), "only a pop seen for the first time waits for the disk"
                 peer.reply(request, reply)
 
-    def _pop(self, peer: Peer, request: Request[PopMessage], deadline: float | None) -> Reply | None:
+    def _pop(self, peer: Peer, request: Request[PopMessage], deadline: float | None) -> Reply | Awaitable[Reply] | None:
         header = request.fields
         config = self._check(header)
         if not 0 < header.count_max <= COUNT_MAX:
@@ -138,6 +146,7 @@ class PopHandlers:
             from_last=header.init_mode == _FROM_LAST,
             ordered=ordered,
             attempt_id=header.attempt_id,
+            may_wait=deadline is None and self._cold_count < COLD_MAX,
         )
         taken = Taken()
         if not self._is_full():
@@ -146,9 +155,19 @@ class PopHandlers:
             self._stats.got(header.topic, header.consumer_group, taken.count, taken.body_bytes)
             if taken.rest:
                 self.holds.wake(header.consumer_group, header.topic, header.queue_id)
-            return _reply(ResponseCode.SUCCESS, wish, taken)
+            return self._when_read(wish, taken) if taken.cold else _reply(ResponseCode.SUCCESS, wish, taken)
         self._stats.missed()
         return self._hold(peer, request, deadline, wish, taken)
+
+    async def _when_read(self, wish: Wish, taken: Taken) -> Reply:
+        """The answer to a pop whose records are being read. Should that fail, they come again in their time."""
+        self._cold_count += 1
+        try:
+            read = await asyncio.wrap_future(self._read_cold(taken.cold))
+            taken.buffers.append(memoryview(read))
+        finally:
+            self._cold_count -= 1
+        return _reply(ResponseCode.SUCCESS, wish, taken)
 
     def _take(self, wish: Wish, config: TopicConfig, queue_id: int, taken: Taken) -> None:
         retries = () if wish.ordered else self._retry_topics(wish.group, wish.topic)
