@@ -37,6 +37,16 @@ class Popped:
     def real_topic(self) -> str:
         return self.handle.real_topic(self.group, self.topic)
 
+    def changed(self, reply: ChangeInvisibleTimeReply) -> Popped:
+        """The message with the handle that a change gave it."""
+        handle = self.handle._replace(
+            start_offset=self.handle.queue_offset,
+            pop_time_ms=reply.pop_time_ms,
+            invisible_ms=reply.invisible_ms,
+            revive_queue_id=reply.revive_queue_id,
+        )
+        return replace(self, handle=handle)
+
 
 def wish(topic: str, **fields: Any) -> PopMessage:
     given: dict[str, Any] = {
@@ -121,11 +131,4 @@ async def change(caller: Caller, message: Popped, *, invisible_ms: int) -> tuple
     response = await caller.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
     if response.code != 0:
         return response, message
-    reply = response.read(ChangeInvisibleTimeReply)
-    handle = message.handle._replace(
-        start_offset=message.handle.queue_offset,
-        pop_time_ms=reply.pop_time_ms,
-        invisible_ms=reply.invisible_ms,
-        revive_queue_id=reply.revive_queue_id,
-    )
-    return response, replace(message, handle=handle)
+    return response, message.changed(response.read(ChangeInvisibleTimeReply))

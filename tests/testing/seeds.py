@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
+from tests.testing.pops import PopSimulation
 
 #: Events before a failure that are worth a look.
 SHOWN_EVENTS: Final = 40
@@ -28,6 +29,7 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "groups": GroupSimulation,
     "orderly": OrderlySimulation,
     "delays": DelaySimulation,
+    "pops": PopSimulation,
 }
 
 

@@ -68,7 +68,7 @@ class Process:
         #: Callbacks run here, unless they bring a context of their own (which was copied from this one).
         self.context: Final = copy_context()
         self.context.run(_process.set, self)
-        #: What came due during a pause.
+        #: What came due during a pause, or after its death.
         self.missed: deque[asyncio.Handle] = deque()
 
     def __repr__(self) -> str:
@@ -90,7 +90,6 @@ class Process:
     def kill(self) -> None:
         """Nothing of it runs any more."""
         self.is_killed, self.is_paused = True, False
-        self.missed.clear()
         _running_loop().bury(self)
 
     def pause(self) -> None:
@@ -122,7 +121,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._count = 0
         self._steps = 0
         self._is_over = False
-        self._graves: list[asyncio.Task[Any]] = []
+        #: With the tasks that they left.
+        self._dead: dict[Process, list[asyncio.Task[Any]]] = {}
         self._ready: deque[asyncio.Handle] = deque()
         self.sockets: Sockets | None = None
         #: What callbacks raised and nobody caught: faults of the program. Raised by ``check``.
@@ -164,9 +164,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def bury(self, process: Process) -> None:
         """Keep the tasks of a dead process: destroyed, they would run their ``finally`` whenever memory is cleaned."""
-        self._graves += [
-            task for task in asyncio.all_tasks(self) if isinstance(task, _Task) and task.process is process
-        ]
+        tasks = asyncio.all_tasks(self)
+        self._dead[process] = [task for task in tasks if isinstance(task, _Task) and task.process is process]
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ARG002
         """Call ``func`` in the next turn: there are no threads here."""
@@ -192,13 +191,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             if handle.cancelled():
                 continue
             process = handle._context.get(_process)  # type: ignore[attr-defined]  # noqa: SLF001 - a loop runs handles
-            if process is not None and not self._is_over:
-                if process.is_killed:
-                    continue
-                if process.is_paused:
-                    process.missed.append(handle)
-                    continue
-            handle._run()  # noqa: SLF001
+            if process is not None and (process.is_killed or process.is_paused) and not self._is_over:
+                process.missed.append(handle)
+            else:
+                handle._run()  # noqa: SLF001
         self._steps += 1
         if self._steps > STEPS_MAX:
             raise Circle(f"{STEPS_MAX} turns of the loop at {self._now:.3f} s, and no end")
@@ -253,12 +249,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def end(self) -> None:
         """Cancel whatever is left, the dead included, and close. What it says on its way out, nobody hears."""
         self._is_over = True
+        for process in self._dead:
+            # Or a task that waits for one of these steps could not even be cancelled.
+            self.catch_up(process)
         with contextlib.suppress(Standstill):
             while tasks := asyncio.all_tasks(self):
                 for task in sorted(tasks, key=hash):
                     task.cancel()
                 self.run_until_complete(_ended(tasks))
-        self.run_until_complete(self.shutdown_asyncgens())
+            self.run_until_complete(self.shutdown_asyncgens())
         self.close()
 
     def _note_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
