@@ -27,6 +27,7 @@ LAST_LINES = {
     "consumer_blocking.py": "loop got 20",
     "consumer_orderly.py": "in order: True",
     "consumer_pull.py": "read 50 messages",
+    "consumer_sql.py": "found 40 in eu, 7 in eu",
     "lite_pull.py": "read the first queue again: True",
     "dead_letters.py": "left: 0",
     "producer.py": "shipped in steps@broker-a:",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from ternmq.errors import EvaluationFailed, InvalidExpression
-from ternmq.filter.evaluate import SqlFilter
+from ternmq.filter.evaluate import Get, SqlFilter
 from ternmq.filter.sql import parse
 from tests.filter import expressions, reference
 
@@ -15,7 +15,7 @@ def said(expression: str, **properties: str) -> bool | str | None:
     """True, False, None, or «error»."""
     compiled = SqlFilter.compile(expression)
     try:
-        return compiled.evaluate([properties.get(name) for name in compiled.names])
+        return compiled.evaluate(properties)
     except EvaluationFailed:
         assert not compiled.matches(properties)
         return "error"
@@ -161,11 +161,20 @@ def test_an_error_counts_only_where_it_is_reached() -> None:
     assert False is said("i = 8 AND s = 1", s="abc", i="7")
 
 
-def test_all_of_a_message_is_asked_for_by_name() -> None:
-    """K2: tags and keys as well, each once."""
-    compiled = SqlFilter.compile("TAGS = 'x' AND KEYS = 'k' AND TAGS <> 'y'")
-    assert ("TAGS", "KEYS") == compiled.names
-    assert compiled.matches({"TAGS": "x", "KEYS": "k"})
+def test_a_property_is_looked_for_when_it_is_needed() -> None:
+    """K2: by its name, tags and keys as well."""
+    asked: list[str] = []
+
+    def source(name: str) -> Get:
+        def get(message: dict[str, str]) -> str | None:
+            asked.append(name)
+            return message.get(name)
+
+        return get
+
+    compiled = SqlFilter.compile("TAGS = 'x' AND KEYS = 'k' AND TAGS <> 'y'", source)
+    assert [True, False] == [compiled.matches({"TAGS": "x", "KEYS": "k"}), compiled.matches({"TAGS": "y"})]
+    assert ["TAGS", "KEYS", "TAGS", "TAGS"] == asked
 
 
 def test_filters_and_refusals_are_kept_by_their_text() -> None:

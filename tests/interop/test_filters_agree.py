@@ -266,7 +266,7 @@ def said(case: Case) -> list[str] | None:
     answers = []
     for properties in messages:
         try:
-            answer = compiled.evaluate([properties.get(name) for name in compiled.names])
+            answer = compiled.evaluate(properties)
         except EvaluationFailed:
             answers.append("error")
         else:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import InvalidMessage
-from ternmq.wire.properties import closed, find, join, parse, picker, remove, with_
+from ternmq.wire.properties import closed, find, getter, join, parse, remove, with_
 
 #: Short texts of few characters, so that names meet and pairs are broken.
 broken = st.text("ab\x01\x02", max_size=14)
@@ -46,14 +46,7 @@ def test_of_two_pairs_with_one_name_the_last_counts() -> None:
 @given(broken, names)
 def test_one_is_found_as_in_the_whole(text: str, name: str) -> None:
     """C5: whatever the text is."""
-    assert parse(text).get(name) == find(text, name)
-
-
-@given(broken, st.lists(names, max_size=4))
-def test_some_are_picked_as_in_the_whole(text: str, wanted: list[str]) -> None:
-    """K2: whatever the text is."""
-    table = parse(text)
-    assert [table.get(name) for name in wanted] == picker(wanted)(text)
+    assert parse(text).get(name) == find(text, name) == getter(name)(text)
 
 
 def test_a_name_is_found_as_a_whole() -> None:

@@ -61,7 +61,7 @@ from ternmq.wire.bodies.clients import SubscriptionData
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.filters import BloomPositions, FilterTable, GroupFilter, TopicFilters
 from ternmq.wire.ids import java_hash
-from ternmq.wire.properties import find, picker
+from ternmq.wire.properties import find, getter
 
 log = logging.getLogger(__name__)
 
@@ -366,16 +366,15 @@ def _tag_test(expression: str) -> Matches | None:
 def _sql_test(expression: str) -> Accepts:
     """The test for an SQL expression, on the text of a message's properties. Hot, like the filter itself."""
     try:
-        compiled = SqlFilter.compile(expression)
+        evaluate = SqlFilter.compile(expression, getter).evaluate
     except InvalidExpression as error:
         raise SubscriptionInvalid(f"parse the consumer's subscription failed: {error}") from None
-    evaluate, pick = compiled.evaluate, picker(compiled.names)
     has_complained = False
 
     def accepts(properties: str) -> bool:
         nonlocal has_complained
         try:
-            return evaluate(pick(properties)) is True
+            return evaluate(properties) is True
         except EvaluationFailed as error:
             # Once for each expression: one such message seldom comes alone.
             if not has_complained:

@@ -1,8 +1,9 @@
 """SQL filters, at work: a tree becomes one Python closure, made once and called for each message (K2).
 
-A filter names the properties that it wants, gets their values, and says True, False or None, which is SQL's null; a
-message passes on True only. Property values are texts, always. So the type of everything else is known beforehand, and
-each comparison is compiled for its two types:
+A filter looks for a property when it comes to it, and says True, False or None, which is SQL's null; a message passes
+on True only. Filters know nothing of the wire, so whoever compiles one brings along how a property is found
+(``Source``). Property values are texts, always. So the type of everything else is known beforehand, and each comparison
+is compiled for its two types:
 
 ========================= ====================================================================================
 text with text            ``=`` as they are; ``<`` and its kin as two doubles
@@ -26,7 +27,7 @@ import enum
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -50,12 +51,20 @@ from ternmq.filter.sql import (
     parse,
 )
 
-#: The values of a filter's properties, in the order of its ``names``; None for one that is missing.
-Values: TypeAlias = Sequence[str | None]
-Condition: TypeAlias = Callable[[Values], bool | None]
+#: A filter takes whatever its source can read: the text of a message's properties, or a table of them.
+Message: TypeAlias = Any
+Get: TypeAlias = Callable[[Message], str | None]
+#: Makes what finds the property of a name in a message.
+Source: TypeAlias = Callable[[str], Get]
+Condition: TypeAlias = Callable[[Message], bool | None]
 
 #: Compiled filters and refusals that are kept, by text; as many as RocketMQ keeps.
 KEPT_MAX: Final = 100
+
+
+def by_name(name: str) -> Get:
+    """The source for messages that are tables of properties."""
+    return lambda properties: properties.get(name)
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,43 +72,38 @@ class SqlFilter:
     """A compiled expression. ``evaluate`` raises ``EvaluationFailed`` and nothing else."""
 
     expression: str
-    #: The properties that it asks for, each once.
-    names: tuple[str, ...]
     evaluate: Condition
 
     @classmethod
-    def compile(cls, expression: str) -> SqlFilter:
+    def compile(cls, expression: str, source: Source = by_name) -> SqlFilter:
         """Raises ``InvalidExpression``."""
-        compiled = _compiled(expression)
+        compiled = _compiled(expression, source)
         if isinstance(compiled, InvalidExpression):
             raise compiled.with_traceback(None)
         return compiled
 
-    def matches(self, properties: Mapping[str, str]) -> bool:
-        """Whether a message with these properties passes."""
+    def matches(self, message: Message) -> bool:
+        """Whether a message passes."""
         try:
-            return self.evaluate([properties.get(name) for name in self.names]) is True
+            return self.evaluate(message) is True
         except EvaluationFailed:
             return False
 
 
 @lru_cache(maxsize=KEPT_MAX)
-def _compiled(expression: str) -> SqlFilter | InvalidExpression:
+def _compiled(expression: str, source: Source) -> SqlFilter | InvalidExpression:
     try:
         root = parse(expression)
     except InvalidExpression as error:
         return error
-    compiler = _Compiler()
-    condition = compiler.condition(root)
-    return SqlFilter(expression, tuple(compiler.places), condition)
+    return SqlFilter(expression, _Compiler(source).condition(root))
 
 
 class _Compiler:
     """Makes closures of nodes."""
 
-    def __init__(self) -> None:
-        #: Where the value of a property stands in ``Values``.
-        self.places: dict[str, int] = {}
+    def __init__(self, source: Source) -> None:
+        self._source = source
 
     # --- Conditions -------------------------------------------------------------------------------------------
 
@@ -115,16 +119,16 @@ class _Compiler:
                 return _not(self.condition(operand))
             case IsNull(operand=operand):
                 value = self._value(operand)
-                return lambda values: value(values) is None
+                return lambda message: value(message) is None
             case In(operand=Property(name=name), texts=texts, negated=negated):
-                return _in(self._place(name), frozenset(texts), negated=negated)
+                return _in(self._source(name), frozenset(texts), negated=negated)
             case Part(word=word, operand=operand, text=text, negated=negated):
                 return _part(self._value(operand), _PARTS[word], text, negated=negated)
             case AsCondition(operand=Property(name=name)):
-                place = self._place(name)
-                return lambda values: None if values[place] is None else False
+                get = self._source(name)
+                return lambda message: None if get(message) is None else False
             case Constant(value=bool() | None as flag):
-                return lambda _values: flag
+                return lambda _message: flag
             case _:
                 raise AssertionError(f"{node} is no condition")
 
@@ -132,12 +136,12 @@ class _Compiler:
         same = _same(_type(left), _type(right))
         if isinstance(left, Property) and isinstance(right, Constant):
             if isinstance(right.value, str):
-                return _equals_text(self._place(left.name), right.value)
-            return _compares(self._place(left.name), same, _as_is, right.value)
+                return _equals_text(self._source(left.name), right.value)
+            return _compares(self._source(left.name), same, _as_is, right.value)
         first, second = self._value(left), self._value(right)
 
-        def equal(values: Values) -> bool | None:
-            one, other = first(values), second(values)
+        def equal(message: Message) -> bool | None:
+            one, other = first(message), second(message)
             if one is None:
                 return True if other is None else None
             return False if other is None else same(one, other)
@@ -148,46 +152,43 @@ class _Compiler:
         first_as, second_as = _alike(_type(left), _type(right))
         first, second = self._value(left), self._value(right)
         if isinstance(left, Property) and _type(right) in _NUMBERS:
-            return _compares(self._place(left.name), compare, first_as, second(()))
+            return _compares(self._source(left.name), compare, first_as, second(None))
 
-        def ordered(values: Values) -> bool | None:
-            one = first(values)
+        def ordered(message: Message) -> bool | None:
+            one = first(message)
             if one is None:
                 return None
-            other = second(values)
+            other = second(message)
             return None if other is None else compare(first_as(one), second_as(other))
 
         return ordered
 
     # --- Values -----------------------------------------------------------------------------------------------
 
-    def _value(self, node: Node) -> Callable[[Values], Any]:
+    def _value(self, node: Node) -> Callable[[Message], Any]:
         match node:
             case Property(name=name):
-                return operator.itemgetter(self._place(name))
+                return self._source(name)
             case Constant(value=value):
-                return lambda _values: value
+                return lambda _message: value
             case Negate(operand=operand):
                 positive = self._value(operand)
                 if _type(operand) in _NUMBERS:
-                    number = -positive(())
-                    return lambda _values: number
+                    number = -positive(None)
+                    return lambda _message: number
                 return _null_of(positive)
             case _:
                 return self.condition(node)
-
-    def _place(self, name: str) -> int:
-        return self.places.setdefault(name, len(self.places))
 
 
 def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
     """AND, which one False decides; or OR, which one True does."""
     otherwise = not decisive
 
-    def chain(values: Values) -> bool | None:
+    def chain(message: Message) -> bool | None:
         result: bool | None = otherwise
         for condition in conditions:
-            said = condition(values)
+            said = condition(message)
             if said is decisive:
                 return decisive
             if said is None:
@@ -198,25 +199,25 @@ def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
 
 
 def _not(condition: Condition) -> Condition:
-    def negated(values: Values) -> bool | None:
-        said = condition(values)
+    def negated(message: Message) -> bool | None:
+        said = condition(message)
         return None if said is None else not said
 
     return negated
 
 
-def _in(place: int, texts: frozenset[str], *, negated: bool) -> Condition:
-    def is_in(values: Values) -> bool | None:
-        text = values[place]
+def _in(get: Get, texts: frozenset[str], *, negated: bool) -> Condition:
+    def is_in(message: Message) -> bool | None:
+        text = get(message)
         return None if text is None else (text in texts) is not negated
 
     return is_in
 
 
-def _part(value: Callable[[Values], Any], found: Callable[[str, str], bool], text: str, *, negated: bool) -> Condition:
-    def has_part(values: Values) -> bool | None:
+def _part(value: Callable[[Message], Any], found: Callable[[str, str], bool], text: str, *, negated: bool) -> Condition:
+    def has_part(message: Message) -> bool | None:
         # RocketMQ does not even look at the property for an empty text, so no error in there counts.
-        said = value(values) if text else None
+        said = value(message) if text else None
         return isinstance(said, str) and found(said, text) is not negated
 
     return has_part
@@ -232,19 +233,19 @@ _PARTS: Final[dict[str, Callable[[str, str], bool]]] = {
 # --- Comparisons ----------------------------------------------------------------------------------------------
 
 
-def _equals_text(place: int, text: str) -> Condition:
-    def equals(values: Values) -> bool | None:
-        value = values[place]
+def _equals_text(get: Get, text: str) -> Condition:
+    def equals(message: Message) -> bool | None:
+        value = get(message)
         return None if value is None else value == text
 
     return equals
 
 
-def _compares(place: int, compare: Callable[[Any, Any], bool], read: Callable[[str], Any], constant: Any) -> Condition:
+def _compares(get: Get, compare: Callable[[Any, Any], bool], read: Callable[[str], Any], constant: Any) -> Condition:
     """The usual case, a property and a constant, in as few calls as can be."""
 
-    def compares(values: Values) -> bool | None:
-        text = values[place]
+    def compares(message: Message) -> bool | None:
+        text = get(message)
         return None if text is None else compare(read(text), constant)
 
     return compares
@@ -258,11 +259,11 @@ _COMPARE: Final[dict[Order, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _null_of(value: Callable[[Values], Any]) -> Callable[[Values], None]:
+def _null_of(value: Callable[[Message], Any]) -> Callable[[Message], None]:
     """Null whatever the value is; an error in there counts."""
 
-    def null(values: Values) -> None:
-        value(values)
+    def null(message: Message) -> None:
+        value(message)
 
     return null
 

@@ -3,12 +3,12 @@
 Every pair that TernMQ writes ends with ``\\x02``; before RocketMQ 5.2 the last one did not, so reading takes both. A
 pair without a name or a value does not exist for a reader, and of two pairs with one name the last counts. The text
 goes from the sender to the log as it is, and the store asks for two or three names of it at most: ``find`` answers
-that without taking the text apart, and ``picker`` does for a filter that asks each message for the same ones.
+that without taking the text apart, and ``getter`` for a filter that asks each message for the same one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ternmq.errors import InvalidMessage
@@ -33,25 +33,21 @@ def find(properties: str, name: str) -> str | None:
     return value or parse(properties).get(name)
 
 
-def picker(names: Iterable[str]) -> Callable[[str], list[str | None]]:
-    """A function that takes the values of these properties out of a text, None for a missing one."""
-    keys = [(name, f"\x02{name}\x01", len(name) + 2) for name in names]
+def getter(name: str) -> Callable[[str], str | None]:
+    """``find`` for one name and many texts."""
+    key, first = f"\x02{name}\x01", f"{name}\x01"
+    key_length = len(key)
 
-    def pick(properties: str) -> list[str | None]:
-        text = "\x02" + properties
-        values: list[str | None] = []
-        for name, key, key_length in keys:
-            at = text.rfind(key)
-            if at < 0:
-                values.append(None)
-                continue
-            at += key_length
-            end = text.find("\x02", at)
-            # An empty pair does not count; there may be one before. The last of all may lack its end.
-            values.append(text[at:end] if end > at else find(properties, name))
-        return values
+    def get(properties: str) -> str | None:
+        at = properties.rfind(key)
+        if at < 0 and not properties.startswith(first):
+            return None
+        at += key_length  # also right for -1, where the name begins the text and lacks the character before it
+        end = properties.find("\x02", at)
+        # An empty pair does not count; there may be one before. And the last of all may lack its end.
+        return properties[at:end] if end > at else find(properties, name)
 
-    return pick
+    return get
 
 
 def parse(properties: str) -> dict[str, str]:
