@@ -288,3 +288,13 @@ class SendFailed(TernError):
     def __init__(self, message: str, *, attempts: tuple[BaseException, ...] = ()) -> None:
         self.attempts = attempts
         super().__init__(message)
+
+
+class MessagesLost(TernError):
+    """Messages that a reader was to read exactly once are not in their queue any more: those from queue offset
+    ``first`` to before ``end``."""
+
+    def __init__(self, message: str, *, first: int, end: int) -> None:
+        self.first = first
+        self.end = end
+        super().__init__(message)

@@ -1,0 +1,71 @@
+"""A Spark session that fits: this Python for the workers, filters pushed down, and quiet (U5).
+
+``session()`` takes what is set already (``spark-submit``, a cluster's defaults) for granted and adds only what TernMQ's
+formats need; any master works. ``sentence_of`` finds the one sentence that an error is about in what Spark wraps
+around it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+LOCAL: Final = "local[*]"
+
+#: Needed or better for the formats of this package, unless the user says otherwise.
+_SETTINGS: Final = {
+    # Filters on time, queue and tags reach ``source.BatchReader``.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Progress is shown by whoever runs the job.
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+#: For a session on this machine alone: no console in the way, no port for anybody else, few tasks after a shuffle.
+_LOCAL_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1)),
+}
+
+#: The last line of a Python traceback inside Spark's text: the error's class, with its module, and the sentence.
+_OURS: Final = re.compile(r"^(?:ternmq\.[\w.]+): (.+?)(?:\s+SQLSTATE: \w+)?$", re.MULTILINE)
+
+
+def session(
+    *, master: str = "", name: str = "ternmq", settings: Mapping[str, str] | None = None, log_level: str = "ERROR"
+) -> SparkSession:
+    """The running session, or a new one: of ``master``, of what Spark's own settings say, or ``local[*]``.
+
+    ``settings`` are Spark's and go before those of this module.
+    """
+    # Workers are started by name, and the system's Python would not have this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = dict(settings or {})
+    builder = SparkSession.builder.appName(name)
+    chosen = master or given.get("spark.master") or os.environ.get("MASTER", "")
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if chosen or not is_submitted:
+        builder = builder.master(chosen or LOCAL)
+    ours = _SETTINGS | (_LOCAL_SETTINGS if (chosen or LOCAL).startswith("local") and not is_submitted else {})
+    for key, value in (ours | given).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel(log_level)
+    return spark
+
+
+def sentence_of(error: BaseException) -> str:
+    """What an error of a job is about, in one sentence, without Spark's and Python's traces."""
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        return str(ours[-1]).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

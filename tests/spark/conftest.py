@@ -1,0 +1,58 @@
+"""One Spark session for all tests here, in a small JVM; and clusters to read from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ternmq.embedded import EmbeddedCluster
+from ternmq.spark.session import session
+from tests.spark.topics import Topics
+
+#: Quick to start, as most of a test is the JVM's first use of some class.
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A first query compiles a lot of Java: give it time on a busy machine."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session on two cores of this machine."""
+    with warnings.catch_warnings():
+        # Where pandas is installed, Spark has something to say about its version.
+        warnings.simplefilter("ignore", FutureWarning)
+        running = session(
+            master="local[2]",
+            settings={
+                "spark.driver.memory": "768m",
+                "spark.driver.extraJavaOptions": SMALL_JVM,
+                "spark.sql.shuffle.partitions": "2",
+                "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
+                "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            },
+        )
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[EmbeddedCluster]:
+    """Two brokers that all tests share; each test has topics of its own."""
+    with EmbeddedCluster(brokers=2) as running:
+        yield running
+
+
+@pytest.fixture
+def topics(cluster: EmbeddedCluster, spark: SparkSession) -> Topics:
+    return Topics(spark, cluster.name_servers)
