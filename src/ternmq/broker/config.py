@@ -74,8 +74,8 @@ class BrokerConfig:
 
     # --- Pop (F9) ---------------------------------------------------------------------------------------------
 
-    #: Check points wait for their acks in memory first. If false, check points and acks go to the log at once: a broker
-    #: that is killed then forgets no ack, and the log takes a record for each.
+    #: Check points wait for their acks in memory first. If false, both go to the log at once, as in RocketMQ: a broker
+    #: that is killed hands out less again, and the log takes a record for each.
     enable_pop_buffer_merge: bool = True
     #: How long they wait there at most, and until when before their messages are due.
     pop_ck_stay_buffer_time: int = 10_000
