@@ -30,6 +30,7 @@ LAST_LINES = {
     "consumer_sql.py": "found 40 in eu, 7 in eu",
     "lite_pull.py": "read the first queue again: True",
     "dead_letters.py": "left: 0",
+    "pop.py": "painted 30 pictures",
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",
     "producer_delayed.py": "both came",

@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from ternmq.client.batch import split_batch
     from ternmq.client.blocking import SyncProducer
     from ternmq.client.blocking_consumer import SyncPushConsumer
+    from ternmq.client.blocking_pop import SyncPopConsumer
     from ternmq.client.blocking_pull import SyncLitePullConsumer, SyncPullConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
     from ternmq.client.consumer import PushConsumer
-    from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PushConfig
+    from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PopConfig, PushConfig
     from ternmq.client.hooks import SendContext, SendHook
     from ternmq.client.listener import ConsumeContext, ConsumeHook, ConsumeResult
     from ternmq.client.lite_pull import LitePullConsumer
     from ternmq.client.offsets import StartPosition
+    from ternmq.client.pop import PopConsumer
     from ternmq.client.producer import Producer
     from ternmq.client.pull import PullConsumer
     from ternmq.client.queue_choice import by_hash
@@ -50,6 +52,8 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "PopConfig",
+    "PopConsumer",
     "Producer",
     "ProducerConfig",
     "PullConsumer",
@@ -63,6 +67,7 @@ __all__ = [
     "StartPosition",
     "SyncAdmin",
     "SyncLitePullConsumer",
+    "SyncPopConsumer",
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
@@ -78,14 +83,16 @@ _HOMES: Final = {
     "ternmq.client.batch": ("split_batch",),
     "ternmq.client.blocking": ("SyncProducer",),
     "ternmq.client.blocking_consumer": ("SyncPushConsumer",),
+    "ternmq.client.blocking_pop": ("SyncPopConsumer",),
     "ternmq.client.blocking_pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
     "ternmq.client.consumer": ("PushConsumer",),
-    "ternmq.client.consumer_config": ("FlowLimits", "LitePullConfig", "PushConfig"),
+    "ternmq.client.consumer_config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig"),
     "ternmq.client.hooks": ("SendContext", "SendHook"),
     "ternmq.client.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
     "ternmq.client.lite_pull": ("LitePullConsumer",),
     "ternmq.client.offsets": ("StartPosition",),
+    "ternmq.client.pop": ("PopConsumer",),
     "ternmq.client.producer": ("Producer",),
     "ternmq.client.pull": ("PullConsumer",),
     "ternmq.client.queue_choice": ("by_hash",),

@@ -72,6 +72,19 @@ def pop_retry_topic_v2(group: str, topic: str) -> str:
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
+def popped_topic(group: str, topic: str) -> str:
+    """The topic whose messages a group popped, for one of its retry topics; any other is its own.
+
+    >>> popped_topic("billing", "%RETRY%billing_orders"), popped_topic("billing", "orders")
+    ('orders', 'orders')
+    """
+    for form in (pop_retry_topic, pop_retry_topic_v2):
+        prefix = form(group, "")
+        if topic.startswith(prefix) and topic != prefix:
+            return topic.removeprefix(prefix)
+    return topic
+
+
 def revive_topic(cluster: str) -> str:
     return REVIVE_PREFIX + cluster
 

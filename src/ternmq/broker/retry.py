@@ -71,7 +71,10 @@ class Retries:
             # As RocketMQ: a group without retry queues gives its failures up, with success.
             return
         record = self._read(header.log_offset)
-        origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or record.topic
+        # What was popped comes from a retry topic that says in its name what it retries.
+        origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or names.popped_topic(
+            header.group, record.topic
+        )
         origin_id = props.find(record.properties, Property.ORIGIN_MESSAGE_ID) or offset_id(
             record.store_host, record.log_offset
         )

@@ -40,39 +40,11 @@ T = TypeVar("T")
 ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
-class SyncPushConsumer:
-    """``PushConsumer`` with calls that wait; arguments and errors are the same. May be used from many threads."""
+class SyncListening:
+    """What the blocking twins of consumers with listeners have in common."""
 
-    def __init__(
-        self,
-        group: str,
-        listener: Listener | None = None,
-        *,
-        name_servers: str | Sequence[str] = "",
-        client: ClientConfig | None = None,
-        config: PushConfig | None = None,
-        model: MessageModel | None = None,
-        start: StartPosition | None = None,
-        allocation: Allocation | None = None,
-        orderly: bool | None = None,
-        batch_max: int | None = None,
-        threads: int | None = None,
-        hooks: Sequence[ConsumeHook] = (),
-    ) -> None:
-        self._consumer = PushConsumer(
-            group,
-            listener,
-            name_servers=name_servers,
-            client=client,
-            config=config,
-            model=model,
-            start=start,
-            allocation=allocation,
-            orderly=orderly,
-            batch_max=batch_max,
-            threads=threads,
-            hooks=hooks,
-        )
+    def __init__(self, consumer: PushConsumer) -> None:
+        self._consumer = consumer
         self._thread: LoopThread | None = None
 
     def __repr__(self) -> str:
@@ -138,8 +110,44 @@ class SyncPushConsumer:
         return self._thread.run(called(call))
 
 
+class SyncPushConsumer(SyncListening):
+    """``PushConsumer`` with calls that wait; arguments and errors are the same. May be used from many threads."""
+
+    def __init__(
+        self,
+        group: str,
+        listener: Listener | None = None,
+        *,
+        name_servers: str | Sequence[str] = "",
+        client: ClientConfig | None = None,
+        config: PushConfig | None = None,
+        model: MessageModel | None = None,
+        start: StartPosition | None = None,
+        allocation: Allocation | None = None,
+        orderly: bool | None = None,
+        batch_max: int | None = None,
+        threads: int | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+    ) -> None:
+        consumer = PushConsumer(
+            group,
+            listener,
+            name_servers=name_servers,
+            client=client,
+            config=config,
+            model=model,
+            start=start,
+            allocation=allocation,
+            orderly=orderly,
+            batch_max=batch_max,
+            threads=threads,
+            hooks=hooks,
+        )
+        super().__init__(consumer)
+
+
 class SyncMessages:
-    """The iterator over a ``SyncPushConsumer``. Each thread takes one of its own."""
+    """The iterator over a ``SyncPushConsumer`` or ``SyncPopConsumer``. Each thread takes one of its own."""
 
     def __init__(self, thread: LoopThread, inbox: Inbox) -> None:
         self._thread = thread

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
@@ -110,7 +110,7 @@ class PushConsumer:
         self._member: Member | None = None
 
     def __repr__(self) -> str:
-        return f"<PushConsumer {self.group}: {', '.join(self._subscriptions) or 'no topic yet'}>"
+        return f"<{type(self).__name__} {self.group}: {', '.join(self._subscriptions) or 'no topic yet'}>"
 
     # --- What to consume, and how ----------------------------------------------------------------------------
 
@@ -202,8 +202,7 @@ class PushConsumer:
         """
         group = wrap(self._namespace, self.group)
         async with AsyncExitStack() as stack:
-            shared = ClientInstance.shared(self._client_config, env=self._env, consumer_group=group)
-            instance = await stack.enter_async_context(shared)
+            instance = await stack.enter_async_context(self._instance(group))
             # For a name server that does not answer, an error here is worth more than warnings for ever.
             for topic, subscription in list(self._subscriptions.items()):
                 with suppress(RouteMissing):
@@ -213,18 +212,7 @@ class PushConsumer:
             # Brokers hear last that we leave: the other members ask for the progress as soon as they are told.
             stack.push_async_callback(instance.unregister_consumer, group)
             self._tasks = await stack.enter_async_context(Tasks())
-            if self.config.model is MessageModel.CLUSTERING:
-                retries = retry_topic(group)
-                self._subscriptions[retries] = Subscription.by_tags(retries, "*", version=self._clock.now_ms())
-            member = Member(
-                instance,
-                group,
-                self.config,
-                subscriptions=self._subscriptions,
-                progress=progress,
-                active=self._active,
-                tasks=self._tasks,
-            )
+            member = self._member_of(instance, group, progress, self._tasks)
             if self._listener is not None:
                 member.open(self._calls_of(self._listener, member))
             instance.register_consumer(group, member)
@@ -240,6 +228,23 @@ class PushConsumer:
         member, self._member = self._running(), None
         async with self._stack:
             await member.stop()
+
+    def _instance(self, group: str) -> AbstractAsyncContextManager[ClientInstance]:
+        return ClientInstance.shared(self._client_config, env=self._env, consumer_group=group)
+
+    def _member_of(self, instance: ClientInstance, group: str, progress: Progress, tasks: Tasks) -> Member:
+        if self.config.model is MessageModel.CLUSTERING:
+            retries = retry_topic(group)
+            self._subscriptions[retries] = Subscription.by_tags(retries, "*", version=self._clock.now_ms())
+        return Member(
+            instance,
+            group,
+            self.config,
+            subscriptions=self._subscriptions,
+            progress=progress,
+            active=self._active,
+            tasks=tasks,
+        )
 
     def _progress(self, instance: ClientInstance, group: str, stack: AsyncExitStack) -> Progress:
         if self.config.model is MessageModel.CLUSTERING:

@@ -1,4 +1,4 @@
-"""Settings of consumers, with RocketMQ's defaults where nothing else is said (F1, F2, F4–F6, G2, M2)."""
+"""Settings of consumers, with RocketMQ's defaults where nothing else is said (F1, F2, F4–F6, F9, G2, M2)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from ternmq.allocation import Allocation, Averagely
 from ternmq.client.offsets import LOCAL_DIRECTORY, StartPosition
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.errors import ConfigError
-from ternmq.wire.bodies.clients import MessageModel
+from ternmq.wire.bodies.clients import ConsumeFromWhere, MessageModel
+from ternmq.wire.handles import COUNT_MAX as POP_COUNT_MAX
 
 _MIB: Final = 1024 * 1024
 #: RocketMQ's ``MIN_AUTOCOMMIT_INTERVAL_MILLIS``.
 AUTO_COMMIT_LEAST_MS: Final = 1_000
+#: RocketMQ's clients take 60 s for anything outside.
+POP_INVISIBLE_LEAST_MS: Final = 5_000
+POP_INVISIBLE_MOST_MS: Final = 300_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,4 +168,62 @@ class LitePullConfig:
             pull_bytes_max=self.pull_bytes_max,
             suspend_ms=self.suspend_ms,
             limits=self.limits,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class PopConfig:
+    """Settings of a ``PopConsumer``.
+
+    >>> PopConfig(invisible_ms=30_000).count_max
+    32
+    """
+
+    #: F6: where a group begins that has popped nothing of a queue yet: the first message or the end.
+    start: StartPosition = StartPosition.LAST
+    #: F1: above 1, the listener takes lists of up to this many messages.
+    batch_max: int = 1
+    #: F1: calls of the listener at the same time: threads of a plain function, tasks of an ``async`` one.
+    threads: int = 20
+    #: Messages asked for with one pop; 32 at most.
+    count_max: int = 32
+    #: How long a popped message is hidden from the other members. A listener must be done by then.
+    invisible_ms: int = 60_000
+    #: F8: how long a broker holds a pop that finds nothing.
+    poll_ms: int = 15_000
+    #: M2: at this many messages that were popped and are not settled, a queue (or broker) is asked for no more.
+    unsettled_max: int = 96
+    #: H1: how often a message comes again before it is a dead letter.
+    max_reconsume_times: int = 16
+    #: When the group is switched to pop: how many members share a queue, beside its own. 0: all pop all.
+    share_queues: int = 0
+    #: What running listeners have, at the end of the block, to come to theirs.
+    stop_timeout_ms: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("batch_max", "threads", "unsettled_max", "max_reconsume_times"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} makes no sense; use 1 or more")
+        for name in ("poll_ms", "share_queues", "stop_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)} is below 0; use 0 or more")
+        if not 1 <= self.count_max <= POP_COUNT_MAX:
+            raise ConfigError(f"count_max={self.count_max}: one pop brings 1 to {POP_COUNT_MAX} messages")
+        if not POP_INVISIBLE_LEAST_MS <= self.invisible_ms <= POP_INVISIBLE_MOST_MS:
+            raise ConfigError(
+                f"invisible_ms={self.invisible_ms}: hide messages for {POP_INVISIBLE_LEAST_MS} to "
+                f"{POP_INVISIBLE_MOST_MS} ms"
+            )
+        if self.start.where is ConsumeFromWhere.TIMESTAMP:
+            raise ConfigError("pop begins with the first message or at the end; for a time, reset the group's offsets")
+
+    def of_listening(self) -> PushConfig:
+        """The same as far as it concerns the calls of listeners, which both kinds of consumers share."""
+        return PushConfig(
+            start=self.start,
+            batch_max=self.batch_max,
+            threads=self.threads,
+            suspend_ms=self.poll_ms,
+            max_reconsume_times=self.max_reconsume_times,
+            stop_timeout_ms=self.stop_timeout_ms,
         )

@@ -96,6 +96,7 @@ class QueueReader:
         #: Which copy of the broker to ask; it suggests a slave when we read far behind (O3).
         self._broker_id = MASTER_ID
         self._room = asyncio.Event()
+        self._is_leaving = False
 
     def __repr__(self) -> str:
         return f"<QueueReader {self.held!r}>"
@@ -114,10 +115,14 @@ class QueueReader:
         """The queue is another's now: what is still in flight must not count any more."""
         self.held.dropped = True
 
+    def leave(self) -> None:
+        """Fetch no more, but do not give up the question that is under way."""
+        self._is_leaving = True
+
     async def run(self) -> None:
-        """Fetch for ever."""
+        """Fetch for ever, or until told to leave."""
         fetching = self._fetching
-        while True:
+        while not self._is_leaving:
             await fetching.active.wait()
             await self._wait_for_room()
             try:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.consumer_config import PushConfig
@@ -47,6 +47,8 @@ class Member:
     It is registered with the instance before its start, so that brokers know it, and unregistered after its end.
     """
 
+    kind: ClassVar = ConsumeType.PASSIVELY
+
     def __init__(
         self,
         instance: ClientInstance,
@@ -71,29 +73,41 @@ class Member:
         returns = Returns(instance, group, max_reconsume_times=config.max_reconsume_times) if is_clustering else None
         self._stats = ConsumeStats(instance.env.clock)
         self._started_ms = instance.env.clock.now_ms()
-        self.settling = Settling(returns, self._stats, tasks)
         self.locks = Locks(instance, group, on_lost=self._lost) if config.orderly and is_clustering else None
-        self.readers = Readers(
-            instance,
-            group,
-            config,
-            subscriptions=subscriptions,
+        self.settling = self._settling(returns)
+        self.readers = self._readers(progress, active)
+        self.rebalancer = self._rebalancer()
+
+    # --- Parts, which another kind of member may have others of -----------------------------------------------
+
+    def _settling(self, returns: Returns | None) -> Settling:
+        return Settling(returns, self._stats, self._tasks)
+
+    def _readers(self, progress: Progress, active: asyncio.Event) -> Readers:
+        return Readers(
+            self.instance,
+            self.group,
+            self._config,
+            subscriptions=self._subscriptions,
             progress=progress,
-            brokers=BrokerOffsets(instance, group),
+            brokers=BrokerOffsets(self.instance, self.group),
             locks=self.locks,
             stats=self._stats,
             deliver=self._deliver,
             active=active,
-            tasks=tasks,
+            tasks=self._tasks,
         )
-        self.rebalancer = Rebalancer(instance, group, self.readers, model=config.model, allocation=config.allocation)
+
+    def _rebalancer(self) -> Rebalancer:
+        config = self._config
+        return Rebalancer(self.instance, self.group, self.readers, model=config.model, allocation=config.allocation)
 
     # --- What the instance asks (``ConsumerMember``) ---------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(
             group_name=self.group,
-            consume_type=ConsumeType.PASSIVELY,
+            consume_type=self.kind,
             message_model=self._config.model,
             consume_from_where=self._config.start.where,
             subscription_data_set=[subscription.data for subscription in self._subscriptions.values()],

@@ -196,15 +196,17 @@ class Rebalancer:
 
     async def _members(self, topic: str) -> list[str]:
         """Client ids of the group, from any broker of the topic: all members send heartbeats to all of them."""
+        header = ConsumerGroup(consumer_group=self._group)
+        address = await self._any_broker(topic)
+        response = await self._instance.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        return decode(response.body, MemberList).consumer_id_list
+
+    async def _any_broker(self, topic: str) -> str:
         route = await self._instance.routes.of(topic)
         addresses = [address for by_id in route.brokers.values() for address in by_id.values()]
         if not addresses:
             raise NetworkError(f"no broker of topic {topic!r} has an address now", address=topic)
-        header = ConsumerGroup(consumer_group=self._group)
-        response = await self._instance.ask(
-            self._instance.env.random.choice(addresses), RequestCode.GET_CONSUMER_LIST_BY_GROUP, header
-        )
-        return decode(response.body, MemberList).consumer_id_list
+        return self._instance.env.random.choice(addresses)
 
     async def _take_up(self, queue: MessageQueue) -> bool:
         try:

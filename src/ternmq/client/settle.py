@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol
 
 from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.fetch import QueueReader
@@ -88,9 +88,13 @@ class Settling:
         if done:
             reader.done(held, done)
         if failed:
-            task = self._tasks.create_task(self._send_back(reader, held, failed, delay_level, again))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            self._return(self._send_back(reader, held, failed, delay_level, again))
+
+    def _return(self, returning: Coroutine[Any, Any, None]) -> None:
+        """Have something brought back, which ``idle`` waits for."""
+        task = self._tasks.create_task(returning)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
 
     async def bury(self, message: ReceivedMessage) -> bool:
         """Have a message become a dead letter; whether it is one now. The caller says that it is done."""

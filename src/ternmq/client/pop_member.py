@@ -1,0 +1,284 @@
+"""A running member of a group that pops (F9, G1).
+
+Who pops what is the broker's decision: each topic's assignment is asked for (QUERY_ASSIGNMENT 400), and names brokers
+(queue id -1: all of its queues) or single queues. It also says whether the group pops the topic at all. The member
+switches it to that (SET_MESSAGE_REQUEST_MODE 401) when it first takes up the topic; should an administrator switch it
+back later, it obeys, and pops nothing of that topic until told otherwise.
+
+Nothing is owned here: letting go of a queue means to ask it no more, and what was popped of it is settled as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from ternmq.allocation import Averagely
+from ternmq.client.consume_stats import ConsumeStats
+from ternmq.client.consumer_config import PopConfig, PushConfig
+from ternmq.client.fetch import Deliver
+from ternmq.client.instance import ClientInstance
+from ternmq.client.member import Member
+from ternmq.client.offsets import BrokerOffsets, Progress
+from ternmq.client.pop_reader import GiveUp, PopReader
+from ternmq.client.pop_settle import PopSettling
+from ternmq.client.readers import Readers
+from ternmq.client.rebalance import Holder, Rebalancer
+from ternmq.client.send_back import Returns
+from ternmq.client.settle import Settling
+from ternmq.client.subscription import Subscription
+from ternmq.errors import NetworkError, RequestNotSupported, RouteMissing, TernError
+from ternmq.message import MessageQueue
+from ternmq.tasks import Tasks
+from ternmq.wire.bodies.clients import (
+    Assignment,
+    AssignmentQuery,
+    Assignments,
+    ConsumeType,
+    GroupRequestMode,
+    MessageModel,
+    PopQueueInfo,
+    RequestMode,
+    RequestModes,
+    RunningInfo,
+)
+from ternmq.wire.bodies.codec import by_key, decode, encode
+from ternmq.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+
+class PopMember(Member):
+    """As ``Member``, with pops in place of pulls. All methods belong to the loop's thread."""
+
+    kind: ClassVar = ConsumeType.POP
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        config: PopConfig,
+        *,
+        subscriptions: Mapping[str, Subscription],
+        progress: Progress,
+        active: asyncio.Event,
+        tasks: Tasks,
+    ) -> None:
+        self._pop = config
+        super().__init__(
+            instance,
+            group,
+            config.of_listening(),
+            subscriptions=subscriptions,
+            progress=progress,
+            active=active,
+            tasks=tasks,
+        )
+
+    def _settling(self, returns: Returns | None) -> Settling:
+        assert returns is not None
+        self.pop_settling = PopSettling(
+            returns,
+            self._stats,
+            self._tasks,
+            instance=self.instance,
+            group=self.group,
+            max_reconsume_times=self._pop.max_reconsume_times,
+        )
+        return self.pop_settling
+
+    def _readers(self, progress: Progress, active: asyncio.Event) -> Readers:
+        self.pop_readers = PopReaders(
+            self.instance,
+            self.group,
+            self._config,
+            subscriptions=self._subscriptions,
+            progress=progress,
+            stats=self._stats,
+            deliver=self._deliver,
+            active=active,
+            tasks=self._tasks,
+            pop=self._pop,
+            give_up=self.pop_settling.give_up,
+        )
+        return self.pop_readers
+
+    def _rebalancer(self) -> Rebalancer:
+        self._assigner = Assigner(self.instance, self.group, self.readers, share_queues=self._pop.share_queues)
+        return self._assigner
+
+    async def start(self) -> None:
+        """As ``Member.start``. Raises ``RequestNotSupported`` for a broker without pop."""
+        for topic in list(self._subscriptions):
+            try:
+                await self._assigner.switch(topic)
+            except RequestNotSupported as error:
+                raise RequestNotSupported(
+                    f"{error.broker} does not know pop, which came with RocketMQ 5; use a PushConsumer",
+                    broker=error.broker,
+                ) from None
+            except (RouteMissing, NetworkError) as error:
+                log.warning("a topic cannot be popped yet", extra={"topic": topic, "why": str(error)})
+        await super().start()
+
+    async def stop(self) -> None:
+        """Let running listeners end, send the last acks, and let others have what nobody has seen."""
+        await super().stop()
+        await self.pop_settling.give_back(self.pop_readers.ever(), self._pop.stop_timeout_ms)
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing: brokers know where a group is that pops, and this member asks them each time."""
+
+    def offsets(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - of no topic
+        return {}
+
+    def running_info(self) -> RunningInfo:
+        info = super().running_info()
+        queues = {
+            reader.queue: PopQueueInfo(
+                wait_ack_count=sum(map(len, reader.in_hand())), last_pop_timestamp=reader.held.last_fetched_ms
+            )
+            for reader in self.pop_readers.ever()
+        }
+        return msgspec.structs.replace(info, mq_table={}, mq_pop_table=by_key(queues))
+
+
+class PopReaders(Readers):
+    """What this member pops from. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        config: PushConfig,
+        *,
+        subscriptions: Mapping[str, Subscription],
+        progress: Progress,
+        stats: ConsumeStats,
+        deliver: Deliver,
+        active: asyncio.Event,
+        tasks: Tasks,
+        pop: PopConfig,
+        give_up: GiveUp,
+    ) -> None:
+        super().__init__(
+            instance,
+            group,
+            config,
+            subscriptions=subscriptions,
+            progress=progress,
+            brokers=BrokerOffsets(instance, group),
+            locks=None,
+            stats=stats,
+            deliver=deliver,
+            active=active,
+            tasks=tasks,
+        )
+        self._pop = pop
+        self._give_up = give_up
+        #: Readers that were told to leave: one may wait for its last answer, and have messages in hand.
+        self._left: list[tuple[PopReader, asyncio.Task[None]]] = []
+
+    async def take_up(self, queue: MessageQueue) -> None:
+        reader = PopReader(self._fetching, queue, self._pop, self._give_up)
+        self._running[queue] = reader, self._tasks.create_task(reader.run(), name=f"pop {queue}")
+        self._counts[queue.topic] += 1
+
+    async def let_go(self, queues: Collection[MessageQueue]) -> None:
+        self._left = [(reader, task) for reader, task in self._left if not task.done() or reader.in_hand()]
+        for queue in queues:
+            reader, task = self._running.pop(queue)
+            assert isinstance(reader, PopReader)
+            self._counts[queue.topic] -= 1
+            reader.leave()
+            self._left.append((reader, task))
+
+    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Nothing; see ``PopMember.reset``."""
+
+    async def save(self, *, wait: bool) -> None:
+        """Nothing: brokers move the progress on with each ack."""
+
+    async def stop_fetching(self) -> None:
+        await super().stop_fetching()
+        left = [task for _, task in self._left]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    def ever(self) -> list[PopReader]:
+        """All that may have messages in hand."""
+        running = [reader for reader in self.all() if isinstance(reader, PopReader)]
+        return [*running, *(reader for reader, _ in self._left)]
+
+
+class Assigner(Rebalancer):
+    """A ``Rebalancer`` that asks brokers who pops what, instead of working it out."""
+
+    def __init__(self, instance: ClientInstance, group: str, holder: Holder, *, share_queues: int) -> None:
+        # The name of the strategy, by which brokers choose their own, is all that matters of it here.
+        super().__init__(instance, group, holder, model=MessageModel.CLUSTERING, allocation=Averagely())
+        self._share_queues = share_queues
+        #: Topics that the group was seen to pop.
+        self._switched: set[str] = set()
+        self._switched_back: set[str] = set()
+
+    async def switch(self, topic: str) -> None:
+        """Have the group pop a topic on all of its brokers, once; later changes are an administrator's."""
+        if topic in self._switched:
+            return
+        route = await self._instance.routes.of(topic)
+        mode = GroupRequestMode(
+            topic=topic,
+            consumer_group=self._group,
+            mode=RequestMode.POP,
+            pop_share_queue_num=self._share_queues,
+        )
+        for name in route.brokers:
+            address = self._instance.broker_address(name)
+            response = await self._instance.ask(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+            modes = decode(response.body, RequestModes).message_request_mode_map
+            known = modes.get(topic, {}).get(self._group)
+            if known is None or known.mode is not RequestMode.POP:
+                log.info("switching a group to pop", extra={"group": self._group, "topic": topic, "broker": name})
+                await self._instance.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(mode))
+        self._switched.add(topic)
+
+    async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
+        if queues is None:
+            return None
+        try:
+            await self.switch(topic)
+            assignments = await self._assignments(topic)
+        except TernError as error:
+            log.warning("no assignment; it stays as it is", extra={"topic": topic, "why": str(error)})
+            return None
+        if assignments is None:
+            return None
+        if any(assignment.mode is not RequestMode.POP for assignment in assignments):
+            if topic not in self._switched_back:
+                self._switched_back.add(topic)
+                log.warning(
+                    "an administrator has this group pull the topic; nothing of it is popped here",
+                    extra={"group": self._group, "topic": topic},
+                )
+            return []
+        self._switched_back.discard(topic)
+        return [assignment.message_queue.message_queue for assignment in assignments]
+
+    async def _assignments(self, topic: str) -> Sequence[Assignment] | None:
+        """What a broker of the topic, any one, says; None: keep what you have."""
+        query = AssignmentQuery(
+            client_id=self._instance.client_id,
+            consumer_group=self._group,
+            topic=topic,
+            strategy_name=self._allocation.name,
+        )
+        address = await self._any_broker(topic)
+        response = await self._instance.ask(address, RequestCode.QUERY_ASSIGNMENT, None, encode(query))
+        return decode(response.body, Assignments).message_queue_assignments
