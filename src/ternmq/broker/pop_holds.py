@@ -163,7 +163,11 @@ class PopHolds:
             self._loop.call_soon(self._wake)
         for hold in now:
             hold.place.woken = False
-            self._resume(hold.peer, hold.request, hold.deadline)
+            if hold.peer.closed.is_set():
+                # It would take messages that nobody gets; let the next one look.
+                self.wake(*hold.place.key)
+            else:
+                self._resume(hold.peer, hold.request, hold.deadline)
 
     def _remove(self, hold: PopHold) -> None:
         if hold.timer is not None:

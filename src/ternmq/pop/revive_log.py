@@ -226,10 +226,16 @@ class ReviveLog:
             for view in found.buffers:
                 at = 0
                 while at < len(view):
-                    record = unpack_record(view, at)
+                    try:
+                        record = unpack_record(view, at)
+                    except CorruptRecord as error:
+                        # The log's own recovery has let it pass; it must not keep the broker from starting.
+                        log.error("the revive log has damaged records, left out", extra={"why": str(error)})
+                        break
                     at += record.size
                     queue.position = record.queue_offset + 1
                     yield record
+            queue.position = found.next_offset
 
     def _take(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint | None:
         tag = props.find(record.properties, Property.TAGS)

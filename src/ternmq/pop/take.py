@@ -25,6 +25,8 @@ from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, pack_record, record_bytes, unpack_record
 
+#: A reply that has so many bytes gets no more: frames have a bound, and each queue adds at least one message.
+BYTES_MAX: Final = 4 * 1024 * 1024
 #: Stretches of a queue that one pop looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
 
@@ -120,6 +122,7 @@ class Taker:
         end = self._store.max_offset(topic, queue_id)
         if (
             taken.count >= wish.count_max
+            or taken.body_bytes >= BYTES_MAX
             or start == end
             or (wish.ordered and self._orders.is_blocked(key, wish.attempt_id))
         ):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ternmq.broker.broker import Broker
+from ternmq.pop import buffer
 from ternmq.wire.bodies.clients import (
     AssignmentQuery,
     Assignments,
@@ -37,7 +39,7 @@ from ternmq.wire.requests import (
     ResetOffset,
 )
 from ternmq.wire.requests_admin import DeleteGroup, Topic
-from tests.broker.calls import FAR_MS, Caller, serving
+from tests.broker.calls import FAR_MS, Caller, dialled, serving, settings, small_store
 from tests.broker.popping import Popped, ack, change, held_pop, messages, pop, popped
 
 
@@ -235,6 +237,64 @@ async def test_a_full_house_is_told_to_wait(tmp_path: Path) -> None:
         assert 1 == info.read(PollingInfoReply).polling_count
         await broker.sent("orders", b"1")
         assert 0 == (await waiting).code
+
+
+async def test_a_pop_of_one_queue_is_not_woken_by_another(broker: Caller) -> None:
+    """F8"""
+    await broker.sent("orders", b"0")
+    await popped(broker, "orders")
+    waiting = held_pop(broker, "orders", queue_id=1, poll_ms=FAR_MS)
+
+    await broker.sent("orders", b"1", queue_id=0)
+    await broker.sent("orders", b"2", queue_id=1)
+
+    assert [b"2"] == bodies(messages(await waiting, "poppers", "orders"))
+    assert [b"1"] == bodies(await popped(broker, "orders"))
+
+
+async def test_who_is_gone_takes_no_messages_with_him(tmp_path: Path) -> None:
+    """F8: a message that comes goes to the next who waits."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as stays:
+        await stays.sent("orders", b"0")
+        await popped(stays, "orders")
+        async with dialled(broker.address) as leaves:
+            held_pop(leaves, "orders", poll_ms=FAR_MS).add_done_callback(asyncio.Future.exception)
+            header = PollingInfo(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES)
+            while not (await leaves.call(RequestCode.POLLING_INFO, header)).read(PollingInfoReply).polling_count:
+                pass
+        waiting = held_pop(stays, "orders", poll_ms=FAR_MS)
+
+        await stays.sent("orders", b"1")
+
+        assert [b"1"] == bodies(messages(await waiting, "poppers", "orders"))
+
+
+async def test_a_reply_does_not_grow_beyond_a_frame(tmp_path: Path) -> None:
+    """F9, B1: 32 messages of 1 MiB are not one reply."""
+    async with serving(tmp_path, store={"mapped_file_size_commit_log": 64 << 20}) as broker:
+        for number in range(12):
+            await broker.sent("orders", bytes(1 << 20), queue_id=number % 4)
+
+        sizes = []
+        while found := await popped(broker, "orders"):
+            sizes.append(len(found))
+
+        assert (12, True) == (sum(sizes), max(sizes) <= 4)
+
+
+async def test_too_much_in_flight_stops_pops_and_changes(broker: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F9: what is acked makes room."""
+    await broker.sent("orders", b"0")
+    await broker.sent("orders", b"1")
+    (message,) = await popped(broker, "orders", count_max=1)
+    monkeypatch.setattr(buffer, "IN_FLIGHT_MAX", 1)
+
+    response, _ = await change(broker, message, invisible_ms=1)
+    assert ResponseCode.SYSTEM_BUSY == response.code
+    assert ResponseCode.POLLING_FULL == (await pop(broker, "orders", poll_ms=FAR_MS)).code
+    await ack(broker, message)
+
+    assert [b"1"] == bodies(await popped(broker, "orders"))
 
 
 # --- Acks and changes -----------------------------------------------------------------------------------------
