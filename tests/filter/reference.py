@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from ternmq.filter.sql import (
+from ternmq.filter.tree import (
     AsCondition,
     Compare,
     Constant,

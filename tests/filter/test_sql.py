@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import InvalidExpression
-from ternmq.filter.sql import (
-    DEPTH_MAX,
+from ternmq.filter.sql import DEPTH_MAX, has_recent_words, parse
+from ternmq.filter.tree import (
     AsCondition,
     Compare,
     Constant,
@@ -21,8 +21,6 @@ from ternmq.filter.sql import (
     Order,
     Part,
     Property,
-    has_recent_words,
-    parse,
 )
 from tests.filter import expressions
 

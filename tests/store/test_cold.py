@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, StoreError
+from ternmq.store.query import accepted
 from ternmq.store.segment import FileDisk
 from ternmq.store.store import MessageStore
-from ternmq.wire.record import unpack_records
+from ternmq.wire.record import unpack_record, unpack_records
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, draft, quiet_store, read_all, small_config
 
@@ -209,3 +210,25 @@ def test_a_key_search_whose_records_are_gone_finds_nothing(tmp_path: Path) -> No
         result = search.send([None])
         assert not isinstance(result, list)
         assert [] == result.buffers
+
+
+def test_old_records_are_filtered_once_they_are_read(tmp_path: Path) -> None:
+    """K2: what is left by ``get`` was not asked; bytes that are no record are left to who asked."""
+    asked: list[str] = []
+
+    def accepts(properties: str) -> bool:
+        asked.append(properties)
+        return properties == "TAGS\x01b\x02"
+
+    with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
+        for tag in "abc":
+            store.put(draft(TAGS=tag))
+        found = store.get("orders", 0, 0, count_max=32, accepts=accepts, leave_cold=True)
+        assert found.cold is not None
+        body = store.cold.read(found.cold).result()
+
+    assert [] == asked
+    (wanted,) = accepted(body, accepts)
+    assert "TAGS\x01b\x02" == unpack_record(wanted).properties
+    assert ["TAGS\x01a\x02", "TAGS\x01b\x02", "TAGS\x01c\x02"] == asked
+    assert [wanted, b"\0" * 100] == accepted(body + bytes(100), accepts)

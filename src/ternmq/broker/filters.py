@@ -106,6 +106,7 @@ class _Registered:
     dead_ms: int
     positions: tuple[int, ...]
     accepts: Accepts
+    wanted: Wanted
 
 
 class Filters:
@@ -151,7 +152,7 @@ class Filters:
         if registered.version < version:
             raise FilterOutdated(f"the consumer's consumer filter data not latest: that of {group} on {topic} is older")
         self._check_enabled(subscription.expression_type)
-        return Wanted(may_pass=self._may_pass(registered), accepts=registered.accepts)
+        return registered.wanted
 
     def of_request(self, group: str, topic: str, kind: str | None, expression: str | None) -> Wanted:
         """The tests that a request brings along. Raises ``SubscriptionInvalid`` or ``SystemFailure``."""
@@ -187,10 +188,6 @@ class Filters:
         registered = self._table.get(find(properties, Property.RETRY_TOPIC) or "", {}).get(group)
         return registered is None or registered.accepts(properties)
 
-    def _may_pass(self, registered: _Registered) -> Callable[[Unit], bool]:
-        may_hold, born_ms = self._bloom.tester(registered.positions), registered.born_ms
-        return lambda unit: unit.store_time_ms <= born_ms or may_hold(unit.bits)
-
     def _check_enabled(self, kind: str | None) -> None:
         if not self._enabled:
             raise SystemFailure(
@@ -225,24 +222,28 @@ class Filters:
                 self._dirty = True
             return
         try:
-            accepts = _sql_test(said.sub_string)
+            new = self._new(group, said.topic, said.sub_string, said.sub_version, born_ms=self._clock.now_ms())
         except SubscriptionInvalid as error:
             log.warning("a filter cannot be read", extra={"group": group, "topic": said.topic, "why": str(error)})
             if old is not None:
                 del groups[group]
                 self._dirty = True
             return
-        self._table.setdefault(said.topic, groups)[group] = _Registered(
-            group,
-            said.topic,
-            said.sub_string,
-            said.sub_version,
-            born_ms=self._clock.now_ms(),
-            dead_ms=0,
-            positions=self._bloom.positions(filter_name(group, said.topic)),
-            accepts=accepts,
-        )
+        self._table.setdefault(said.topic, groups)[group] = new
         self._dirty = True
+
+    def _new(
+        self, group: str, topic: str, expression: str, version: int, *, born_ms: int, dead_ms: int = 0
+    ) -> _Registered:
+        accepts = _sql_test(expression)
+        positions = self._bloom.positions(filter_name(group, topic))
+        may_hold = self._bloom.tester(positions)
+
+        def may_pass(unit: Unit) -> bool:
+            return unit.store_time_ms <= born_ms or may_hold(unit.bits)
+
+        wanted = Wanted(may_pass=may_pass, accepts=accepts)
+        return _Registered(group, topic, expression, version, born_ms, dead_ms, positions, accepts, wanted)
 
     def _bury(self, registered: _Registered) -> None:
         if not registered.dead_ms:
@@ -270,26 +271,24 @@ class Filters:
         dead_ms = self._clock.now_ms() - DEAD_AT_LOAD_MS
         for topic, filters in saved.filter_data_by_topic.items():
             for group, data in filters.group_filter_data.items():
-                positions = self._bloom.positions(filter_name(group, topic))
-                if data.bloom_filter_data != self._positions_body(positions):
-                    log.warning("the size of Bloom maps has changed; all saved filters are dropped")
-                    self._table.clear()
-                    return
+                dead_since_ms = data.dead_time or max(dead_ms, data.born_time)
                 try:
-                    accepts = _sql_test(data.expression)
+                    loaded = self._new(
+                        group,
+                        topic,
+                        data.expression,
+                        data.client_version,
+                        born_ms=data.born_time,
+                        dead_ms=dead_since_ms,
+                    )
                 except SubscriptionInvalid as error:
                     log.warning("a saved filter cannot be read", extra={"group": group, "why": str(error)})
                     continue
-                self._table.setdefault(topic, {})[group] = _Registered(
-                    group,
-                    topic,
-                    data.expression,
-                    data.client_version,
-                    born_ms=data.born_time,
-                    dead_ms=data.dead_time or max(dead_ms, data.born_time),
-                    positions=positions,
-                    accepts=accepts,
-                )
+                if data.bloom_filter_data != self._positions_body(loaded.positions):
+                    log.warning("the size of Bloom maps has changed; all saved filters are dropped")
+                    self._table.clear()
+                    return
+                self._table.setdefault(topic, {})[group] = loaded
 
     def save(self) -> None:
         """Forget filters that are dead for long, and hand the table to the file's thread if anything changed."""

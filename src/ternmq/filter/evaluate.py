@@ -24,18 +24,17 @@ An error is ``EvaluationFailed``; whoever filters takes it as «does not match»
 from __future__ import annotations
 
 import enum
-import math
 import operator
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from ternmq.errors import EvaluationFailed, InvalidExpression
-from ternmq.filter.sql import (
+from ternmq.filter.numbers import double_key, double_of, int_of, long_of
+from ternmq.filter.sql import parse
+from ternmq.filter.tree import (
     INT_MAX,
-    LONG_MAX,
     AsCondition,
     Compare,
     Constant,
@@ -48,7 +47,6 @@ from ternmq.filter.sql import (
     Order,
     Part,
     Property,
-    parse,
 )
 
 #: A filter takes whatever its source can read: the text of a message's properties, or a table of them.
@@ -327,7 +325,7 @@ def _fail_flag(_flag: bool, text: str) -> bool:
 def _alike(left: _Type, right: _Type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """What makes numbers and texts of these types comparable."""
     if left is right is _Type.TEXT:
-        return _double_key, _double_key
+        return double_key, double_key
     if left is _Type.TEXT:
         return _READ.get(right, _as_is), _as_is
     if right is _Type.TEXT:
@@ -341,108 +339,8 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-# --- Texts as numbers, as Java reads them ---------------------------------------------------------------------
-
-
-class _NotANumber:
-    """Java's order puts NaN above all doubles, and makes it equal to itself."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return other is self
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __lt__(self, other: object) -> bool:
-        return False
-
-    def __le__(self, other: object) -> bool:
-        return other is self
-
-    def __gt__(self, other: object) -> bool:
-        return other is not self
-
-    def __ge__(self, other: object) -> bool:
-        return True
-
-
-_NAN: Final = _NotANumber()
-
-#: What ``Double.valueOf`` takes, after the blanks around it are gone; a hexadecimal number has its own form.
-_DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
-_HEX_DOUBLE: Final = re.compile(
-    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?", re.ASCII
-)
-_NAMED_DOUBLES: Final = {
-    sign + name: value for sign in ("", "+", "-") for name, value in (("NaN", _NAN), ("Infinity", math.inf))
-} | {"-Infinity": -math.inf}
-#: ``String.trim`` cuts all characters up to the blank.
-_BLANKS: Final = "".join(map(chr, range(33)))
-_DIGITS_AND_DOT: Final = "0123456789."
-
-
-def _int_of(text: str) -> int:
-    if len(text) < 10 and text.isascii() and text.isdigit():
-        return int(text)
-    return _whole(text, INT_MAX, "whole number of 32 bits")
-
-
-def _long_of(text: str) -> int:
-    if len(text) < 19 and text.isascii() and text.isdigit():
-        return int(text)
-    return _whole(text, LONG_MAX, "whole number of 64 bits")
-
-
-def _whole(text: str, greatest: int, what: str) -> int:
-    """``Integer.valueOf`` and ``Long.valueOf``: a sign, and digits of any script that Java has in one character."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    if digits.isdecimal() and all(digit <= "\uffff" for digit in digits):
-        digits = digits.lstrip("0") or "0"
-        # Python reads no number of more than 4,300 digits; one of more than 19 does not fit anyway.
-        value = int(digits) if len(digits) < 20 else greatest + 2
-        if text[0] == "-":
-            value = -value
-        if -greatest - 1 <= value <= greatest:
-            return value
-    raise EvaluationFailed(f"{text!r} is no {what}; compare with a decimal (5.0) to take others, too")
-
-
-def _double_of(text: str) -> Any:
-    """``Double.valueOf``; NaN is ``_NAN``."""
-    if not text.strip(_DIGITS_AND_DOT):
-        try:
-            return float(text)
-        except ValueError:
-            raise _no_double(text) from None
-    trimmed = text.strip(_BLANKS)
-    found = _DOUBLE.fullmatch(trimmed)
-    if found is not None:
-        return float(found[1])
-    if trimmed in _NAMED_DOUBLES:
-        return _NAMED_DOUBLES[trimmed]
-    found = _HEX_DOUBLE.fullmatch(trimmed)
-    if found is None:
-        raise _no_double(text)
-    try:
-        return float.fromhex(found[1])
-    except OverflowError:
-        return -math.inf if trimmed[0] == "-" else math.inf
-
-
-def _double_key(text: str) -> tuple[Any, float]:
-    """A double for comparison with another: Java has -0.0 below 0.0."""
-    value = _double_of(text)
-    return value, 1.0 if value is _NAN else math.copysign(1.0, value)
-
-
-def _no_double(text: str) -> EvaluationFailed:
-    return EvaluationFailed(f"{text!r} is no number, so it is neither above nor below one; compare texts with = and <>")
-
-
 _READ: Final[dict[_Type, Callable[[Any], Any]]] = {
-    _Type.INT: _int_of,
-    _Type.LONG: _long_of,
-    _Type.DOUBLE: _double_of,
+    _Type.INT: int_of,
+    _Type.LONG: long_of,
+    _Type.DOUBLE: double_of,
 }

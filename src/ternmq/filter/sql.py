@@ -20,135 +20,43 @@ What is known to bite is kept, since a filter must choose the same messages on e
 - ``0.0`` is refused: a decimal is at least the smallest positive double.
 - Types of constants are checked, values are not: ``1 > 2`` is a filter like any other.
 
-``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are read into what they mean, so the tree has few kinds of nodes. Chains of
-AND and OR are one node each; all other nesting is bounded by ``DEPTH_MAX``, as trees are walked recursively.
+Chains of AND and OR may be of any length; all other nesting is bounded by ``DEPTH_MAX``, as trees are walked
+recursively.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ternmq.errors import InvalidExpression
+from ternmq.filter.tree import (
+    LONG_MAX,
+    AsCondition,
+    Compare,
+    Constant,
+    In,
+    IsNull,
+    Logic,
+    Negate,
+    Node,
+    Not,
+    Order,
+    Part,
+    Property,
+    children,
+    is_condition,
+)
 
 #: Nodes from the root down to a leaf. Java gives up at some thousands, when its stack ends.
 DEPTH_MAX: Final = 64
 
-INT_MAX: Final = (1 << 31) - 1
-LONG_MAX: Final = (1 << 63) - 1
 _DOUBLE_MAX: Final = 1.7976931348623157e308
 
 #: Names that are operators since RocketMQ 5.1.3; before they are properties like any other.
 RECENT_WORDS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
 _WORDS: Final = RECENT_WORDS | {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"}
-
-
-# --- The tree -------------------------------------------------------------------------------------------------
-
-
-class Order(enum.Enum):
-    """How two values are compared."""
-
-    EQUAL = "="
-    GREATER = ">"
-    GREATER_EQUAL = ">="
-    LESS = "<"
-    LESS_EQUAL = "<="
-
-
-@dataclass(slots=True, frozen=True)
-class Constant:
-    """``value`` tells the type. A whole number is Java's int if it fits 32 bits, else a long."""
-
-    value: str | bool | int | float | None
-
-
-@dataclass(slots=True, frozen=True)
-class Property:
-    name: str
-
-
-@dataclass(slots=True, frozen=True)
-class Negate:
-    operand: Node
-
-
-@dataclass(slots=True, frozen=True)
-class AsCondition:
-    """A property where a condition is wanted: a text is not true."""
-
-    operand: Property
-
-
-@dataclass(slots=True, frozen=True)
-class Not:
-    operand: Node
-
-
-@dataclass(slots=True, frozen=True)
-class Logic:
-    """AND (``is_and``) or OR over two or more conditions."""
-
-    is_and: bool
-    operands: tuple[Node, ...]
-
-
-@dataclass(slots=True, frozen=True)
-class Compare:
-    order: Order
-    left: Node
-    right: Node
-
-
-@dataclass(slots=True, frozen=True)
-class IsNull:
-    operand: Node
-
-
-@dataclass(slots=True, frozen=True)
-class In:
-    operand: Property
-    texts: tuple[str, ...]
-    negated: bool
-
-
-@dataclass(slots=True, frozen=True)
-class Part:
-    """CONTAINS, STARTSWITH or ENDSWITH, which is ``word``."""
-
-    word: str
-    operand: Node
-    text: str
-    negated: bool
-
-
-Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Compare | IsNull | In | Part
-
-
-def children(node: Node) -> tuple[Node, ...]:
-    """The nodes right below one."""
-    match node:
-        case Constant() | Property():
-            return ()
-        case Logic(operands=operands):
-            return operands
-        case Compare(left=left, right=right):
-            return left, right
-        case _:
-            return (node.operand,)
-
-
-def is_condition(node: Node) -> bool:
-    """Whether a node is true, false or null (RocketMQ's ``BooleanExpression``)."""
-    match node:
-        case Constant(value=value):
-            return value is None or isinstance(value, bool)
-        case Property() | Negate():
-            return False
-        case _:
-            return True
 
 
 # --- Tokens ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""The tree that an SQL filter is read into (``sql``) and compiled from (``evaluate``) (K2).
+
+``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are read into what they mean, so there are few kinds of nodes. Chains of AND
+and OR are one node each, so trees are seldom deep.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+#: The largest whole numbers of Java's two types.
+INT_MAX: Final = (1 << 31) - 1
+LONG_MAX: Final = (1 << 63) - 1
+
+
+class Order(enum.Enum):
+    """How two values are compared."""
+
+    EQUAL = "="
+    GREATER = ">"
+    GREATER_EQUAL = ">="
+    LESS = "<"
+    LESS_EQUAL = "<="
+
+
+@dataclass(slots=True, frozen=True)
+class Constant:
+    """``value`` tells the type. A whole number is Java's int if it fits 32 bits, else a long."""
+
+    value: str | bool | int | float | None
+
+
+@dataclass(slots=True, frozen=True)
+class Property:
+    name: str
+
+
+@dataclass(slots=True, frozen=True)
+class Negate:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class AsCondition:
+    """A property where a condition is wanted: a text is not true."""
+
+    operand: Property
+
+
+@dataclass(slots=True, frozen=True)
+class Not:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class Logic:
+    """AND (``is_and``) or OR over two or more conditions."""
+
+    is_and: bool
+    operands: tuple[Node, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Compare:
+    order: Order
+    left: Node
+    right: Node
+
+
+@dataclass(slots=True, frozen=True)
+class IsNull:
+    operand: Node
+
+
+@dataclass(slots=True, frozen=True)
+class In:
+    operand: Property
+    texts: tuple[str, ...]
+    negated: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """CONTAINS, STARTSWITH or ENDSWITH, which is ``word``."""
+
+    word: str
+    operand: Node
+    text: str
+    negated: bool
+
+
+Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Compare | IsNull | In | Part
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes right below one."""
+    match node:
+        case Constant() | Property():
+            return ()
+        case Logic(operands=operands):
+            return operands
+        case Compare(left=left, right=right):
+            return left, right
+        case _:
+            return (node.operand,)
+
+
+def is_condition(node: Node) -> bool:
+    """Whether a node is true, false or null (RocketMQ's ``BooleanExpression``)."""
+    match node:
+        case Constant(value=value):
+            return value is None or isinstance(value, bool)
+        case Property() | Negate():
+            return False
+        case _:
+            return True
