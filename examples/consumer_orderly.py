@@ -36,7 +36,7 @@ async def main(name_servers: str) -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         for step in STEPS:
             for order in ORDERS:
-                await producer.send(Message("steps", step.encode(), keys=[order], sharding_key=order))
+                await producer.send(Message("steps", step.encode(), keys=order, sharding_key=order))
 
     consumer = PushConsumer("ledger", on_step, name_servers=name_servers, start=StartPosition.FIRST, orderly=True)
     consumer.subscribe("steps")

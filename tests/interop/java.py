@@ -19,7 +19,7 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -41,12 +41,17 @@ class PeerFailed(AssertionError):
 
 
 class Java:
-    """Starts peers of one RocketMQ version; ``binary`` makes their requests carry RocketMQ's binary header."""
+    """Starts peers of one RocketMQ version; ``binary`` makes their requests carry RocketMQ's binary header.
 
-    def __init__(self, version: str, directory: Path, *, binary: bool = False) -> None:
+    ``properties`` are system properties of their JVMs.
+    """
+
+    def __init__(
+        self, version: str, directory: Path, *, binary: bool = False, properties: Mapping[str, str] | None = None
+    ) -> None:
         self.version = version
         self._directory = directory
-        self._properties = {"rocketmq.serialize.type": "ROCKETMQ"} if binary else {}
+        self._properties = ({"rocketmq.serialize.type": "ROCKETMQ"} if binary else {}) | dict(properties or {})
         self._numbers = itertools.count()
 
     @asynccontextmanager

@@ -22,6 +22,7 @@ from ternmq.env import Env
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
+from tests.interop.in_order import members_keep_the_order
 from tests.interop.java import Event, Java, PeerFailed
 from tests.interop.rocketmq import free_port
 
@@ -233,6 +234,13 @@ async def test_orderly_consumers_lock_their_queues_and_keep_the_order(cluster: E
     for queue_id in (0, 1):
         offsets = [message["queueOffset"] for message in messages if message["queueId"] == queue_id]
         assert list(range(20)) == offsets
+
+
+async def test_an_orderly_group_of_both_languages_keeps_the_order(
+    cluster: EmbeddedCluster, java: Java, tmp_path: Path
+) -> None:
+    """V1, F2, G1: while Java's member joins and leaves."""
+    await members_keep_the_order(cluster.name_servers, java.version, TOPIC, tmp_path)
 
 
 @pytest.mark.parametrize("assign", [False, True], ids=["subscribed", "assigned"])

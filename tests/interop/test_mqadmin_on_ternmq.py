@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ternmq.admin import Admin
 from ternmq.client.consumer import PushConsumer
 from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.message import Message, ReceivedMessage
+from tests.client.listening import Collector
 from tests.interop.java import Java
 
 pytestmark = pytest.mark.interop
@@ -81,3 +83,41 @@ async def test_mqadmin_cleans_up(cluster: EmbeddedCluster, java: Java) -> None:
     orders = ["cleanExpiredCQ", "cleanUnusedTopic"] + (["deleteExpiredCommitLog"] if java.version >= "5" else [])
     for order in orders:
         assert "success" in await java.admin(names, order, "-b", cluster.brokers[0].address)
+
+
+async def test_mqadmin_asks_consumers_of_both_languages(cluster: EmbeddedCluster, java: Java) -> None:
+    """F10, D6: how they are, what their threads and tasks do, and to consume one message; the broker passes it on."""
+    names = cluster.name_servers
+    seen = Collector()
+
+    async def our_listener(message: ReceivedMessage) -> None:
+        await seen(message)
+        if len(seen.messages) > 1:
+            raise ValueError("once is enough")
+
+    async with Producer("shop", name_servers=names) as producer:
+        receipt = await producer.send(Message("orders", b"hello mqadmin"))
+    consumer = PushConsumer("ours", our_listener, name_servers=names, start=StartPosition.FIRST, orderly=True)
+    consumer.subscribe("orders")
+    async with consumer, java.consumer(names, group="theirs", topic="orders") as theirs:
+        await asyncio.gather(seen.wait(1), theirs.messages(1))
+        async with Admin(names) as admin:
+            groups = {group: await admin.clients.consumers(group) for group in ("ours", "theirs")}
+        (ours_id, java_id) = [found.members[0].client_id for found in groups.values() if found is not None]
+        our_status, java_status, ours_said, java_said = await asyncio.gather(
+            java.admin(names, "consumerStatus", "-g", "ours", "-i", ours_id, "-s"),
+            java.admin(names, "consumerStatus", "-g", "theirs", "-i", java_id, "-s"),
+            java.admin(names, "queryMsgById", "-i", receipt.offset_id, "-g", "ours", "-d", ours_id),
+            java.admin(names, "queryMsgById", "-i", receipt.offset_id, "-g", "theirs", "-d", java_id),
+        )
+        await seen.wait(2)
+        await theirs.messages(1)
+
+    assert "#Consumer Subscription#" in our_status
+    assert "PROP_CONSUMEORDERLY" in our_status
+    assert "orders" in our_status
+    assert "task rebalance" in our_status
+    assert "ConsumeMessageThread_" in java_status
+    assert "CR_THROW_EXCEPTION" in ours_said
+    assert "once is enough" in ours_said
+    assert "CR_SUCCESS" in java_said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -20,6 +21,7 @@ from ternmq.client.producer import Producer
 from ternmq.errors import ConfigError, GroupMissing, NotFound, RouteMissing
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 from tests.client.listening import Collector
+from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
 
 pytestmark = pytest.mark.interop
@@ -288,3 +290,30 @@ async def test_dead_letters_are_listed_sent_again_and_put_away(
     assert 0 == await waiting()
     assert 4 == sum(each.count for each in await admin.dead_letters.purge(group, for_good=True))
     assert [] == await admin.dead_letters.all(group, handled=True)
+
+
+async def test_consumers_of_both_languages_tell_how_they_are(
+    admin: Admin, producer: Producer, client: ClientConfig, topic: str, any_rocketmq: RocketMQ, tmp_path: Path
+) -> None:
+    """V2, F10: RocketMQ's broker passes our questions on, to Java's consumers and to ours."""
+    seen = Collector()
+    receipt = await producer.send(Message(topic, b"it"))
+    consumer = PushConsumer(f"ours-{topic}", seen, client=client, start=FIRST, orderly=True)
+    consumer.subscribe(topic)
+    java = Java(any_rocketmq.version, tmp_path)
+    async with consumer, java.consumer(any_rocketmq.address, group=f"theirs-{topic}", topic=topic) as theirs:
+        await asyncio.gather(seen.wait(1), theirs.messages(1))
+        for group, is_ours in ((f"ours-{topic}", True), (f"theirs-{topic}", False)):
+            told = await admin.clients.consume(group, receipt.offset_id)
+            assert ("CR_SUCCESS", is_ours) == (told.result, told.orderly)
+            info = await admin.clients.info(group, told.client_id, stack=True)
+            assert is_ours == info.orderly
+            (state,) = [state for state in info.queues if state.queue == receipt.queue]
+            assert (1, 0) == (state.progress, state.in_flight)
+            assert state.locked or not is_ours  # RocketMQ 5 says so of all queues
+            assert ("task rebalance" if is_ours else "ConsumeMessageThread_") in info.stack
+            await eventually(
+                lambda group=group: admin.clients.offsets(group, topic),  # type: ignore[misc]
+                {told.client_id: {receipt.queue: 1}},
+            )
+        await asyncio.gather(seen.wait(2), theirs.messages(1))

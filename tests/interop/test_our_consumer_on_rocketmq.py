@@ -1,4 +1,4 @@
-"""TernMQ's consumers on RocketMQ 4.9.4 and 5.2.0, in both forms of the header (V2, F1, F3–F8, G1, G2, H1, K1).
+"""TernMQ's consumers on RocketMQ 4.9.4 and 5.2.0, in both forms of the header (V2, F1–F8, G1, G2, H1, K1).
 
 In one test a group has a member of each language: they agree on who reads what without ever talking to each other.
 """
@@ -30,6 +30,7 @@ from ternmq.errors import SubscriptionInvalid
 from ternmq.message import Message, ReceivedMessage
 from ternmq.wire.bodies.clients import MessageModel
 from tests.client.listening import Collector, eventually, numbered
+from tests.interop.in_order import members_keep_the_order
 from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
 
@@ -124,6 +125,13 @@ async def test_a_java_member_and_ours_divide_the_queues(
                     while wanted:
                         wanted -= {(await theirs.event("message"))["body"]}
             await eventually(lambda: both == {*queue_ids(consumer, topic)})
+
+
+async def test_an_orderly_group_of_both_languages_keeps_the_order(
+    any_rocketmq: RocketMQ, topic: str, tmp_path: Path
+) -> None:
+    """V2, F2, G1: while Java's member joins and leaves."""
+    await members_keep_the_order(any_rocketmq.address, any_rocketmq.version, topic, tmp_path)
 
 
 async def test_in_broadcasting_every_member_gets_all(
