@@ -13,6 +13,7 @@ from ternmq.client.consumer_config import FlowLimits, PushConfig
 from ternmq.client.listener import Listener
 from ternmq.client.offsets import StartPosition
 from ternmq.client.process_queue import ProcessQueue
+from ternmq.env import Env
 from ternmq.errors import ConfigError, refused
 from ternmq.message import ReceivedMessage
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -20,6 +21,7 @@ from ternmq.wire.header import Reply
 from ternmq.wire.requests import OffsetReply, PullSysflag
 from tests.client.consumer_script import ConsumerScript, pulled, record
 from tests.client.samples import QUEUE, messages
+from tests.manual_clock import ManualClock
 
 PULL = RequestCode.PULL_MESSAGE
 FOUND, NOT_FOUND, NO_MATCH, MOVED = (
@@ -189,6 +191,70 @@ async def test_a_broken_connection_is_made_again(script: ConsumerScript) -> None
     assert codes.index(RequestCode.HEART_BEAT) < codes.index(PULL)
 
 
+async def test_a_pull_that_never_ends_is_made_again(script: ConsumerScript) -> None:
+    """M2: after two minutes; what is in flight of the queue still counts."""
+    script.say(PULL, pulled(FOUND, 6, record(5, properties="TAGS\x01A\x02")))
+    hang = asyncio.Event()
+
+    async def listener(_: ReceivedMessage) -> None:
+        await hang.wait()
+
+    clock = ManualClock()
+    consumer = PushConsumer(
+        "billing", listener, name_servers=script.address, start=StartPosition.FIRST, env=Env(clock=clock)
+    )
+    consumer.subscribe("orders", "A || B")
+    async with consumer:
+        await script.wait_for(PULL, 2)
+        member = consumer._member
+        assert member is not None
+        clock.advance(120)
+        member.expire()
+        await asyncio.sleep(0)
+        assert 2 == len(script.headers(PULL))
+        clock.advance(1)
+        member.expire()
+        (_, _, pull) = await script.wait_for(PULL, 3)
+        member.expire()  # the new one has its own time
+        hang.set()
+    assert (6, 5) == (pull.queue_offset, pull.commit_offset)
+    assert 3 == len(script.headers(PULL))
+
+
+async def test_a_listener_that_hangs_is_reported_and_its_message_sent_back(
+    script: ConsumerScript, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F1, M2: after a quarter of an hour, at the level of 10 s; so progress goes on, and what it says later is lost."""
+    script.say(PULL, pulled(FOUND, 6, record(5, properties="TAGS\x01A\x02")))
+    began, hang = asyncio.Event(), asyncio.Event()
+
+    async def listener(_: ReceivedMessage) -> None:
+        began.set()
+        await hang.wait()
+
+    clock = ManualClock()
+    consumer = PushConsumer(
+        "billing", listener, name_servers=script.address, start=StartPosition.FIRST, env=Env(clock=clock)
+    )
+    consumer.subscribe("orders", "A || B")
+    async with consumer:
+        await began.wait()
+        member = consumer._member
+        assert member is not None
+        clock.advance(15 * 60)
+        member.expire()
+        assert "a listener takes too long" not in caplog.text
+        clock.advance(1)
+        member.expire()
+        member.expire()
+        (back,) = await script.wait_for(RequestCode.CONSUMER_SEND_MSG_BACK)
+        hang.set()
+    assert (5_000, 3) == (back.log_offset, back.delay_level)
+    assert 1 == len(script.headers(RequestCode.CONSUMER_SEND_MSG_BACK))
+    assert 1 == caplog.text.count("a listener takes too long")
+    assert 6 == script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)[-1].commit_offset
+
+
 @pytest.mark.parametrize(
     ("start", "expected"),
     [(StartPosition.LAST, 100), (StartPosition.FIRST, 0), (StartPosition.at(1_700_000_000_000), 50)],
@@ -266,6 +332,8 @@ def test_each_limit_stops_the_fetching() -> None:
     assert "body_bytes" == reached(FlowLimits(body_bytes=2), held(0, 1))
     assert "span" == reached(FlowLimits(span=10), held(0, 11))
     assert None is reached(FlowLimits(span=10), held(0, 10))
+    # In order, nothing is done behind an undone message, so a span says nothing (F2).
+    assert None is FlowLimits(span=10).reached(held(0, 11), topic_queues=1, orderly=True)
     # A topic's limit is divided among its queues, and each may have at least one message.
     assert None is reached(FlowLimits(topic_count=9), held(0, 1), 4 - 1)
     assert "count" == reached(FlowLimits(topic_count=9), held(0, 1), 4)

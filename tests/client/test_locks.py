@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ternmq.client import locks, rebalance
+from ternmq.client import fetch, locks, rebalance
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer import PushConsumer
 from ternmq.client.consumer_config import PushConfig
@@ -16,6 +16,7 @@ from ternmq.client.instance import ClientInstance
 from ternmq.client.listener import Listener
 from ternmq.client.locks import Locks
 from ternmq.client.offsets import StartPosition
+from ternmq.client.orderly import Orderly
 from ternmq.env import Env
 from ternmq.errors import refused
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -127,6 +128,26 @@ async def test_giving_back_may_fail(script: ConsumerScript, instance: ClientInst
     assert set() == held.queues
 
 
+async def test_a_broker_whose_connection_broke_is_asked_before_its_locks_are_trusted_again(
+    script: ConsumerScript, instance: ClientInstance
+) -> None:
+    """F2: it may have been started anew, and given them to others."""
+    lost: list[MessageQueue] = []
+    held = Locks(instance, "billing", on_lost=lost.append)
+    await held.lock(QUEUES[0])
+    await held.lock(QUEUES[1])
+    held.doubt("broker-b")
+    assert held.is_held(QUEUES[0])
+    held.doubt("broker-a")
+    assert not held.is_held(QUEUES[0])
+    script.locked = {1}
+    renewing = asyncio.create_task(held.run())  # at once, not in 20 s
+    await script.wait_for(LOCK, 3)
+    await eventually(lambda: held.is_held(QUEUES[0]))
+    renewing.cancel()
+    assert [QUEUES[1]] == lost
+
+
 # --- A member with locks ------------------------------------------------------------------------------------------
 
 
@@ -234,6 +255,40 @@ async def test_a_queue_that_is_let_go_keeps_its_lock_while_a_call_runs(script: C
         await eventually(lambda: bool(consumer.queues))
         assert [6] == [header.commit_offset for header in script.headers(STORE)]
         assert [STORE, UNLOCK, LOCK, LOAD] == codes(script)[codes(script).index(STORE) :][:4]
+
+
+async def test_after_a_broken_connection_the_lock_is_asked_for_before_the_next_call(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2."""
+    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.01)
+    monkeypatch.setattr(locks, "TIMEOUT_MS", 200)
+    monkeypatch.setattr(locks, "AGAIN_S", 0.01)
+    script.say(PULL, pulled(ResponseCode.SUCCESS, 7, record(5), record(6)))
+    began, go = asyncio.Event(), asyncio.Event()
+    seen: list[int] = []
+
+    async def listener(message: ReceivedMessage) -> None:
+        seen.append(message.queue_offset)
+        began.set()
+        await go.wait()
+
+    async with consumer_of(script, listener) as consumer:
+        await began.wait()
+        await script.wait_for(PULL, 2)
+        script.say(LOCK, None)  # not answered
+        assert script.server is not None
+        for peer in list(script.server.peers):
+            peer.abort()
+        await script.wait_for(LOCK, 2)
+        go.set()
+        member = consumer._member
+        assert member is not None
+        assert member.locks is not None
+        await eventually(lambda: not isinstance(member.outlet, Orderly) or not member.outlet.is_calling(QUEUES[0]))
+        assert [5] == seen
+        await eventually(lambda: [5, 6] == seen)
+        assert 3 == len(script.headers(LOCK))
 
 
 async def test_locks_are_renewed_while_the_consumer_runs(

@@ -87,6 +87,20 @@ async def test_a_new_member_is_given_half_at_once(script: ConsumerScript) -> Non
     assert {0: 100, 1: 100} == {commit.queue_id: commit.commit_offset for commit in commits}
 
 
+async def test_when_many_members_start_together_a_round_serves_many_words(script: ConsumerScript) -> None:
+    """G1: each of a hundred members is told a hundred times."""
+    async with consumer_of(script) as consumer:
+        await consumer.ready()
+        before = len(script.headers(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        script.members = [script.heartbeats[-1].client_id, "0.0.0.0@first of all"]
+        for _ in range(100):
+            await script.tell_members_changed("billing")
+        await eventually(lambda: [2, 3] == ids(consumer))
+        await consumer.ready()
+        # One that the first word began, and one for all that came while it ran.
+        assert len(script.headers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)) - before <= 2
+
+
 async def test_a_member_that_the_broker_does_not_list_lets_go(script: ConsumerScript) -> None:
     """G1."""
     async with consumer_of(script) as consumer:

@@ -59,6 +59,8 @@ ERROR_PAUSE_S: Final = 3.0
 BUSY_PAUSE_S: Final = 0.02
 #: How long an answer may take beyond the time that the broker was asked to hold the pull.
 ANSWER_MS: Final = 15_000
+#: A pull that is under way for longer will never end. RocketMQ's ``rocketmq.client.pull.pullMaxIdleTime``.
+STUCK_S: Final = 120.0
 
 Deliver = Callable[["QueueReader", ProcessQueue, Sequence[ReceivedMessage]], None]
 
@@ -81,6 +83,8 @@ class Fetching:
     queue_counts: Mapping[str, int]
     #: Not set while the consumer is suspended.
     active: asyncio.Event
+    #: Told the name of a broker that cannot be reached.
+    on_unreachable: Callable[[str], None]
     #: Whether these are pulls of a lite pull consumer, and the names of brokers that do not know their code.
     lite: bool = False
     without_lite: set[str] = field(default_factory=set)
@@ -97,6 +101,8 @@ class QueueReader:
         self._broker_id = MASTER_ID
         self._room = asyncio.Event()
         self._is_leaving = False
+        #: When the pull that is under way began, by the clock's ``monotonic``.
+        self._pulling_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<QueueReader {self.held!r}>"
@@ -118,6 +124,13 @@ class QueueReader:
     def leave(self) -> None:
         """Fetch no more, but do not give up the question that is under way."""
         self._is_leaving = True
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its pull should have ended long ago: every call has a time limit, but limits can fail, too."""
+        since, config = self._pulling_since, self._fetching.config
+        longest_s = max(STUCK_S, 2 * (config.suspend_ms + ANSWER_MS) / 1000)
+        return since is not None and self._fetching.instance.env.clock.monotonic() - since > longest_s
 
     async def run(self) -> None:
         """Fetch for ever, or until told to leave."""
@@ -148,14 +161,17 @@ class QueueReader:
 
     async def _fetch(self) -> None:
         fetching, held = self._fetching, self.held
-        asked_at = fetching.instance.env.clock.monotonic()
         is_lite = fetching.lite and self.queue.broker_name not in fetching.without_lite
-        response = await fetching.instance.call(
-            self._address(),
-            RequestCode.LITE_PULL_MESSAGE if is_lite else RequestCode.PULL_MESSAGE,
-            self._question(held),
-            timeout_ms=fetching.config.suspend_ms + ANSWER_MS,
-        )
+        asked_at = self._pulling_since = fetching.instance.env.clock.monotonic()
+        try:
+            response = await fetching.instance.call(
+                self._address(),
+                RequestCode.LITE_PULL_MESSAGE if is_lite else RequestCode.PULL_MESSAGE,
+                self._question(held),
+                timeout_ms=fetching.config.suspend_ms + ANSWER_MS,
+            )
+        finally:
+            self._pulling_since = None
         if is_lite and response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             fetching.without_lite.add(self.queue.broker_name)
             return
@@ -254,6 +270,7 @@ class QueueReader:
         if isinstance(error, SubscriptionMissing | SubscriptionOutdated | FilterMissing | FilterOutdated):
             instance.heartbeat_soon()
         elif isinstance(error, NetworkError):
+            self._fetching.on_unreachable(self.queue.broker_name)
             # Its place may have been taken by another.
             with contextlib.suppress(TernError):
                 await instance.routes.refresh(self.queue.topic)

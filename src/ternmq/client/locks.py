@@ -10,12 +10,14 @@ hear us gives it to another. Three things end a lock:
 
 The last two are a loss (``on_lost``): whatever is known of the queue's progress here may be old, so the queue must be
 taken up anew. A broker that does not answer is no loss yet. It is asked again every 3 s, and without an answer the lock
-is just not trusted any more.
+is just not trusted any more. A broken connection may mean that the broker was started anew, and has forgotten all
+locks: until it has renewed them, they are not trusted either (``doubt``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections import defaultdict
@@ -50,11 +52,16 @@ class Locks:
         self._clock = instance.env.clock
         #: When the lock that we have was asked for last, by the clock's ``monotonic``.
         self._asked_at: dict[MessageQueue, float] = {}
+        #: Brokers that may have forgotten what they gave.
+        self._doubted: set[str] = set()
+        self._hurry = asyncio.Event()
         # Brokers of RocketMQ handle calls in any order: a renewal that overtakes us would undo the giving back.
         self._one_call = asyncio.Lock()
 
     def is_held(self, queue: MessageQueue) -> bool:
         """Whether messages of the queue may be given to a listener now."""
+        if queue.broker_name in self._doubted:
+            return False
         return self._clock.monotonic() - self._asked_at.get(queue, -math.inf) < TRUST_S
 
     @property
@@ -65,6 +72,12 @@ class Locks:
     def asked_at(self, queue: MessageQueue) -> float | None:
         """When the lock was last asked for and given, by the clock's ``monotonic``; None: it is not ours."""
         return self._asked_at.get(queue)
+
+    def doubt(self, broker_name: str) -> None:
+        """The connection to a broker broke: trust none of its locks until it has renewed them, which is asked now."""
+        if any(queue.broker_name == broker_name for queue in self._asked_at):
+            self._doubted.add(broker_name)
+            self._hurry.set()
 
     async def lock(self, queue: MessageQueue) -> bool:
         """Take the lock of a queue; False when another member has it. Raises ``TernError`` when nobody could say."""
@@ -85,7 +98,10 @@ class Locks:
         """Renew for ever."""
         pause_s = RENEW_S
         while True:
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
             pause_s = RENEW_S if await self.renew() else AGAIN_S
 
     async def renew(self) -> bool:
@@ -101,6 +117,7 @@ class Locks:
         except TernError as error:
             log.warning("queue locks were not renewed", extra={"broker": broker_name, "why": str(error)})
             return False
+        self._doubted.discard(broker_name)
         for queue in queues:
             if queue in granted and now - self._asked_at[queue] < BROKER_S:
                 self._asked_at[queue] = now

@@ -37,7 +37,7 @@ from ternmq.wire.bodies.clients import ConsumeResult as ToldResult
 
 log = logging.getLogger(__name__)
 
-#: How often the calls of listeners are looked through for those that take too long.
+#: How often listeners and pulls are looked through for those that take too long.
 EXPIRY_CHECK_S: Final = 30.0
 
 
@@ -228,11 +228,15 @@ class Member:
             await self.readers.save(wait=False)
 
     async def _expire_forever(self) -> None:
-        timeout_s = self._config.consume_timeout_ms / 1000
         while True:
-            await asyncio.sleep(min(EXPIRY_CHECK_S, timeout_s))
-            if self._outlet is not None:
-                self._outlet.expire(self.instance.env.clock.monotonic() - timeout_s)
+            await asyncio.sleep(min(EXPIRY_CHECK_S, self._config.consume_timeout_ms / 1000))
+            self.expire()
+
+    def expire(self) -> None:
+        """Deal with listeners that take too long, and with pulls that never end."""
+        if self._outlet is not None:
+            self._outlet.expire(self.instance.env.clock.monotonic() - self._config.consume_timeout_ms / 1000)
+        self.readers.restart_stuck()
 
 
 def _told(context: ConsumeContext) -> ToldResult:

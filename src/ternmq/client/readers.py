@@ -12,6 +12,7 @@ lock is lost has lost the queue at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol
@@ -26,6 +27,8 @@ from ternmq.client.subscription import Subscription
 from ternmq.errors import QueueLocked, TernError
 from ternmq.message import MessageQueue
 from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 #: What a listener that is just at the end of its work has before the rebalancing goes on without it.
 RELEASE_S: Final = 0.5
@@ -88,6 +91,7 @@ class Readers:
             queue_counts=self._counts,
             active=active,
             lite=lite,
+            on_unreachable=self._unreachable,
         )
 
     def topics(self) -> Collection[str]:
@@ -167,6 +171,14 @@ class Readers:
             reader, _ = self._running[queue]
             self._running[queue] = (reader, self._tasks.create_task(reader.run(), name=f"fetch {queue}"))
 
+    def restart_stuck(self) -> None:
+        """Have queues fetched again whose pull will never end; what is in flight of them still counts."""
+        for queue, (reader, task) in list(self._running.items()):
+            if reader.is_stuck:
+                log.warning("a pull does not end; pulling again", extra={"queue": str(queue)})
+                task.cancel()
+                self._running[queue] = reader, self._tasks.create_task(reader.run(), name=f"fetch {queue}")
+
     async def stop_fetching(self) -> None:
         """Fetch no more; what is in flight still counts."""
         await self._stop(self._running)
@@ -183,6 +195,10 @@ class Readers:
                 await asyncio.wait(releases, timeout=RELEASE_S)
             busy = {queue for queue in self._locks.queues if self.order is not None and self.order.is_calling(queue)}
             await self._locks.unlock(self._locks.queues - busy - self._releasing.keys())
+
+    def _unreachable(self, broker_name: str) -> None:
+        if self._locks is not None:
+            self._locks.doubt(broker_name)
 
     def _read(self, queue: MessageQueue, queue_offset: int) -> None:
         reader = QueueReader(self._fetching, queue, queue_offset)
