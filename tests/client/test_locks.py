@@ -200,6 +200,17 @@ async def test_a_lock_is_given_back_when_the_start_cannot_be_found(script: Consu
         assert [LOCK, LOAD, UNLOCK] == codes(script)[:3]
 
 
+async def test_a_lock_that_is_not_trusted_when_the_start_is_found_is_given_back(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: or it would be renewed for ever, by one that does not read the queue. Found in simulation."""
+    monkeypatch.setattr(Locks, "is_held", lambda *_: False)
+    async with consumer_of(script) as consumer:
+        await script.wait_for(UNLOCK)
+        assert [LOCK, LOAD, UNLOCK] == codes(script)[:3]
+        assert [] == consumer.queues
+
+
 async def test_a_queue_whose_lock_is_lost_is_taken_up_anew(
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:

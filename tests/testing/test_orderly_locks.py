@@ -87,7 +87,6 @@ def test_a_member_that_is_cut_off_begins_nothing_more_before_another_may(story: 
     """F2: it trusts its lock for 30 s, the broker keeps it for 60."""
 
     def cut_off(cluster: Cluster, broker: Node, member: Node) -> None:
-        cluster.network.reset(member.ip, broker.ip)
         cluster.network.partition([member.ip], [broker.ip])
 
     story.run(cut_off)
@@ -97,6 +96,19 @@ def test_a_member_that_is_cut_off_begins_nothing_more_before_another_may(story: 
     assert story.told_at < last_at < story.told_at + TRUST_S
     assert first_at > last_at + BROKER_S - TRUST_S
     assert first_begun <= last_begun + 1
+
+
+def test_a_member_whose_connection_breaks_begins_nothing_more_before_it_has_asked(story: Story) -> None:
+    """F2: the broker may have been started anew, and have forgotten who has which lock."""
+
+    def break_off(cluster: Cluster, broker: Node, member: Node) -> None:
+        cluster.network.reset(member.ip, broker.ip)
+        cluster.network.partition([member.ip], [broker.ip])
+
+    story.run(break_off)
+
+    assert story.of("first")[-1][0] <= story.told_at
+    assert story.of("second")[0][1] <= story.of("first")[-1][1] + 1
 
 
 def test_a_member_that_was_paused_for_longer_than_its_lock_begins_no_other_call(story: Story) -> None:

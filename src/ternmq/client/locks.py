@@ -52,15 +52,15 @@ class Locks:
         self._clock = instance.env.clock
         #: When the lock that we have was asked for last, by the clock's ``monotonic``.
         self._asked_at: dict[MessageQueue, float] = {}
-        #: Brokers that may have forgotten what they gave.
-        self._doubted: set[str] = set()
+        #: Those of them that their broker may have forgotten.
+        self._doubted: set[MessageQueue] = set()
         self._hurry = asyncio.Event()
         # Brokers of RocketMQ handle calls in any order: a renewal that overtakes us would undo the giving back.
         self._one_call = asyncio.Lock()
 
     def is_held(self, queue: MessageQueue) -> bool:
         """Whether messages of the queue may be given to a listener now."""
-        if queue.broker_name in self._doubted:
+        if queue in self._doubted:
             return False
         return self._clock.monotonic() - self._asked_at.get(queue, -math.inf) < TRUST_S
 
@@ -75,8 +75,9 @@ class Locks:
 
     def doubt(self, broker_name: str) -> None:
         """The connection to a broker broke: trust none of its locks until it has renewed them, which is asked now."""
-        if any(queue.broker_name == broker_name for queue in self._asked_at):
-            self._doubted.add(broker_name)
+        doubted = [queue for queue in self._asked_at if queue.broker_name == broker_name]
+        if doubted:
+            self._doubted.update(doubted)
             self._hurry.set()
 
     async def lock(self, queue: MessageQueue) -> bool:
@@ -85,6 +86,7 @@ class Locks:
         is_ours = queue in await self._ask(queue.broker_name, [queue])
         if is_ours:
             self._asked_at[queue] = asked_at
+            self._doubted.discard(queue)
         return is_ours
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
@@ -117,7 +119,7 @@ class Locks:
         except TernError as error:
             log.warning("queue locks were not renewed", extra={"broker": broker_name, "why": str(error)})
             return False
-        self._doubted.discard(broker_name)
+        self._doubted.difference_update(queues)
         for queue in queues:
             if queue in granted and now - self._asked_at[queue] < BROKER_S:
                 self._asked_at[queue] = now

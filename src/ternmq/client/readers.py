@@ -112,13 +112,13 @@ class Readers:
             queue_offset = await self._progress.load(queue)
             if queue_offset is None or queue_offset < 0:
                 queue_offset = await start_offset(queue, self._config.start, self._brokers)
+            if self._locks is not None and not self._locks.is_held(queue):
+                raise QueueLocked(f"the lock of {queue} was lost again")
         except TernError:
             if self._locks is not None:
                 # The next round may say that it is another's; who would give the lock back then?
                 await self._locks.unlock([queue])
             raise
-        if self._locks is not None and not self._locks.is_held(queue):
-            raise QueueLocked(f"the lock of {queue} was lost again")
         self._read(queue, queue_offset)
         self._counts[queue.topic] += 1
 
