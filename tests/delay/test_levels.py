@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from ternmq.names import SCHEDULE_TOPIC
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import parse
 from ternmq.wire.record import Sysflag
-from tests.delay.world import DELAYS_MS, World, in_virtual_time
+from tests.delay.world import DELAYS_MS, ROOT, World, in_virtual_time
 from tests.store.small import draft
 
 #: Longer than any level.
@@ -178,7 +180,7 @@ def test_a_clock_that_is_set_back_delays_no_message_by_more_than_its_delay(set_b
         sent_at = []
         for number in range(6):
             if number == 3:
-                world.clock.set_by_ms -= set_back_ms
+                world.clock.jump(-set_back_ms)
             sent_at.append(world.clock.monotonic())
             world.send(2)
             await asyncio.sleep(0.1)
@@ -201,7 +203,7 @@ def test_a_clock_that_is_set_forward_is_noticed_within_a_second() -> None:
         world.start()
         world.send(3)
         await asyncio.sleep(0.5)
-        world.clock.set_by_ms += 3_600_000
+        world.clock.jump(3_600_000)
         await asyncio.sleep(1.1)
         assert 1 == len(world.delivered())
         await world.stop()
@@ -275,6 +277,76 @@ def test_many_messages_that_are_due_at_once_let_others_work_in_between() -> None
         await world.stop()
 
     in_virtual_time(program())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        # Everything is further back than that, so it is read on other threads.
+        {"access_message_in_memory_max_ratio": 0},
+        # Due times stand in units beside the entries.
+        {"enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext": 4096},
+    ],
+    ids=["cold", "units"],
+)
+def test_wherever_records_and_due_times_lie(setting: dict[str, Any]) -> None:
+    """I1, C3: they are read from there; 300 do not fit into one batch, segment or file."""
+
+    async def program() -> None:
+        world = World(**setting)
+        world.start()
+        sent = [world.send(1) for _ in range(300)]
+        await asyncio.sleep(0.99)
+        assert [] == world.delivered()
+        await asyncio.sleep(1)
+        delivered = world.delivered()
+        assert [message.body for message in sent] == [bytes(record.body) for record in delivered]
+        assert [True] * 300 == [
+            record.store_time_ms >= message.due_ms for message, record in zip(sent, delivered, strict=True)
+        ]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_due_time_whose_unit_is_lost_is_that_of_the_record() -> None:
+    """I1, C3: as RocketMQ does."""
+
+    async def program() -> None:
+        world = World(enable_consume_queue_ext=True, mapped_file_size_consume_queue_ext=4096)
+        world.start()
+        message = world.send(2)
+        await world.stop()
+        world.disk.remove(ROOT / "consumequeue_ext")
+        world.config = dataclasses.replace(world.config, enable_consume_queue_ext=False)
+        world.start()
+        [entry] = world.store.entries(SCHEDULE_TOPIC, 1, 0, 10)
+        assert entry.tags_code is None
+        await asyncio.sleep(1.9)
+        assert [] == world.delivered()
+        await asyncio.sleep(0.2)
+        assert [message.body] == [bytes(record.body) for record in world.delivered()]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_what_fills_a_gap_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """I1, C2: it names the log's first record, but not its size; also where records are read on other threads."""
+
+    async def program() -> None:
+        world = World(access_message_in_memory_max_ratio=0)
+        world.start()
+        before = world.send(1)
+        queue = world.store._queues.make(SCHEDULE_TOPIC, 0)
+        queue.fill_to(queue.next_offset + 2)
+        after = world.send(1)
+        await asyncio.sleep(2)
+        assert [before.body, after.body] == [bytes(record.body) for record in world.delivered()]
+        await world.stop()
+
+    in_virtual_time(program())
+    assert 2 == sum("given up" in record.message for record in caplog.records)
 
 
 def test_a_level_longer_than_the_log_is_kept_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

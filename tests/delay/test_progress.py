@@ -15,7 +15,7 @@ FILE = ROOT / "config" / "delayOffset.json"
 
 
 def saved(world: World) -> dict[int, int]:
-    data = world.files.files.get(FILE)
+    data = world.files.saved.get(FILE)
     return decode(data, DelayOffsets).offset_table if data is not None else {}
 
 
@@ -32,14 +32,14 @@ def test_progress_is_saved_every_10_s_and_at_the_end() -> None:
         # Two more for the sleepers' turns, and ten for the log's next flush.
         await asyncio.sleep(14)
         assert {1: 2, 3: 1} == saved(world)
-        written = world.files.files[FILE]
+        written = world.files.saved[FILE]
         await asyncio.sleep(20)
-        assert written is world.files.files[FILE]
+        assert written is world.files.saved[FILE]
         world.send(2)
         await asyncio.sleep(3)
         await world.stop()
         assert {1: 2, 2: 1, 3: 1} == saved(world)
-        assert b'"offsetTable"' in world.files.files[FILE]
+        assert b'"offsetTable"' in world.files.saved[FILE]
 
     in_virtual_time(program())
 
@@ -77,7 +77,7 @@ def test_files_of_both_rocketmqs_are_read(text: bytes) -> None:
         world.start()
         first, second = world.send(1), world.send(1)
         await world.stop()
-        world.files.files[FILE] = text
+        world.files.saved[FILE] = text
         world.start()
         await asyncio.sleep(2)
         assert [second.body] == [bytes(record.body) for record in world.delivered()]
@@ -95,7 +95,7 @@ def test_progress_outside_of_the_queue_is_moved_to_its_nearer_end() -> None:
         world.start()
         world.send(1)
         await world.stop()
-        world.files.files[FILE] = b'{"offsetTable":{"1":50}}'
+        world.files.saved[FILE] = b'{"offsetTable":{"1":50}}'
         world.start()
         await asyncio.sleep(2)
         late = world.send(1)
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_stops_the_start() -> None:
 
     async def program() -> None:
         world = World()
-        world.files.files[FILE] = b"{"
+        world.files.saved[FILE] = b"{"
         with pytest.raises(CorruptFile, match=r"delayOffset\.json"):
             world.start()
         world.store.close()

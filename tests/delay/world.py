@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,11 @@ from ternmq.delay.progress import Progress
 from ternmq.files import TableFile, do_now
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
+from ternmq.testing.clock import SimulatedClock
 from ternmq.testing.disk import SimulatedDisk
+from ternmq.testing.loop import simulated_loop
 from ternmq.wire.record import Record, unpack_record
+from tests.memory_files import MemoryFiles
 from tests.store.small import HOST, draft, small_config
 
 ROOT = Path("/store")
@@ -27,65 +29,9 @@ LEVELS = "1s 2s 5s"
 T = TypeVar("T")
 
 
-class _Jump(selectors.DefaultSelector):
-    """Waits for nothing: time jumps to the next timer."""
-
-    now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        assert timeout is not None, "the test would wait for ever"
-        self.now_s += max(timeout, 0)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
-
-    def time(self) -> float:
-        return self._jump.now_s
-
-
 def in_virtual_time(program: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(program)
-
-
-class LoopClock:
-    """The loop's time, and a wall clock that tests may set."""
-
-    def __init__(self) -> None:
-        self.set_by_ms = 0
-
-    def now_ms(self) -> int:
-        return 1_700_000_000_000 + self.set_by_ms + int(self.monotonic() * 1000)
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-class MemoryFiles:
-    """Files that are on the disk as soon as they are written: the least that progress may count on is the log."""
-
-    def __init__(self) -> None:
-        self.files: dict[Path, bytes] = {}
-
-    def read(self, path: Path) -> bytes:
-        if path not in self.files:
-            raise FileNotFoundError(path)
-        return self.files[path]
-
-    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
-        self.files[path] = data
-
-    def move(self, path: Path, to: Path) -> None:
-        if path not in self.files:
-            raise FileNotFoundError(path)
-        self.files[to] = self.files.pop(path)
-
-    def sync(self, path: Path) -> None:
-        """It is."""
+    with simulated_loop() as loop:
+        return loop.run_until_complete(program)
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,7 +51,7 @@ class World:
 
     def __init__(self, seed: int = 0, **changes: Any) -> None:
         self.random = Random(seed)
-        self.clock = LoopClock()
+        self.clock = SimulatedClock(asyncio.get_running_loop())
         self.disk = SimulatedDisk(page_bytes=512)
         self.files = MemoryFiles()
         self.config = small_config(

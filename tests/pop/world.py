@@ -30,6 +30,7 @@ from ternmq.wire.handles import NORMAL, RETRY_V1, RETRY_V2, parse_messages, pars
 from ternmq.wire.properties import join
 from ternmq.wire.record import Record, pack_host, unpack_records
 from tests.manual_clock import ManualClock
+from tests.memory_files import MemoryFiles
 from tests.store.small import small_config
 
 ROOT: Final = Path("/store")
@@ -39,31 +40,6 @@ GROUP: Final = "poppers"
 CLUSTER: Final = "DefaultCluster"
 REVIVE_TOPIC: Final = names.revive_topic(CLUSTER)
 REVIVE_QUEUES: Final = 2
-
-
-class MemoryFiles:
-    """Table files that are always on the disk."""
-
-    def __init__(self) -> None:
-        self.saved: dict[Path, bytes] = {}
-
-    def read(self, path: Path) -> bytes:
-        try:
-            return self.saved[path]
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
-        self.saved[path] = data
-
-    def move(self, path: Path, to: Path) -> None:
-        try:
-            self.saved[to] = self.saved.pop(path)
-        except KeyError:
-            raise FileNotFoundError(path) from None
-
-    def sync(self, path: Path) -> None:
-        pass
 
 
 class NoTimer:

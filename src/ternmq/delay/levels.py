@@ -86,7 +86,7 @@ class DelayLevels:
         draft.properties = props.remove(props.closed(draft.properties), *place) + props.join(place)
         draft.topic, draft.queue_id = names.SCHEDULE_TOPIC, number - 1
         level = self._levels[number - 1]
-        if level.timer is None:
+        if level.timer is None and not level.is_ready:
             # The store takes it next, so it cannot be due before.
             self._look_in(level, level.delay_ms)
 
@@ -94,10 +94,11 @@ class DelayLevels:
         """Deliver what is due, as long as it is not cancelled."""
         self._warn_of_long_levels()
         for level in self._levels:
-            self._ready.put_nowait(level)
+            self._look(level)
         try:
             while True:
                 level = await self._ready.get()
+                level.is_ready = False
                 try:
                     wait_ms = await self._deliver(level)
                 except (StoreError, NotRunning) as error:
@@ -196,7 +197,7 @@ class DelayLevels:
     def _next_wait_ms(self, level: _Level) -> int | None:
         queue_offset = self._position(level)
         for entry in self._store.entries(names.SCHEDULE_TOPIC, level.queue_id, queue_offset, 1):
-            return max(self._wait_ms(level, queue_offset, entry), 0)
+            return self._wait_ms(level, queue_offset, entry)
         return None
 
     def _wait_ms(self, level: _Level, queue_offset: int, entry: Entry) -> int:
@@ -222,11 +223,16 @@ class DelayLevels:
 
     def _look_in(self, level: _Level, wait_ms: int) -> None:
         level.cancel()
-        level.timer = self._loop.call_later(min(wait_ms, _LOOK_MS) / 1000, self._look, level)
+        if wait_ms <= 0:
+            self._look(level)
+        else:
+            level.timer = self._loop.call_later(min(wait_ms, _LOOK_MS) / 1000, self._look, level)
 
     def _look(self, level: _Level) -> None:
         level.timer = None
-        self._ready.put_nowait(level)
+        if not level.is_ready:
+            level.is_ready = True
+            self._ready.put_nowait(level)
 
     def _warn_of_long_levels(self) -> None:
         hours = self._store.config.file_reserved_time
@@ -241,7 +247,16 @@ class DelayLevels:
 class _Level:
     """One level: its delay, and when it is looked at next."""
 
-    __slots__ = ("delay_ms", "is_hindered", "number", "patient_before", "patient_until", "queue_id", "timer")
+    __slots__ = (
+        "delay_ms",
+        "is_hindered",
+        "is_ready",
+        "number",
+        "patient_before",
+        "patient_until",
+        "queue_id",
+        "timer",
+    )
 
     def __init__(self, number: int, delay_ms: int) -> None:
         self.number = number
@@ -249,6 +264,8 @@ class _Level:
         self.delay_ms = delay_ms
         #: None while there is nothing to wait for.
         self.timer: asyncio.TimerHandle | None = None
+        #: Stands in the queue of those that may have something due.
+        self.is_ready = False
         #: Messages before this queue offset are delivered at this moment (``monotonic``) at the latest.
         self.patient_before = 0
         self.patient_until = 0.0
