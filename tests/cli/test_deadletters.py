@@ -1,4 +1,4 @@
-"""``tern dlq`` with the real program (H2, T1)."""
+"""``tern dlq``, and what it rests on, with the real program (H2, I1, T1)."""
 
 from __future__ import annotations
 
@@ -99,6 +99,15 @@ def test_dead_letters_are_put_away(cluster: Serving, on_cluster: Tern) -> None:
     assert 1 == len(with_all)
     assert {"group": "dlq-purged", "count": 1, "for_good": True} == deleted
     assert [] == array(on_cluster("dlq", "list", "dlq-purged", "--all", "--json"))
+
+
+def test_a_message_is_sent_for_later(on_cluster: Tern) -> None:
+    """I1: the answer comes at once, the message after its delay."""
+    [receipt] = lines(on_cluster("send", "sent-for-later", "pay", "--delay", "1", "--json"))
+    [message] = lines(on_cluster("consume", "sent-for-later", "--count", "1", "--json"))
+
+    assert (receipt["message_id"], "pay") == (message["message_id"], message["body"])
+    assert message["store_time_ms"] - message["born_time_ms"] >= 1_000
 
 
 @pytest.mark.parametrize(

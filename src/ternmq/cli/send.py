@@ -40,6 +40,9 @@ def send(
     properties: Annotated[
         list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
+    delay: Annotated[
+        int, typer.Option("--delay", min=0, metavar="LEVEL", help="Deliver later: 1 for 1 s, 3 for 10 s, 18 for 2 h.")
+    ] = 0,
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="PATH", help="Send each line of a file; - is stdin.")
     ] = None,
@@ -53,6 +56,8 @@ def send(
 
         tern send orders 'first' 'second' --tag new --key 4711
 
+        tern send reminders 'pay' --delay 5
+
         seq 1000 | tern send numbers --file -
     """
     from ternmq.message import Message
@@ -65,7 +70,7 @@ def send(
     async def messages() -> AsyncIterator[Message]:
         async for body in source:
             for _ in range(count):
-                yield Message(topic, body, tags=tag, keys=tuple(keys or ()), properties=dict(named))
+                yield Message(topic, body, tags=tag, keys=tuple(keys or ()), properties=dict(named), delay_level=delay)
 
     run(_send(messages(), name_servers, Output(as_json=as_json)))
 
