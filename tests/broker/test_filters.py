@@ -114,6 +114,7 @@ def test_a_newer_version_changes_it_and_an_older_one_does_not(table: Table) -> N
     """K2"""
     table.said("billing", "orders", BIG, version=5)
     table.filters.register("billing", [SubscriptionData(topic="orders", sub_string=SMALL, expression_type="SQL92")])
+    table.said("billing", "orders", SMALL, version=5)
     assert BIG == table.saved()["expression"]
     table.clock.advance(1)
     table.said("billing", "orders", SMALL, version=6)

@@ -169,9 +169,18 @@ async def test_errors_are_followed_by_another_pull(script: ConsumerScript) -> No
     assert [5] == seen.offsets
 
 
-async def test_a_broker_that_forgot_the_subscription_gets_a_heartbeat(script: ConsumerScript) -> None:
-    """D3."""
-    script.say(PULL, refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "who are you?"))
+@pytest.mark.parametrize(
+    "code",
+    [
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        ResponseCode.FILTER_DATA_NOT_LATEST,
+    ],
+)
+async def test_a_broker_that_forgot_the_subscription_gets_a_heartbeat(script: ConsumerScript, code: int) -> None:
+    """D3, K2."""
+    script.say(PULL, refused(code, "who are you?"))
     async with consumer_of(script):
         await script.wait_for(PULL)
         before = len(script.headers(RequestCode.HEART_BEAT))

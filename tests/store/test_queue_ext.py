@@ -115,6 +115,17 @@ def test_units_spare_the_reading_of_records(tmp_path: Path) -> None:
     assert [0, 3, 4] == numbers
 
 
+def test_a_record_whose_unit_is_missing_is_asked_itself(tmp_path: Path) -> None:
+    """C3, K3: nobody knows what its map said."""
+    put_by(tmp_path, on=True, count=2)
+    (tmp_path / "consumequeue_ext" / "orders" / "0" / segment_name(0)).unlink()
+    store = opened(config_of(tmp_path, on=False))
+    assert ext_of(store).file_count == 0
+    result = store.get("orders", 0, 0, count_max=32, may_pass=lambda _: False, accepts=lambda text: "\x011" in text)
+    assert [1] == [record.queue_offset for buffer in result.buffers for record in unpack_records(buffer)]
+    store.close()
+
+
 def put_by(root: Path, *, on: bool, count: int) -> None:
     """Messages whose tag is their number, with units or without."""
     store = opened(config_of(root, on=on))
