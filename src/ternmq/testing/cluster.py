@@ -122,8 +122,7 @@ class Node:
     async def ready(self) -> None:
         """Wait until the program says that it is ready; raises what ended it before."""
         assert self._main is not None
-        ready = asyncio.Event.wait(self._ready)
-        waiting = self.cluster.watch(ready)
+        waiting = self.cluster.watch(self._ready.wait())
         await asyncio.wait([waiting, self._main], return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
@@ -200,6 +199,7 @@ class Cluster:
         self.network = Network(loop, Random(self.random.getrandbits(64)))
         self.network.on_arrival = self._arrived
         self.nodes: dict[str, Node] = {}
+        self._name_servers: list[Node] = []
         self.trace: list[tuple[object, ...]] = []
         self._checksum = 0
         self._watchers = Process("watchers", "")
@@ -207,7 +207,7 @@ class Cluster:
     @property
     def name_servers(self) -> str:
         """``host:port`` of all name servers, as clients want it."""
-        return ";".join(f"{node.ip}:{NAME_SERVER_PORT}" for node in self.nodes.values() if node.name.startswith("ns"))
+        return ";".join(f"{node.ip}:{NAME_SERVER_PORT}" for node in self._name_servers)
 
     def note(self, *what: object) -> None:
         """Add an event to the trace."""
@@ -221,16 +221,17 @@ class Cluster:
         node = self.nodes[name] = Node(self, name, f"10.0.0.{len(self.nodes) + 1}", program)
         return node
 
-    def name_server(self, name: str = "ns") -> Node:
-        """A name server; its name begins with ``ns``. Make all of them before what depends on them."""
+    def name_server(self, name: str = "name-server") -> Node:
+        """A name server. Make all of them before you start what asks them."""
 
         async def run(node: Node) -> None:
             async with NameServer(NamesrvConfig(listen_port=NAME_SERVER_PORT), node.env):
                 node.is_ready()
                 await node.stopping.wait()
 
-        assert name.startswith("ns")
-        return self.node(name, run)
+        node = self.node(name, run)
+        self._name_servers.append(node)
+        return node
 
     def broker(self, name: str, **settings: object) -> Node:
         """A broker; ``settings`` under RocketMQ's names: ``flushDiskType="SYNC_FLUSH"``."""

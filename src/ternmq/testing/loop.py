@@ -112,7 +112,7 @@ class _Task(asyncio.Task[T]):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Use as ``simulated(main)``, or ``loop.run_until_complete(…)``; then ``end``."""
+    """Use as ``with simulated_loop() as loop: loop.run_until_complete(…)``."""
 
     def __init__(self) -> None:
         super().__init__()
