@@ -10,6 +10,7 @@ import pytest
 from ternmq.client.blocking import SyncProducer
 from ternmq.client.blocking_consumer import SyncPushConsumer
 from ternmq.client.blocking_pull import SyncPullConsumer
+from ternmq.client.listener import ConsumeContext, ConsumeResult
 from ternmq.client.offsets import StartPosition
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import NotRunning
@@ -51,6 +52,27 @@ def test_a_listener_is_called_in_threads_while_the_program_waits(cluster: Embedd
         consumer.ready()
         assert 4 == sum(queue.topic == "listened" for queue in consumer.queues)
         assert sorted(bodies) == sorted(seen.get(timeout=20) for _ in bodies)
+
+
+def test_an_orderly_listener_gets_each_queue_in_order(cluster: EmbeddedCluster) -> None:
+    """F2: in threads; what failed is tried again before the next."""
+    seen: queue.Queue[tuple[int, int, int]] = queue.Queue()
+
+    class Steps:
+        def __call__(self, message: ReceivedMessage, context: ConsumeContext) -> ConsumeResult:
+            seen.put((message.queue_id, message.queue_offset, message.reconsume_times))
+            context.retry_ms = 10
+            return ConsumeResult.RETRY if message.reconsume_times == 0 else ConsumeResult.SUCCESS
+
+    send(cluster, "ordered", 12)
+    consumer = SyncPushConsumer("steps", Steps(), name_servers=cluster.name_servers, start=FIRST, orderly=True)
+    consumer.subscribe("ordered")
+    with consumer:
+        got = [seen.get(timeout=20) for _ in range(24)]
+        consumer.resize(2)
+    for number in range(4):
+        of_queue = [(offset, times) for queue_id, offset, times in got if queue_id == number]
+        assert [(offset, times) for offset in range(3) for times in range(2)] == of_queue
 
 
 def test_messages_are_done_when_the_next_is_asked_for(cluster: EmbeddedCluster) -> None:
