@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import StoreError
+from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.inspect.compare import compare
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.scan import Damage
+from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.summary import log_summary
 from ternmq.store.inspect.verify import verify
 from ternmq.store.inspect.view import StoreView
@@ -53,6 +55,26 @@ def test_queues_and_index_are_made_anew(root: Path) -> None:
     with quiet_store(small_config(root)) as store:
         assert 10 == len(bodies(store))
     assert not [*root.glob("*.tmp")]
+
+
+def test_due_times_are_those_of_the_broker_s_levels(tmp_path: Path) -> None:
+    """C2, I1: a tool that is told of them finds nothing and rebuilds the same bytes; else it says what it lacks."""
+    root, levels = tmp_path / "store", InspectConfig(message_delay_level="7s 9s")
+    with quiet_store(small_config(root, message_delay_level=levels.message_delay_level)) as store:
+        for level in (1, 2, 2):
+            store.put(draft(SCHEDULE_TOPIC, level - 1, KEYS="k", DELAY=f"{level}", REAL_TOPIC="orders", REAL_QID="0"))
+    before = log_queues_index(root)
+
+    assert [] == verify(root, levels).findings
+    rebuild(root, levels, clock=ManualClock())
+    assert before == log_queues_index(root)
+
+    notes = verify(root).findings
+    assert [("queue-delay", 1, True), ("queue-delay", 2, True)] == [
+        (note.kind, note.count, note.is_note) for note in notes
+    ]
+    assert "--set messageDelayLevel" in notes[0].cure
+    assert [] == verify(root).faults
 
 
 def test_recorded_directories_are_rebuilt_to_the_byte(recorded: RecordedStore, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ to another record, or none; one that is *extra* names a message that is not in t
 
 Not faults: a queue that begins later than its records, because its topic was deleted and made again (its queue offsets
 begin with 0 again in the log); records of topics that ``topics.json`` does not know any more; newest entries that a
-running broker has in memory, or a killed one had.
+running broker has in memory, or a killed one had; due times in the schedule topic that other delay levels give than
+those that the tool was told of.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
@@ -38,6 +40,7 @@ class QueueCheck:
     __slots__ = (
         "_extra",
         "_is_damaged",
+        "_late",
         "_missing",
         "_next",
         "_run",
@@ -63,7 +66,7 @@ class QueueCheck:
         self.first = queue_offset
         self._next = self._run_at = queue_offset
         self._run = bytearray()
-        self._missing, self._wrong, self._extra = Tally(), Tally(), Tally()
+        self._missing, self._wrong, self._extra, self._late = Tally(), Tally(), Tally(), Tally()
 
     def expect(self, queue_offset: int, log_offset: int, size: int, tags_code: int) -> None:
         """A record that must have an entry."""
@@ -98,8 +101,10 @@ class QueueCheck:
             entry = found.get(number)
             if entry is None or entry[1] == FILLER_SIZE:
                 self._missing.add(number)
-            elif entry[:2] != wanted[:2] or not self._is_tags_code(entry[2], wanted[2]):
+            elif entry[:2] != wanted[:2]:
                 self._wrong.add(number)
+            elif not self._is_tags_code(entry[2], wanted[2]):
+                (self._late if self.key[0] == SCHEDULE_TOPIC else self._wrong).add(number)
 
     def _is_tags_code(self, field: int, tags_code: int) -> bool:
         if field > ADDRESS_MAX:
@@ -141,7 +146,7 @@ class QueueCheck:
 
     def _verdicts(self, view: StoreView, path: str) -> Iterator[Fault]:
         assert self.queue is not None
-        missing, wrong, extra = self._missing, self._wrong, self._extra
+        missing, wrong, extra, late = self._missing, self._wrong, self._extra, self._late
         if missing.count:
             is_newest = missing.first == self.queue.next_offset and missing.count == self._next - missing.first
             lags = is_newest and view.may_lag
@@ -166,6 +171,18 @@ class QueueCheck:
                 what=f"{entries}, the first at queue offset {wrong.first:,}, lead to a wrong place or hold wrong tags",
                 cost="consumers get other messages than those, or none",
                 cure=REBUILD,
+            )
+        if late.count:
+            entries = plural(late.count, "entry", "entries")
+            yield Fault(
+                kind="queue-delay",
+                path=path,
+                at=late.first,
+                count=late.count,
+                what=f"{entries}, the first at queue offset {late.first:,}, hold due times of other delay levels",
+                cost="none, if the broker has other levels; a rebuild without them changes when messages are due",
+                cure="look again with the broker's levels: -c broker.conf, or --set messageDelayLevel=…",
+                is_note=True,
             )
         if extra.count:
             is_cut = extra.first >= self._next and view.may_lag
