@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from ternmq.admin import Admin
 from ternmq.client import consumer_config, pop_settle
 from ternmq.client.blocking_pop import SyncPopConsumer
 from ternmq.client.config import ClientConfig
@@ -265,6 +266,23 @@ async def test_more_members_than_queues_share_the_work(cluster: EmbeddedCluster,
     assert all(collector.messages for collector in seen)
 
 
+async def test_each_broker_is_popped_and_one_that_is_gone_does_not_hold_up_the_others() -> None:
+    """F9: the assignment names brokers, and is asked of any of them."""
+    async with EmbeddedCluster(brokers=2) as cluster:
+        names = cluster.name_servers
+        async with Admin(names) as admin:
+            await admin.topics.create("orders", queues=2)
+        seen = Collector()
+        async with consumer_of(cluster, seen) as consumer, Producer("shop", name_servers=names) as producer:
+            assert ["broker-a", "broker-b"] == [queue.broker_name for queue in consumer.queues]
+            await send(producer, *numbered(8))
+            assert Counter(numbered(8)) == Counter(await seen.bodies(8))
+            assert {"broker-a", "broker-b"} == {message.broker_name for message in seen.messages}
+            await cluster.brokers[1].__aexit__(None, None, None)
+            await send(producer, *numbered(8, 8))
+            assert Counter(numbered(16)) == Counter(await seen.bodies(16))
+
+
 async def test_what_was_taken_and_left_goes_to_others_soon(cluster: EmbeddedCluster, producer: Producer) -> None:
     """F9: the end of the block gives back, within a second instead of a minute."""
     await send(producer, *numbered(5))
@@ -347,6 +365,17 @@ async def test_tags_of_one_hash_are_told_apart(cluster: EmbeddedCluster, produce
         assert consumer._member is not None
         (reader,) = consumer._member.readers.all()
         await eventually(lambda: " 0 not settled" in repr(reader))
+
+
+async def test_sql_chooses_what_is_popped(cluster: EmbeddedCluster, producer: Producer) -> None:
+    """F9, K2: the pop brings the expression along."""
+    for amount in (3, 7, 9):
+        await producer.send(Message("orders", str(amount).encode(), properties={"amount": str(amount)}))
+    seen = Collector()
+    consumer = PopConsumer("billing", seen, name_servers=cluster.name_servers, start=FIRST)
+    consumer.subscribe("orders", sql="amount > 5")
+    async with consumer:
+        assert {"7", "9"} == {*await seen.bodies(2)}
 
 
 async def test_a_namespace_is_not_seen(cluster: EmbeddedCluster) -> None:
