@@ -289,6 +289,18 @@ def test_one_that_takes_long_is_written_again_so_that_a_start_has_little_to_read
     assert 1 == world.ack(slow[0])
 
 
+def test_many_that_take_long_are_not_written_again_and_again() -> None:
+    """F9: there is as much to read after it as before."""
+    world = sent(20, Options(enabled=False, carry_records=2))
+    for _ in range(10):
+        world.pop(count_max=1, revive_queue_id=0)
+    records = world.store.max_offset(REVIVE_TOPIC, 0)
+
+    world.buffer.tend()
+
+    assert records == world.store.max_offset(REVIVE_TOPIC, 0)
+
+
 def test_what_others_put_into_the_revive_log_is_found() -> None:
     """F9: a RocketMQ that had this store, or a timer; progress is that of RocketMQ: the last record done with."""
     world = sent(2)

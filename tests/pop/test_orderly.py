@@ -143,6 +143,22 @@ def test_a_moved_or_deleted_group_is_not_blocked() -> None:
     assert [b"3", b"4"] == bodies(pop(world))
 
 
+def test_a_queue_is_popped_in_one_way_at_a_time() -> None:
+    """F9: in order or not; or one would move the offset past what the other has in flight."""
+    world = sent()
+    first, second = pop(world)
+    assert [] == world.pop()
+    ack(world, first)
+    ack(world, second)
+
+    third = world.pop(count_max=1)
+    assert [b"2"] == bodies(third)
+    assert [] == pop(world)
+    world.ack(*third)
+
+    assert [b"3", b"4"] == bodies(pop(world))
+
+
 def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:
     """F9, K1"""
     world = World()

@@ -108,6 +108,10 @@ class Buffer:
         """Where the next pop begins; ``committed`` is what the group's offset says."""
         return self._in_flight.next_offset(key, committed)
 
+    def is_popping(self, key: QueueKey) -> bool:
+        """Whether the group's committed offset in this queue follows check points."""
+        return self._in_flight.is_popping(key)
+
     def popped(
         self,
         key: QueueKey,
@@ -164,7 +168,7 @@ class Buffer:
     ) -> int | None:
         """Hide a message for ``invisible_ms`` from now on; returns the pop time of its new check point.
 
-        None if it is not in flight (any more). Raises ``StoreError`` or ``NotRunning``; then nothing has changed.
+        None if it is not in flight (any more). Raises ``StoreError`` or ``NotRunning``; then it may come twice.
         """
         old = self._in_flight.find(key, start_offset, pop_time_ms)
         if old is None or not old.holds(queue_offset):

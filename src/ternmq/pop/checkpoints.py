@@ -187,6 +187,11 @@ class CheckPoints:
         # Larger than what was popped here if the group has pulled in between.
         return committed if queue is None or not len(queue.window) else max(queue.next_offset, committed)
 
+    def is_popping(self, key: QueueKey) -> bool:
+        """Whether the committed offset follows check points of this queue."""
+        queue = self._queues.get(key)
+        return queue is not None and len(queue.window) > 0
+
     def queue(self, key: QueueKey) -> PoppedQueue:
         """The queue, new if nothing of it was in flight."""
         queue = self._queues.get(key)

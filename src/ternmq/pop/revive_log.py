@@ -7,7 +7,7 @@ timer, when it is nearly due; ours are appended at once, and what is due is know
 At start the queues are folded again, from the first check point on that has not ended: check points come back with the
 acks that followed them. How far that is, is the consumer offset of the group ``CID_RMQ_SYS_REVIVE_GROUP``: as in
 RocketMQ the offset of the *last* record done with, not of the next. A check point that takes long is written again
-now and then, so that a start has no more than ``CARRY_RECORDS`` to read in each queue.
+now and then, so that a start has not much more to read than what has not ended.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _DELIVER_TIME: Final = "TIMER_DELIVER_MS"
 _BEFORE_DUE_MS: Final = 1_000
 #: A check point that has so many records behind it is written once more: a start would have to read them all.
 CARRY_RECORDS: Final = 100_000
+#: … or so many times the number of those that wait, if that is more.
+_CARRY_SHARE: Final = 4
 #: Records read at once when the log is folded.
 _FOLD_COUNT: Final = 32
 _INT_BITS: Final = 32
@@ -127,7 +129,10 @@ class ReviveLog:
         """Write check points once more that lie far back and have not ended. Raises ``StoreError``."""
         for queue in self._queues:
             waiting = queue.check_points
-            while waiting and (waiting[0][1].is_over or waiting[0][0] + self._carry_records < queue.position):
+            # Where many wait there is much to read anyway; writing them all again and again would not make it less.
+            count = sum(not check_point.is_over for _, check_point in waiting)
+            far = queue.position - max(self._carry_records, _CARRY_SHARE * count)
+            while waiting and (waiting[0][1].is_over or waiting[0][0] < far):
                 _, check_point = waiting.popleft()
                 step = check_point.stored
                 if not check_point.is_over and step is not None:

@@ -124,7 +124,7 @@ class Taker:
             taken.count >= wish.count_max
             or taken.body_bytes >= BYTES_MAX
             or start == end
-            or (wish.ordered and self._orders.is_blocked(key, wish.attempt_id))
+            or self._is_blocked(key, wish)
         ):
             taken.rest += max(end - start, 0)
             return
@@ -184,6 +184,12 @@ class Taker:
         self._orders.reset(key)
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _is_blocked(self, key: QueueKey, wish: Wish) -> bool:
+        # In order or not, one way at a time: each would move the committed offset past what the other has in flight.
+        if wish.ordered:
+            return self._buffer.is_popping(key) or self._orders.is_blocked(key, wish.attempt_id)
+        return self._orders.is_blocked(key, None)
 
     def _start(self, key: QueueKey, *, from_last: bool) -> int:
         # A pop learns of a reset by beginning where it says; from then on commits count again.
