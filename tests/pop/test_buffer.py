@@ -221,16 +221,27 @@ def test_messages_of_a_deleted_topic_or_group_are_given_up() -> None:
 
 
 def test_a_topic_made_anew_does_not_get_the_old_ones_messages() -> None:
-    """F9: their places are taken by others."""
-    world = sent(1)
+    """F9: their places are taken by others, and the revive log still has their check point."""
+    world = sent(1, Options(enabled=False))
     world.pop(invisible_ms=60_000)
     world.store.delete_topics([TOPIC])
-    world.pass_time(1)
+    world.kill()
+    world.start()
     world.send(b"new")
 
     world.pass_time(60)
 
     assert world.topics.get(world.retry_topic(GROUP, RETRY_V1)) is None
+
+
+def test_a_clock_that_is_set_back_loses_no_message() -> None:
+    """F9: stored in what is the future when it is popped, and not acked."""
+    world = sent(1)
+    (popped,) = world.pop(pop_time_ms=world.clock.now_ms() - 10_000)
+
+    world.pass_time(61)
+
+    assert [popped.body] == [message.body for message in world.pop(retry=RETRY_V1)]
 
 
 def test_forgetting_a_topic_ends_what_is_in_flight_and_commits_nothing() -> None:

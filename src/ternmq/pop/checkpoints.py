@@ -86,6 +86,7 @@ class CheckPoint:
         "offsets",
         "pop_time_ms",
         "queue",
+        "read_at",
         "revive_queue_id",
         "start_offset",
         "step",
@@ -102,6 +103,7 @@ class CheckPoint:
         offsets: Sequence[int],
         revive_queue_id: int,
         acked: int = 0,
+        read_at: int | None = None,
     ) -> None:
         self.queue = queue
         #: With the pop time the name of this check point, in handles and in the revive log.
@@ -113,6 +115,8 @@ class CheckPoint:
         #: Bit i is set when ``offsets[i]`` is done.
         self.acked = acked
         self.revive_queue_id = revive_queue_id
+        #: Log offset of the record that it was made of, if it was read from the revive log.
+        self.read_at = read_at
         #: Its place in the queue's window; None if it has none: a changed invisible time, or read from the revive log.
         self.step: Step | None = None
         #: Its place in the window of the revive log, once it lies there.

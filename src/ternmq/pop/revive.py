@@ -55,8 +55,9 @@ class Reviver:
             return
         for queue_offset in check_point.open_offsets():
             record = self._read(topic, queue_id, queue_offset)
-            # A record younger than its pop is of a topic that was deleted and made again.
-            if record is not None and record.store_time_ms <= check_point.pop_time_ms:
+            # One behind its check point in the log is of a topic that was deleted and made again. (Times would not
+            # tell: a clock that was set back between storing and popping makes every message look younger.)
+            if record is not None and (check_point.read_at is None or record.log_offset < check_point.read_at):
                 end_offset = self._write(record, group, topic, check_point.pop_time_ms)
                 for step in (check_point.step, check_point.stored):
                     if step is not None:

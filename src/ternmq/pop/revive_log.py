@@ -264,6 +264,7 @@ class ReviveLog:
             offsets=offsets[:_INT_BITS],
             revive_queue_id=queue.queue_id,
             acked=body.bits & (1 << _INT_BITS) - 1,
+            read_at=record.log_offset,
         )
         self._note(queue, check_point, record.queue_offset)
         check_points.add(check_point)
