@@ -75,6 +75,11 @@ def test_one_read_returns_so_many_messages_and_bytes(tmp_path: Path) -> None:
         assert [3, 1, 1, 1] == counts
         assert 2 == store.get("orders", 0, 0, count_max=2).count
         assert 1 == store.get("orders", 0, 0, count_max=32, bytes_max=1).count
+        # Who limits the bytes gets as many messages as fit.
+        assert (4, 2) == (
+            store.get("orders", 0, 0, count_max=32, bytes_max=9_999).count,
+            store.get("orders", 0, 0, count_max=2, bytes_max=9_999).count,
+        )
 
 
 def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
