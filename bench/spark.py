@@ -1,7 +1,7 @@
 """``python -m bench.spark``: rows a second from a topic into Spark, beside rows that cost nothing to make.
 
 One TernMQ broker is filled with messages of 200 bytes in four queues. Spark reads them with ``local[2]`` and throws the
-rows away (its ``noop`` sink): all columns, and the body alone. *Arrow generator* is a source on the same Python API, which
+rows away (its ``noop`` sink): all columns, and the body alone. *Arrow generator*, a source on the same Python API,
 hands out one and the same batch of these columns again and again: what Spark itself takes, with no broker, network or
 decoding behind it. All on this machine, one after the other, several rounds; the table shows medians.
 """
