@@ -252,9 +252,12 @@ async def test_lite_pull_reads_and_commits(cluster: EmbeddedCluster, java_any_he
     async with java.lite_pull(
         cluster.name_servers, group=GROUP, topic=TOPIC, assign=assign, autoCommit=True, seek=0
     ) as consumer:
-        messages = await consumer.messages(10)
+        seen: set[bytes] = set()
+        # A pull that was under way when Java's client sought may bring the same once more.
+        while len(seen) < 10:
+            seen |= set(bodies(await consumer.messages(1)))
 
-    assert numbered(10) == bodies(messages)
+    assert set(numbered(10)) == seen
 
 
 async def test_pull_reads_each_queue_to_its_end(cluster: EmbeddedCluster, java: Java) -> None:

@@ -243,11 +243,16 @@ async def test_dead_letters_are_listed_sent_again_and_put_away(
     """V2, H2: on brokers that have no call for any of it."""
     group = f"group-of-{topic}"
     config = PushConfig(start=FIRST, max_reconsume_times=0)
+    known: set[str] = set()
 
     async def consume(count: int, result: ConsumeResult) -> list[ReceivedMessage]:
         seen = Collector()
 
         async def listener(message: ReceivedMessage) -> ConsumeResult:
+            # A pull that RocketMQ looks at late takes the group's progress back, and what was done comes again.
+            if message.offset_id in known:
+                return ConsumeResult.SUCCESS
+            known.add(message.offset_id)
             await seen(message)
             return result
 

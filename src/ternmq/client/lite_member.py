@@ -170,10 +170,8 @@ class LiteMember:
 
     async def commit_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Store these; raises the first error, after all were tried."""
-        commits = (self.brokers.commit(queue, queue_offset) for queue, queue_offset in offsets.items())
-        for result in await asyncio.gather(*commits, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        for error in (await self.brokers.commit_all(offsets)).values():
+            raise error
 
     async def _save_forever(self) -> None:
         while True:

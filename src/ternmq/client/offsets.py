@@ -107,6 +107,8 @@ class BrokerOffsets:
         self._set_zero = None if zero_if_young else False
         #: What brokers were told since the queue is ours; the same again is not worth a call.
         self._told: dict[MessageQueue, int] = {}
+        #: Broker and topic, where the group's progress has been stored before: see ``commit_all``.
+        self._begun: set[tuple[str, str]] = set()
 
     async def min(self, queue: MessageQueue) -> int:
         """The first queue offset that is still there."""
@@ -144,14 +146,41 @@ class BrokerOffsets:
             self._update(queue, queue_offset),
         )
         self._told[queue] = queue_offset
+        self._begun.add((queue.broker_name, queue.topic))
+
+    async def commit_all(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, BaseException]:
+        """Store the progress of these queues; returns what went wrong.
+
+        RocketMQ makes its table of a group's progress in a topic with the first commit, and of two that are the first
+        at the same time it forgets one. So one queue of each topic goes before the others.
+        """
+        first = {
+            (queue.broker_name, queue.topic): queue
+            for queue in offsets
+            if (queue.broker_name, queue.topic) not in self._begun
+        }
+        failures: dict[MessageQueue, BaseException] = {}
+        for queues in (list(first.values()), [queue for queue in offsets if queue not in first.values()]):
+            commits = (self.commit(queue, offsets[queue]) for queue in queues)
+            results = await asyncio.gather(*commits, return_exceptions=True)
+            failures |= {
+                queue: result
+                for queue, result in zip(queues, results, strict=True)
+                if isinstance(result, BaseException)
+            }
+        return failures
 
     async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
-        if wait:
-            await asyncio.gather(*(self._commit_or_log(queue, offset) for queue, offset in offsets.items()))
+        if not wait:
+            offsets = {queue: offset for queue, offset in offsets.items() if self._told.get(queue) != offset}
+        if wait or any((queue.broker_name, queue.topic) not in self._begun for queue in offsets):
+            for queue, error in (await self.commit_all(offsets)).items():
+                if not isinstance(error, TernError):
+                    raise error
+                log.warning("progress was not stored", extra={"queue": str(queue), "why": str(error)})
             return
         for queue, queue_offset in offsets.items():
-            if self._told.get(queue) != queue_offset:
-                await self._tell(queue, queue_offset)
+            await self._tell(queue, queue_offset)
 
     async def _tell(self, queue: MessageQueue, queue_offset: int) -> None:
         try:
@@ -165,12 +194,6 @@ class BrokerOffsets:
             log.info("progress was not reported", extra={"queue": str(queue), "why": str(error)})
         else:
             self._told[queue] = queue_offset
-
-    async def _commit_or_log(self, queue: MessageQueue, queue_offset: int) -> None:
-        try:
-            await self.commit(queue, queue_offset)
-        except TernError as error:
-            log.warning("progress was not stored", extra={"queue": str(queue), "why": str(error)})
 
     def _update(self, queue: MessageQueue, queue_offset: int) -> UpdateOffset:
         return UpdateOffset(
