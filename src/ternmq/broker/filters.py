@@ -90,6 +90,14 @@ class Wanted(NamedTuple):
     #: The text of the record's properties.
     accepts: Accepts | None = None
 
+    def lets_pass(self, tags_code: int, properties: str | None) -> bool:
+        """Whether a record that has just arrived may be wanted. Without ``properties``, which are not known for several
+        at once, only its tags are asked."""
+        matches, accepts = self.matches, self.accepts
+        return (matches is None or matches(tags_code)) and (
+            accepts is None or properties is None or accepts(properties)
+        )
+
 
 ALL: Final = Wanted()
 

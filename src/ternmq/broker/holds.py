@@ -37,7 +37,7 @@ Key = TypeVar("Key")
 class Hold:
     """One pull that waits, for a record that passes ``wanted``."""
 
-    __slots__ = ("accepts", "key", "matches", "peer", "queue_offset", "request", "timer")
+    __slots__ = ("key", "peer", "queue_offset", "request", "timer", "wanted")
 
     def __init__(
         self,
@@ -51,8 +51,7 @@ class Hold:
         self.request = request
         self.key = key
         self.queue_offset = queue_offset
-        self.matches = wanted.matches
-        self.accepts = wanted.accepts
+        self.wanted = wanted
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -112,11 +111,7 @@ class Holds:
         if waiting is None:
             return
         for hold in list(waiting):
-            if (
-                end_offset > hold.queue_offset
-                and (hold.matches is None or hold.matches(tags_code))
-                and (hold.accepts is None or properties is None or hold.accepts(properties))
-            ):
+            if end_offset > hold.queue_offset and hold.wanted.lets_pass(tags_code, properties):
                 self._wake_soon(hold)
 
     def wake(self, group: str, topic: str, queue_id: int) -> None:

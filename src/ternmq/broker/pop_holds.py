@@ -30,15 +30,14 @@ PlaceKey = tuple[str, str, int]
 class PopHold:
     """One request that waits until ``deadline``, for a record that passes ``wanted``."""
 
-    __slots__ = ("accepts", "deadline", "matches", "peer", "place", "request", "timer")
+    __slots__ = ("deadline", "peer", "place", "request", "timer", "wanted")
 
     def __init__(self, peer: Peer, request: Request[Any], place: _Place, deadline: float, wanted: Wanted) -> None:
         self.peer = peer
         self.request = request
         self.place = place
         self.deadline = deadline
-        self.matches = wanted.matches
-        self.accepts = wanted.accepts
+        self.wanted = wanted
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -122,9 +121,7 @@ class PopHolds:
             if place.woken or (place.key[2] not in (ALL_QUEUES, queue_id) and topic == place.key[1]):
                 continue
             for hold in place.holds:
-                if (hold.matches is None or hold.matches(tags_code)) and (
-                    hold.accepts is None or properties is None or hold.accepts(properties)
-                ):
+                if hold.wanted.lets_pass(tags_code, properties):
                     self._wake_soon(hold)
                     break
 

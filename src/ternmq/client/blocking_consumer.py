@@ -20,51 +20,31 @@ in threads of their own pool; they may use blocking clients. An ``async`` listen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from ternmq.allocation import Allocation
+from ternmq.client.blocking_twin import BlockingTwin
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer import PushConsumer
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.inbox import Delivery, Inbox
 from ternmq.client.listener import ConsumeHook, Listener
-from ternmq.client.loop_thread import LoopThread, loop_thread
+from ternmq.client.loop_thread import LoopThread
 from ternmq.client.offsets import StartPosition
 from ternmq.errors import NotRunning
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import MessageModel
 
-T = TypeVar("T")
 ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
-class SyncListening:
+class SyncListening(BlockingTwin):
     """What the blocking twins of consumers with listeners have in common."""
 
     def __init__(self, consumer: PushConsumer) -> None:
+        super().__init__(consumer)
         self._consumer = consumer
-        self._thread: LoopThread | None = None
-
-    def __repr__(self) -> str:
-        return f"<Sync{repr(self._consumer)[1:]}"
-
-    @property
-    def group(self) -> str:
-        return self._consumer.group
-
-    def __enter__(self) -> Self:
-        thread = loop_thread()
-        thread.run(self._consumer.__aenter__())
-        self._thread = thread
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        thread, self._thread = open_thread(self._thread, self.group), None
-        thread.run(self._consumer.__aexit__(kind, error, trace))
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume ``topic``; see ``PushConsumer.subscribe``."""
@@ -91,7 +71,7 @@ class SyncListening:
 
     def ready(self) -> None:
         """Wait until all queues that are ours after the last change are being read."""
-        open_thread(self._thread, self.group).run(self._consumer.ready())
+        self._run(self._consumer.ready())
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -100,14 +80,8 @@ class SyncListening:
 
     def __iter__(self) -> SyncMessages:
         """All messages, one by one; each is done when the next is asked for. Several threads may iterate."""
-        thread = open_thread(self._thread, self.group)
+        thread = self._open_thread()
         return SyncMessages(thread, self._do(self._consumer.messages).inbox)
-
-    def _do(self, call: Callable[[], T]) -> T:
-        """Make a plain call of the consumer: on its loop once it runs, before that right here."""
-        if self._thread is None:
-            return call()
-        return self._thread.run(called(call))
 
 
 class SyncPushConsumer(SyncListening):
@@ -179,15 +153,3 @@ class SyncMessages:
 
         delivery.on_settled = settle_on_loop
         return delivery
-
-
-def open_thread(thread: LoopThread | None, group: str) -> LoopThread:
-    """The thread of a running consumer; raises ``NotRunning``."""
-    if thread is None:
-        raise NotRunning(f"the consumer of group {group!r} does not run; use it inside its `with` block")
-    return thread
-
-
-async def called(call: Callable[[], T]) -> T:
-    """A plain call as a coroutine, for ``LoopThread.run``."""
-    return call()

@@ -13,76 +13,44 @@ All blocking clients of a process share one loop in one thread (``loop_thread``)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Self
 
-from ternmq.client.blocking_consumer import called, open_thread
+from ternmq.client.blocking_twin import BlockingTwin
 from ternmq.client.config import ClientConfig
 from ternmq.client.consumer_config import LitePullConfig
 from ternmq.client.lite_pull import LitePullConsumer
-from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.offsets import StartPosition
 from ternmq.client.pull import COUNT_MAX, SUSPEND_MS, PullConsumer, PullResult
-from ternmq.errors import NotRunning
 from ternmq.message import MessageQueue, ReceivedMessage
 
-T = TypeVar("T")
 
-
-class _SyncByOffset:
+class _SyncByOffset(BlockingTwin):
     """What both have in common, as their twins have it from ``ByOffset``."""
 
     def __init__(self, twin: PullConsumer | LitePullConsumer) -> None:
-        self._twin = twin
-        self._thread: LoopThread | None = None
-
-    def __repr__(self) -> str:
-        return f"<Sync{repr(self._twin)[1:]}"
-
-    @property
-    def group(self) -> str:
-        return self._twin.group
-
-    def __enter__(self) -> Self:
-        thread = loop_thread()
-        thread.run(self._twin.__aenter__())
-        self._thread = thread
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        thread, self._thread = open_thread(self._thread, self.group), None
-        thread.run(self._twin.__aexit__(kind, error, trace))
+        super().__init__(twin)
+        self._by_offset = twin
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""
-        return self._run(self._twin.queues(topic))
+        return self._run(self._by_offset.queues(topic))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The first queue offset that is still there."""
-        return self._run(self._twin.min_offset(queue))
+        return self._run(self._by_offset.min_offset(queue))
 
     def max_offset(self, queue: MessageQueue) -> int:
         """The queue offset that the next message will get."""
-        return self._run(self._twin.max_offset(queue))
+        return self._run(self._by_offset.max_offset(queue))
 
     def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         """The queue offset of the first message stored at ``time_ms`` or later."""
-        return self._run(self._twin.offset_at(queue, time_ms))
+        return self._run(self._by_offset.offset_at(queue, time_ms))
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The group's progress; None when there is none."""
-        return self._run(self._twin.committed(queue))
-
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        try:
-            thread = open_thread(self._thread, self.group)
-        except NotRunning:
-            call.close()
-            raise
-        return thread.run(call)
+        return self._run(self._by_offset.committed(queue))
 
 
 class SyncPullConsumer(_SyncByOffset):
@@ -209,7 +177,3 @@ class SyncLitePullConsumer(_SyncByOffset):
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's progress; see ``LitePullConsumer.commit``."""
         self._run(self._consumer.commit(offsets))
-
-    def _do(self, call: Callable[[], T]) -> T:
-        """Make a plain call of the consumer: on its loop once it runs, before that right here."""
-        return call() if self._thread is None else self._thread.run(called(call))
