@@ -10,10 +10,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+
+from ternmq.errors import ConfigError
 
 LOCAL: Final = "local[*]"
 
@@ -38,11 +43,17 @@ _OURS: Final = re.compile(r"^(?:ternmq\.[\w.]+): (.+?)(?:\s+SQLSTATE: \w+)?$", r
 
 
 def session(
-    *, master: str = "", name: str = "ternmq", settings: Mapping[str, str] | None = None, log_level: str = "ERROR"
+    *,
+    master: str = "",
+    name: str = "ternmq",
+    settings: Mapping[str, str] | None = None,
+    log_level: str = "ERROR",
+    log_file: Path | None = None,
 ) -> SparkSession:
     """The running session, or a new one: of ``master``, of what Spark's own settings say, or ``local[*]``.
 
-    ``settings`` are Spark's and go before those of this module.
+    ``settings`` are Spark's and go before those of this module. What Java would write to stderr goes to ``log_file``
+    where one is given; then this must be called while nobody else starts processes. Raises ``ConfigError``.
     """
     # Workers are started by name, and the system's Python would not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -56,9 +67,34 @@ def session(
     ours = _SETTINGS | (_LOCAL_SETTINGS if (chosen or LOCAL).startswith("local") and not is_submitted else {})
     for key, value in (ours | given).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        with _stderr_to(log_file):
+            spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        if error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise ConfigError(
+                "Spark could not start Java; install Java 17 or newer (Debian: apt-get install default-jre-headless), "
+                f"or set JAVA_HOME to it{f'; what it said is in {log_file}' if log_file else ''}"
+            ) from error
+        raise
     spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+@contextmanager
+def _stderr_to(log_file: Path | None) -> Iterator[None]:
+    """Processes that are started in the block write their stderr into a file, for as long as they live."""
+    if log_file is None:
+        yield
+        return
+    kept = os.dup(2)
+    with log_file.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def sentence_of(error: BaseException) -> str:

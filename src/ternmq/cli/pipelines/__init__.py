@@ -1,0 +1,19 @@
+"""``tern pipeline NAME …``: Spark jobs over topics, one module a pipeline (U4, U5)."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help=(
+        "Run a Spark job over topics.\n\n"
+        "Jobs run on this machine (local[*]) unless --master names a Spark cluster. Ctrl-C stops them cleanly; a "
+        "stream goes on from its checkpoint when it is started again."
+    ),
+)
+
+
+@app.callback()
+def pipeline() -> None:
+    """Makes a group of commands also of one."""

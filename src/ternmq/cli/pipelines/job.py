@@ -1,0 +1,203 @@
+"""What the commands of ``tern pipeline`` share: a session, a line that tells how far the job is, a clean stop (U5).
+
+::
+
+    with spark_job("archive", master=master, settings=spark_settings, as_json=as_json) as (spark, watch):
+        done = archive(spark, …, watch=watch)
+    Output(as_json=as_json).item(…)  # results after the block, when the line is gone
+
+On a terminal the line is a bar where the end is known. ``--json`` makes an event of each progress, one object a line
+on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.logs import FieldsFormatter
+from ternmq.cli.output import Output, note
+from ternmq.env import SystemClock
+from ternmq.errors import ConfigError, TernError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ternmq.spark.jobs import Progress, Watch
+
+Master = Annotated[
+    str, typer.Option("--master", envvar="MASTER", metavar="URL", help="Spark's master, as spark://host:7077.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. May be repeated."),
+]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="DIR", help="Where the stream keeps how far it is; one for each job."),
+]
+Once = Annotated[bool, typer.Option("--once", help="Read what is there now, then end.")]
+
+#: Between two lines where no terminal shows them.
+_PLAIN_INTERVAL_MS: Final = 10_000
+
+
+@contextmanager
+def spark_job(
+    name: str, *, master: str = "", settings: list[str] | None = None, as_json: bool = False
+) -> Iterator[tuple[SparkSession, Watch]]:
+    """A session and a watch for one command. Errors inside become one sentence; Java's traces are in a log file."""
+    try:
+        from ternmq.spark import jobs
+        from ternmq.spark.session import session
+    except ImportError as error:
+        raise ConfigError(f"Spark is not installed ({error.name} is missing); pip install 'ternmq[spark]'") from error
+    log_file = Path(tempfile.gettempdir()) / f"tern-pipeline-{name}-{os.getpid()}.log"
+    with ExitStack() as clean_up:
+        tell = clean_up.enter_context(_telling(name, as_json=as_json))
+        clean_up.enter_context(_logging_to(log_file))
+        with warnings.catch_warnings():
+            # Where pandas is installed, Spark has something to say about its version.
+            warnings.simplefilter("ignore", FutureWarning)
+            spark = session(master=master, name=f"tern {name}", settings=_pairs(settings), log_file=log_file)
+        clean_up.callback(spark.stop)
+        watch = jobs.Watch(tell)
+        # After the session, which has a handler of its own for Ctrl-C that cancels its jobs from within.
+        clean_up.enter_context(_stopped_by_signals(watch))
+        try:
+            yield spark, watch
+        except jobs.JobFailed as error:
+            raise TernError(f"{name}: {error}; Spark's own messages are in {log_file}") from error
+        except jobs.JobStopped as error:
+            note(f"tern: {error}")
+            raise typer.Exit(130) from error
+
+
+def _pairs(settings: list[str] | None) -> dict[str, str]:
+    pairs = dict(one.partition("=")[::2] for one in settings or ())
+    for one in settings or ():
+        if "=" not in one or not one.startswith("spark."):
+            raise ConfigError(f"--conf {one!r} is no setting of Spark's; write spark.key=value")
+    return pairs
+
+
+@contextmanager
+def _logging_to(log_file: Path) -> Iterator[None]:
+    """Our own log of the job stands beside Java's; the terminal has the sentence."""
+    ours = logging.getLogger("ternmq.spark")
+    handler = logging.FileHandler(log_file, delay=True)
+    handler.setFormatter(FieldsFormatter())
+    ours.addHandler(handler)
+    propagates, ours.propagate = ours.propagate, False
+    try:
+        yield
+    finally:
+        ours.propagate = propagates
+        ours.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def _stopped_by_signals(watch: Watch) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the job; a second Ctrl-C ends the program where it stands."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if watch.stopped:
+            raise KeyboardInterrupt
+        watch.stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- The live line --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    if as_json:
+        output = Output(as_json=True)
+        yield lambda progress: output.item(fields_of(progress), "")
+    elif sys.stderr.isatty():
+        with _bar(name) as tell:
+            yield tell
+    else:
+        yield _plain_lines()
+
+
+def fields_of(progress: Progress) -> dict[str, object]:
+    """An event of ``--json``: what is known, and that it is no result."""
+    import dataclasses
+
+    known = {key: value for key, value in dataclasses.asdict(progress).items() if value is not None}
+    return {"event": "progress"} | known
+
+
+def line_of(progress: Progress) -> str:
+    """The same for people."""
+    parts = []
+    if progress.batch is not None:
+        parts.append(f"batch {progress.batch}")
+    if progress.rows is not None:
+        parts.append(f"{progress.rows:,} messages")
+    if progress.rows_per_s is not None:
+        parts.append(f"{progress.rows_per_s:,.0f}/s")
+    if progress.lag is not None:
+        parts.append(f"lag {progress.lag:,}")
+    if progress.rows is None and progress.total is not None:
+        parts.append(f"{progress.done or 0} of {progress.total} tasks")
+    return ", ".join(parts)
+
+
+def _plain_lines() -> Callable[[Progress], None]:
+    clock, told_ms = SystemClock(), -_PLAIN_INTERVAL_MS
+
+    def tell(progress: Progress) -> None:
+        nonlocal told_ms
+        now_ms = clock.now_ms()
+        if now_ms - told_ms >= _PLAIN_INTERVAL_MS:
+            told_ms = now_ms
+            note(f"{progress.job}: {line_of(progress)}")
+
+    return tell
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn(name),
+        BarColumn(),
+        TextColumn("{task.fields[line]}"),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=Console(file=sys.stderr), transient=True) as bars:
+        task = bars.add_task(name, total=None, line="starting Spark")
+
+        def tell(progress: Progress) -> None:
+            bars.update(task, completed=progress.done or 0, total=progress.total, line=line_of(progress))
+
+        yield tell
