@@ -1,8 +1,24 @@
-"""What all tests share: Hypothesis without deadlines, as a busy machine is no failure."""
+"""What all tests share: Hypothesis without deadlines, as a busy machine is no failure; and who runs beside whom.
+
+`script/test` runs the tests in two processes. Those that share a server which takes seconds to start stay together in
+one of them, so that it starts once; other files go where there is room, each as a whole.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ternmq", deadline=None, print_blob=True)
 settings.load_profile("ternmq")
+
+#: By fixture.
+SLOW_TO_START: Final = {"spark": "spark", "rocketmq_4": "rocketmq", "rocketmq_5": "rocketmq", "any_rocketmq": "rocketmq"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        needs = [SLOW_TO_START[name] for name in getattr(item, "fixturenames", ()) if name in SLOW_TO_START]
+        item.add_marker(pytest.mark.xdist_group(needs[0] if needs else item.path.stem))
