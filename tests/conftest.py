@@ -15,7 +15,7 @@ settings.register_profile("ternmq", deadline=None, print_blob=True)
 settings.load_profile("ternmq")
 
 #: By fixture.
-SLOW_TO_START: Final = {"spark": "spark", "rocketmq_4": "rocketmq", "rocketmq_5": "rocketmq", "any_rocketmq": "rocketmq"}
+SLOW_TO_START: Final = {"spark": "spark"} | dict.fromkeys(("rocketmq_4", "rocketmq_5", "any_rocketmq"), "rocketmq")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
