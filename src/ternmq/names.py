@@ -62,6 +62,11 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def is_retry_topic(topic: str) -> bool:
+    """Of whatever kind: of a group, or of a group and topic."""
+    return topic.startswith(RETRY_PREFIX)
+
+
 def pop_retry_topic(group: str, topic: str) -> str:
     """Where messages go that a group popped from a topic and did not ack. Group «a» and topic «b» share it with the
     retries of a group «a_b»; the second form cannot be mistaken."""

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -14,18 +14,21 @@ from ternmq.admin import Admin
 from ternmq.client import consumer_config, pop_settle
 from ternmq.client.blocking_pop import SyncPopConsumer
 from ternmq.client.config import ClientConfig
+from ternmq.client.consumer import PushConsumer
 from ternmq.client.consumer_config import PopConfig
 from ternmq.client.instance import ClientInstance
 from ternmq.client.listener import ConsumeContext
-from ternmq.client.offsets import StartPosition
+from ternmq.client.offsets import BrokerOffsets, StartPosition
 from ternmq.client.pop import PopConsumer
+from ternmq.client.pop_reader import PopReader
 from ternmq.client.producer import Producer
 from ternmq.client.pull import PullConsumer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, NameServersUnreachable, RequestNotSupported, RouteMissing
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage
+from ternmq.names import is_retry_topic
 from ternmq.wire.bodies.clients import ConsumeType, GroupRequestMode, RequestMode
-from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.codec import Queue, decode, encode
 from ternmq.wire.codes import RequestCode
 from tests.client.consumer_script import ConsumerScript
 from tests.client.listening import Collector, eventually, numbered
@@ -63,6 +66,18 @@ def consumer_of(cluster: EmbeddedCluster, listener: object = None, **more: objec
     consumer = PopConsumer("billing", listener, name_servers=cluster.name_servers, start=FIRST, **more)  # type: ignore[arg-type]
     consumer.subscribe("orders")
     return consumer
+
+
+def popped_queues(consumer: PopConsumer) -> list[MessageQueue]:
+    """What it pops from; the group's retry topic it pulls."""
+    return [queue for queue in consumer.queues if not is_retry_topic(queue.topic)]
+
+
+def popping(consumer: PopConsumer) -> PopReader:
+    """The only reader that pops."""
+    assert consumer._member is not None
+    (reader,) = (reader for reader in consumer._member.readers.all() if isinstance(reader, PopReader))
+    return reader
 
 
 # --- Done -----------------------------------------------------------------------------------------------------
@@ -258,7 +273,7 @@ async def test_more_members_than_queues_share_the_work(cluster: EmbeddedCluster,
     await producer.send(Message("orders", b"makes the topic"), queue=queue)
     seen = [Collector() for _ in range(3)]
     async with consumer_of(cluster, seen[0]) as one, consumer_of(cluster, seen[1]), consumer_of(cluster, seen[2]):
-        assert [MessageQueue("orders", "broker-a", -1)] == one.queues
+        assert [MessageQueue("orders", "broker-a", -1)] == popped_queues(one)
         for number in range(200):
             await producer.send(Message("orders", str(number).encode()), queue=queue)
             if all(collector.messages for collector in seen):
@@ -275,7 +290,7 @@ async def test_each_broker_is_popped_and_one_that_is_gone_does_not_hold_up_the_o
             await admin.topics.create("orders", queues=2)
         seen = Collector()
         async with consumer_of(cluster, seen) as consumer, Producer("shop", name_servers=names) as producer:
-            assert ["broker-a", "broker-b"] == [queue.broker_name for queue in consumer.queues]
+            assert ["broker-a", "broker-b"] == [queue.broker_name for queue in popped_queues(consumer)]
             await send(producer, *numbered(8))
             assert Counter(numbered(8)) == Counter(await seen.bodies(8))
             assert {"broker-a", "broker-b"} == {message.broker_name for message in seen.messages}
@@ -328,9 +343,7 @@ async def test_no_more_is_popped_than_can_be_settled(cluster: EmbeddedCluster, p
     config = PopConfig(unsettled_max=6, count_max=2)
     async with consumer_of(cluster, listener, config=config) as consumer:
         await seen.wait(6)
-        member = consumer._member
-        assert member is not None
-        (reader,) = member.readers.all()
+        reader = popping(consumer)
         await eventually(lambda: "6 not settled" in repr(reader))
         assert 6 == len(seen.messages)
         go_on.set()
@@ -363,8 +376,7 @@ async def test_tags_of_one_hash_are_told_apart(cluster: EmbeddedCluster, produce
     consumer.subscribe("orders", "Aa")
     async with consumer:
         assert ["right"] == await seen.bodies(1)
-        assert consumer._member is not None
-        (reader,) = consumer._member.readers.all()
+        reader = popping(consumer)
         await eventually(lambda: " 0 not settled" in repr(reader))
 
 
@@ -398,6 +410,55 @@ async def test_a_namespace_is_not_seen(cluster: EmbeddedCluster) -> None:
     assert [("orders", 0), ("orders", 1)] == [(m.topic, m.reconsume_times) for m in (first, second)]
 
 
+# --- What was sent back before ---------------------------------------------------------------------------------
+
+
+async def test_what_a_pushing_member_sent_back_comes_after_the_switch_to_pop(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F9, H1: as with Java's, the group's retry topic is pulled beside the pops; what fails there goes back again."""
+    await send(producer, "bad")
+    before, after = Collector(), Collector()
+
+    async def push(message: ReceivedMessage, context: ConsumeContext) -> None:
+        await before(message)
+        context.delay_level = 1
+        raise ValueError("not today")
+
+    async def pop(message: ReceivedMessage, context: ConsumeContext) -> None:
+        await after(message)
+        if message.reconsume_times == 1:
+            context.delay_level = 1
+            raise ValueError("not yet")
+
+    pushing = PushConsumer("billing", push, name_servers=cluster.name_servers, start=FIRST)
+    pushing.subscribe("orders")
+    async with pushing:
+        await before.wait(1)
+    async with consumer_of(cluster, pop):
+        await send(producer, "good")
+        await after.wait(3)
+    retry = MessageQueue("%RETRY%billing", "broker-a", 0)
+    assert Counter([("good", 0, "orders"), ("bad", 1, "orders"), ("bad", 2, "orders")]) == Counter(
+        (message.body.decode(), message.reconsume_times, message.topic) for message in after.messages
+    )
+    async with ClientInstance(ClientConfig(cluster.name_servers)) as instance:
+        assert 2 == await BrokerOffsets(instance, "billing").load(retry)
+
+
+async def test_one_member_pulls_the_retries_of_the_group_and_another_takes_over(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F9, G1: while all members pop, the retry topic has one reader."""
+    await send(producer, "makes the topic")
+    retry = MessageQueue("%RETRY%billing", "broker-a", 0)
+    async with consumer_of(cluster, Collector()) as one, AsyncExitStack() as stack:
+        two = await stack.enter_async_context(consumer_of(cluster, Collector()))
+        await eventually(lambda: [retry] == [queue for queue in (*one.queues, *two.queues) if queue == retry])
+        await stack.aclose()
+        await eventually(lambda: retry in one.queues)
+
+
 # --- The group's mode -----------------------------------------------------------------------------------------
 
 
@@ -419,10 +480,10 @@ async def test_an_administrator_has_the_last_word_on_the_mode(
     async with consumer_of(cluster, seen) as consumer:
         assert ["one"] == await seen.bodies(1)
         await set_mode(cluster, RequestMode.PULL)
-        await eventually(lambda: [] == consumer.queues)
+        await eventually(lambda: [] == popped_queues(consumer))
         assert "an administrator has this group pull the topic; nothing of it is popped here" in caplog.messages
         await set_mode(cluster, RequestMode.POP)
-        await eventually(lambda: 1 == len(consumer.queues))
+        await eventually(lambda: 1 == len(popped_queues(consumer)))
         await send(producer, "two")
         assert ["one", "two"] == await seen.bodies(2)
 
@@ -437,7 +498,7 @@ async def test_a_subscription_made_while_running_is_popped(cluster: EmbeddedClus
         assert ["old"] == await seen.bodies(1)
         consumer.unsubscribe("orders")
         await consumer.ready()
-        assert [] == consumer.queues
+        assert [] == popped_queues(consumer)
 
 
 async def test_a_broker_without_pop_is_an_error_that_says_what_to_use() -> None:
@@ -474,7 +535,8 @@ async def test_tools_see_a_member_that_pops(cluster: EmbeddedCluster, producer: 
         assert member is not None
         info = member.running_info()
         assert [1] == [queue.wait_ack_count for queue in info.mq_pop_table.values()]
-        assert ({}, {}) == (info.mq_table, member.offsets("orders"))
+        assert ["%RETRY%billing"] == [decode(key.encode(), Queue).topic for key in info.mq_table]
+        assert {} == member.offsets("orders")
         assert ConsumeType.POP is member.heartbeat_data().consume_type
         member.reset({MessageQueue("orders", "broker-a", 0): 0})
         go_on.set()

@@ -105,6 +105,14 @@ class Java:
             await peer.event("ready")
             yield peer
 
+    @asynccontextmanager
+    async def popper(self, namesrv: str, *, address: str, broker: str, group: str, topic: str) -> AsyncIterator[Peer]:
+        """The client's API for pops, without a consumer around it; see ``Pop.java``."""
+        options = {"address": address, "broker": broker, "group": group, "topic": topic}
+        async with self.peer("pop", namesrv=namesrv, **options) as peer:
+            await peer.event("ready")
+            yield peer
+
     async def pull(self, namesrv: str, *, group: str, topic: str, **options: object) -> list[Event]:
         """All events of a ``DefaultMQPullConsumer`` that reads to the end of each queue; see ``Pull.java``."""
         async with self.peer("pull", namesrv=namesrv, group=group, topic=topic, **options) as peer:
@@ -170,6 +178,11 @@ class Peer:
         answers = [event for event in self._kept if event["event"] in ("result", "error")]
         self._kept = [event for event in self._kept if event not in answers]
         return sorted(answers, key=lambda event: int(event["index"]))
+
+    async def ask(self, what: str, **order: object) -> Event:
+        """Give a popper an order; return its answer."""
+        await self.write({"do": what, **order})
+        return await self.event(what)
 
     async def send(self, *, limit_s: float = _ANSWER_S, **order: object) -> list[Event]:
         """Like ``order``, but any failed send fails the test."""

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.admin import Admin
+from ternmq.client.consumer import PushConsumer
+from ternmq.client.listener import ConsumeContext
+from ternmq.client.offsets import StartPosition
+from ternmq.client.producer import Producer
 from ternmq.embedded import EmbeddedCluster
+from ternmq.message import Message, ReceivedMessage
+from ternmq.wire.bodies.clients import RequestMode
+from tests.client.listening import Collector
 from tests.interop.java import Event, Java
 
 pytestmark = pytest.mark.interop
@@ -79,3 +87,28 @@ async def test_what_a_java_listener_refuses_comes_again_later(cluster: EmbeddedC
     assert ([0, 0], [1, 1]) == tuple([message["reconsumeTimes"] for message in some] for some in (first, again))
     assert {message["msgId"] for message in first} == {message["msgId"] for message in again}
     assert {"A"} == {message["tags"] for message in again}
+
+
+async def test_what_was_sent_back_before_the_switch_to_pop_comes_to_java(cluster: EmbeddedCluster, java: Java) -> None:
+    """F9, H1, V1: its consumers in pop mode pull the group's retry topic, whose queues the broker shares out."""
+    names, group = cluster.name_servers, "switched"
+    seen = Collector()
+
+    async def refuse(message: ReceivedMessage, context: ConsumeContext) -> None:
+        await seen(message)
+        context.delay_level = 1
+        raise ValueError("not today")
+
+    async with Producer("shop", name_servers=names) as producer:
+        await producer.send(Message(TOPIC, b"bad"))
+    pushing = PushConsumer(group, refuse, name_servers=names, start=StartPosition.FIRST)
+    pushing.subscribe(TOPIC)
+    async with pushing:
+        await seen.wait(1)
+    async with Admin(names) as admin:
+        await admin.groups.set_mode(group, TOPIC, RequestMode.POP)
+    async with java.consumer(names, group=group, topic=TOPIC, pop=True) as popping:
+        (again,) = await popping.messages(1)
+
+    assert (b"bad", TOPIC, 1) == (body(again), again["topic"], again["reconsumeTimes"])
+    assert "POP_CK" not in again["properties"]

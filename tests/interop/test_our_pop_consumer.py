@@ -13,6 +13,8 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.client import pop_settle
 from ternmq.client.config import ClientConfig
+from ternmq.client.consumer import PushConsumer
+from ternmq.client.listener import ConsumeContext
 from ternmq.client.offsets import StartPosition
 from ternmq.client.pop import PopConsumer
 from ternmq.client.producer import Producer
@@ -77,6 +79,26 @@ async def test_messages_are_popped_acked_and_put_off(
     again = {message.body: message for message in seen.messages if message.reconsume_times}
     assert {b"order-3", b"order-7"} == again.keys()
     assert {(topic, 1, "杭州")} == {(m.topic, m.reconsume_times, m.properties["城市"]) for m in again.values()}
+
+
+async def test_what_was_sent_back_before_the_switch_to_pop_is_pulled(rocketmq_5: RocketMQ, topic: str) -> None:
+    """V2, F9, H1: RocketMQ shares out the queues of the group's retry topic, as a topic that is pulled."""
+    client = ClientConfig(rocketmq_5.address)
+    before, after = Collector(), Collector()
+
+    async def refuse(message: ReceivedMessage, context: ConsumeContext) -> None:
+        await before(message)
+        context.delay_level = 1
+        raise ValueError("not today")
+
+    await send(client, topic, "bad")
+    pushing = PushConsumer(f"poppers-of-{topic}", refuse, client=client, start=FIRST)
+    pushing.subscribe(topic, "标签")
+    async with pushing:
+        await before.wait(1)
+    async with popper(topic, client, after):
+        (again,) = await after.wait(1)
+    assert (topic, 1, b"bad") == (again.topic, again.reconsume_times, again.body)
 
 
 async def test_a_java_member_and_ours_pop_side_by_side(topic: str, tmp_path: Path) -> None:

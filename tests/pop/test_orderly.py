@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from ternmq.errors import MessageIllegal
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.pop import OrderRecord, OrderTable
 from ternmq.wire.handles import ORDERED
 from tests.pop.world import GROUP, TOPIC, InHand, World
 
@@ -157,6 +159,31 @@ def test_a_queue_is_popped_in_one_way_at_a_time() -> None:
     world.ack(*third)
 
     assert [b"3", b"4"] == bodies(pop(world))
+
+
+def test_what_nobody_pops_any_more_is_forgotten_after_a_day() -> None:
+    """F9: the table of groups that are gone does not grow; their offsets stay."""
+    world = sent()
+    world.send(b"other", 1)
+    pop(world)
+    world.pass_time(24 * 3600 - 1)
+    (other,) = world.pop(1, ordered=True)
+    world.orders.save()
+    assert {2, 1} == {len(record.offsets) for record in saved(world).values()}
+
+    world.pass_time(1)
+    ack(world, other)
+    world.orders.save()
+
+    assert [1] == [len(record.offsets) for record in saved(world).values()]
+    assert (0, [b"0", b"1"]) == (world.committed(), bodies(pop(world)))
+
+
+def saved(world: World) -> dict[int, OrderRecord]:
+    """The table in the file, by queue."""
+    table = world.file("orders").load(lambda data: decode(data, OrderTable))
+    assert table is not None
+    return table.table.get(f"{TOPIC}@{GROUP}", {})
 
 
 def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:

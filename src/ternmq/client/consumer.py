@@ -234,8 +234,7 @@ class PushConsumer:
 
     def _member_of(self, instance: ClientInstance, group: str, progress: Progress, tasks: Tasks) -> Member:
         if self.config.model is MessageModel.CLUSTERING:
-            retries = retry_topic(group)
-            self._subscriptions[retries] = Subscription.by_tags(retries, "*", version=self._clock.now_ms())
+            self._subscribe_to_retries(group)
         return Member(
             instance,
             group,
@@ -245,6 +244,10 @@ class PushConsumer:
             active=self._active,
             tasks=tasks,
         )
+
+    def _subscribe_to_retries(self, group: str) -> None:
+        retries = retry_topic(group)
+        self._subscriptions[retries] = Subscription.by_tags(retries, "*", version=self._clock.now_ms())
 
     def _progress(self, instance: ClientInstance, group: str, stack: AsyncExitStack) -> Progress:
         if self.config.model is MessageModel.CLUSTERING:

@@ -125,7 +125,7 @@ class Member:
             self._tasks.create_task(self.readers.save(wait=True), name="save reset offsets")
 
     def offsets(self, topic: str) -> Mapping[MessageQueue, int]:
-        return {reader.queue: reader.held.progress for reader in self.readers.all() if reader.queue.topic == topic}
+        return {reader.queue: reader.held.progress for reader in self.readers.pulling() if reader.queue.topic == topic}
 
     def running_info(self) -> RunningInfo:
         return running_info(
@@ -133,7 +133,7 @@ class Member:
             self.group,
             self._config,
             subscriptions=self._subscriptions,
-            readers=self.readers.all(),
+            readers=self.readers.pulling(),
             locks=self.locks,
             stats=self._stats,
             started_ms=self._started_ms,

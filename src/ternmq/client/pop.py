@@ -17,7 +17,8 @@ listener hangs or its process died, comes again, to whoever asks next. Leaving t
 sends the last acks, and gives back what nobody has seen.
 
 A group pops a topic or it pulls it, all members alike; brokers know which. A pop consumer switches its group to pop
-when it starts.
+when it starts. What members that pulled had sent back before waits in the group's retry topic, which nobody pops: it is
+pulled, as ever, beside the pops.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class PopConsumer(PushConsumer):
         return ClientInstance(self._client_config, env=self._env)
 
     def _member_of(self, instance: ClientInstance, group: str, progress: Progress, tasks: Tasks) -> Member:
+        self._subscribe_to_retries(group)
         return PopMember(
             instance,
             group,

@@ -6,6 +6,9 @@ switches it to that (SET_MESSAGE_REQUEST_MODE 401) when it first takes up the to
 back later, it obeys, and pops nothing of that topic until told otherwise.
 
 Nothing is owned here: letting go of a queue means to ask it no more, and what was popped of it is settled as ever.
+
+The exception is the group's own retry topic. Pops never bring a message there, but members that pulled, before the
+group was switched, may have. Brokers share out its queues as those of any topic that is pulled, and so they are read.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import msgspec
 from ternmq.allocation import Averagely
 from ternmq.client.consume_stats import ConsumeStats
 from ternmq.client.consumer_config import PopConfig, PushConfig
-from ternmq.client.fetch import Deliver
+from ternmq.client.fetch import Deliver, QueueReader
 from ternmq.client.instance import ClientInstance
 from ternmq.client.member import Member
 from ternmq.client.offsets import BrokerOffsets, Progress
@@ -33,6 +36,7 @@ from ternmq.client.settle import Settling
 from ternmq.client.subscription import Subscription
 from ternmq.errors import NetworkError, RequestNotSupported, RouteMissing, TernError
 from ternmq.message import MessageQueue
+from ternmq.names import is_retry_topic
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import (
     Assignment,
@@ -114,6 +118,8 @@ class PopMember(Member):
     async def start(self) -> None:
         """As ``Member.start``. Raises ``RequestNotSupported`` for a broker without pop."""
         for topic in list(self._subscriptions):
+            if is_retry_topic(topic):
+                continue
             try:
                 await self._assigner.switch(topic)
             except RequestNotSupported as error:
@@ -130,12 +136,6 @@ class PopMember(Member):
         await super().stop()
         await self.pop_settling.give_back(self.pop_readers.ever(), self._pop.stop_timeout_ms)
 
-    def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Nothing: brokers know where a group is that pops, and this member asks them each time."""
-
-    def offsets(self, topic: str) -> Mapping[MessageQueue, int]:  # noqa: ARG002 - of no topic
-        return {}
-
     def running_info(self) -> RunningInfo:
         info = super().running_info()
         queues = {
@@ -144,11 +144,11 @@ class PopMember(Member):
             )
             for reader in self.pop_readers.ever()
         }
-        return msgspec.structs.replace(info, mq_table={}, mq_pop_table=by_key(queues))
+        return msgspec.structs.replace(info, mq_pop_table=by_key(queues))
 
 
 class PopReaders(Readers):
-    """What this member pops from. All methods belong to the loop's thread."""
+    """What this member pops from, and what it pulls. All methods belong to the loop's thread."""
 
     def __init__(
         self,
@@ -183,14 +183,23 @@ class PopReaders(Readers):
         #: Readers that were told to leave: one may wait for its last answer, and have messages in hand.
         self._left: list[tuple[PopReader, asyncio.Task[None]]] = []
 
+    def pulling(self) -> list[QueueReader]:
+        return [reader for reader in self.all() if not isinstance(reader, PopReader)]
+
     async def take_up(self, queue: MessageQueue) -> None:
+        if is_retry_topic(queue.topic):
+            await super().take_up(queue)
+            return
         reader = PopReader(self._fetching, queue, self._pop, self._give_up)
         self._running[queue] = reader, self._tasks.create_task(reader.run(), name=f"pop {queue}")
         self._counts[queue.topic] += 1
 
     async def let_go(self, queues: Collection[MessageQueue]) -> None:
+        await super().let_go([queue for queue in queues if is_retry_topic(queue.topic)])
         self._left = [(reader, task) for reader, task in self._left if not task.done() or reader.in_hand()]
         for queue in queues:
+            if is_retry_topic(queue.topic):
+                continue
             reader, task = self._running.pop(queue)
             assert isinstance(reader, PopReader)
             self._counts[queue.topic] -= 1
@@ -198,10 +207,8 @@ class PopReaders(Readers):
             self._left.append((reader, task))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Nothing; see ``PopMember.reset``."""
-
-    async def save(self, *, wait: bool) -> None:
-        """Nothing: brokers move the progress on with each ack."""
+        """Go on elsewhere in what is pulled. Of the rest brokers know where the group is, and are asked each time."""
+        super().reset({queue: offset for queue, offset in offsets.items() if is_retry_topic(queue.topic)})
 
     async def stop_fetching(self) -> None:
         await super().stop_fetching()
@@ -252,15 +259,18 @@ class Assigner(Rebalancer):
     async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
         if queues is None:
             return None
+        # Brokers refuse to have a retry topic popped.
+        mode = RequestMode.PULL if is_retry_topic(topic) else RequestMode.POP
         try:
-            await self.switch(topic)
+            if mode is RequestMode.POP:
+                await self.switch(topic)
             assignments = await self._assignments(topic)
         except TernError as error:
             log.warning("no assignment; it stays as it is", extra={"topic": topic, "why": str(error)})
             return None
         if assignments is None:
             return None
-        if any(assignment.mode is not RequestMode.POP for assignment in assignments):
+        if any(assignment.mode is not mode for assignment in assignments):
             if topic not in self._switched_back:
                 self._switched_back.add(topic)
                 log.warning(

@@ -4,6 +4,8 @@ Done: acked, with others that are done at the same time (``acks``). Failed: hidd
 (CHANGE_MESSAGE_INVISIBLETIME 200053), the longer the more often it failed, and then popped again, by whoever asks next.
 Failed too often: a dead letter. (RocketMQ's client goes on for some hours and then acks it; ours keeps the promise of
 H1.) Not settled within its invisible time: nothing; it is visible again by itself, and somebody else's.
+
+What came from the group's own retry topic was pulled, and is settled as a member that pulls does it.
 """
 
 from __future__ import annotations
@@ -71,10 +73,22 @@ class PopSettling(Settling):
         done: Sequence[ReceivedMessage] = (),
         failed: Sequence[ReceivedMessage] = (),
         delay_level: int = 0,
-        again: Put | None = None,  # noqa: ARG002 - the broker has it, and gives it out again
+        again: Put,
     ) -> None:
+        if not isinstance(held, Popped):
+            super().settle(reader, held, done=done, failed=failed, delay_level=delay_level, again=again)
+            return
         assert isinstance(reader, PopReader)
-        assert isinstance(held, Popped)
+        self._settle(reader, held, done, failed, delay_level)
+
+    def _settle(
+        self,
+        reader: PopReader,
+        held: Popped,
+        done: Sequence[ReceivedMessage],
+        failed: Sequence[ReceivedMessage],
+        delay_level: int,
+    ) -> None:
         is_ours = not held.dropped and not self._closed
         done, failed = held.settled(done), held.settled(failed)
         reader.has_room()
@@ -89,7 +103,7 @@ class PopSettling(Settling):
         """Messages that the application does not see: of another tag, or come too often."""
         too_often = [message for message in messages if message.reconsume_times > self._times_max]
         others = [message for message in messages if message.reconsume_times <= self._times_max]
-        self.settle(reader, popped, done=others, failed=too_often, delay_level=DEAD_LETTER)
+        self._settle(reader, popped, others, too_often, DEAD_LETTER)
 
     async def idle(self, timeout_ms: int) -> None:
         await super().idle(timeout_ms)

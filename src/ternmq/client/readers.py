@@ -103,6 +103,10 @@ class Readers:
     def all(self) -> Iterable[QueueReader]:
         return [reader for reader, _ in self._running.values()]
 
+    def pulling(self) -> Iterable[QueueReader]:
+        """Those whose progress this member keeps."""
+        return self.all()
+
     async def take_up(self, queue: MessageQueue) -> None:
         if queue in self._releasing:
             raise QueueLocked(f"a listener of ours still works on {queue}")
@@ -185,7 +189,7 @@ class Readers:
 
     async def save(self, *, wait: bool) -> None:
         """Store the progress of all queues."""
-        await self._progress.save({reader.queue: reader.held.progress for reader in self.all()}, wait=wait)
+        await self._progress.save({reader.queue: reader.held.progress for reader in self.pulling()}, wait=wait)
 
     async def unlock(self) -> None:
         """At the end, after the progress is stored: give back the locks, but for those of calls that still run."""

@@ -27,7 +27,7 @@ from ternmq.allocation import Allocation
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import NetworkError, QueueLocked, TernError
 from ternmq.message import MessageQueue
-from ternmq.names import RETRY_PREFIX
+from ternmq.names import is_retry_topic
 from ternmq.wire.bodies.clients import MemberList, MessageModel
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import RequestCode
@@ -134,7 +134,7 @@ class Rebalancer:
         self._wanted.clear()
         asked = self._asked
         topics = sorted(self._holder.topics())
-        queues = {topic: await self._queues(topic) for topic in topics if not _is_retry(topic)}
+        queues = {topic: await self._queues(topic) for topic in topics if not is_retry_topic(topic)}
         if self._subscription_changed:
             # Brokers refuse pulls of topics that no heartbeat named to them; heartbeats go to those of known routes.
             self._subscription_changed = None in queues.values()
@@ -157,7 +157,7 @@ class Rebalancer:
         self._is_locked_out = False
         taken = await asyncio.gather(*map(self._take_up, gained))
         # Nobody waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
-        if all(taken) and all(map(_is_retry, unknown)):
+        if all(taken) and all(map(is_retry_topic, unknown)):
             async with self._round_over:
                 self._settled = asked
                 self._round_over.notify_all()
@@ -173,7 +173,7 @@ class Rebalancer:
             route = await self._instance.routes.of(topic)
         except TernError as error:
             # Once, not with each attempt; and a retry topic is not missed, it comes with the group's first heartbeat.
-            if topic not in self._missing and not _is_retry(topic):
+            if topic not in self._missing and not is_retry_topic(topic):
                 log.warning("a topic has no route", extra={"topic": topic, "why": str(error)})
             self._missing.add(topic)
             return None
@@ -220,7 +220,3 @@ class Rebalancer:
             return False
         log.info("queue taken up", extra={"group": self._group, "queue": str(queue)})
         return True
-
-
-def _is_retry(topic: str) -> bool:
-    return topic.startswith(RETRY_PREFIX)

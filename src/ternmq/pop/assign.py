@@ -48,7 +48,7 @@ class RequestModes:
         known = self._table.get(topic, {}).get(group)
         if known is not None:
             return known
-        mode = RequestMode.PULL if topic.startswith(names.RETRY_PREFIX) else self._default_mode
+        mode = RequestMode.PULL if names.is_retry_topic(topic) else self._default_mode
         share = self._default_share if mode is RequestMode.POP else 0
         return GroupRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
 

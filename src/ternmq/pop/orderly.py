@@ -25,6 +25,9 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.pop import OrderRecord, OrderTable
 
 SAVE_S: Final = 10.0
+#: A batch that nobody has popped after for so long is forgotten (RocketMQ's ``CLEAN_SPAN_FROM_LAST``): tables of groups
+#: that are gone would grow for ever. The group's offset stays where it is; counts begin anew.
+FORGET_MS: Final = 24 * 3600 * 1000
 _SEPARATOR: Final = "@"
 
 
@@ -121,6 +124,11 @@ class Orders:
         if not self._dirty:
             return
         self._dirty = False
+        now_ms = self._now_ms()
+        for key, batch in list(self._batches.items()):
+            if now_ms >= max(batch.pop_time_ms + FORGET_MS, batch.free_ms):
+                batch.is_over = True
+                del self._batches[key]
         table: dict[str, dict[int, OrderRecord]] = {}
         for (group, topic, queue_id), batch in self._batches.items():
             table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = _record(batch)

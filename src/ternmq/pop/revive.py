@@ -69,7 +69,7 @@ class Reviver:
         return unpack_record(found.buffers[0]) if found.status is GetStatus.FOUND else None
 
     def _write(self, record: Record, group: str, topic: str, pop_time_ms: int) -> int:
-        target = topic if topic.startswith(names.RETRY_PREFIX) else self._retry_topic(group, topic)
+        target = topic if names.is_retry_topic(topic) else self._retry_topic(group, topic)
         if self._topics.get(target) is None:
             self._topics.ensure(target, queues=RETRY_QUEUES)
             if self._offsets.get(group, target, 0) < 0:

@@ -1,8 +1,8 @@
 """Taking messages out of queues, for one pop (F9).
 
 A pop begins where the group's last one ended: at the end of what is in flight, else at the committed offset, else at
-the first or the last message as the consumer wishes. What is found goes out as views of the log, and is hidden: by a
-check point (``buffer``), or by blocking the queue (``orderly``).
+the first message or behind the last as the consumer wishes. What is found goes out as views of the log, and is hidden:
+by a check point (``buffer``), or by blocking the queue (``orderly``).
 
 Messages from a retry topic are told apart from all others by consumers only with help: their records go out under the
 topic that they were first popped from, with their handle ready in POP_CK.
@@ -81,7 +81,7 @@ class Wish:
     revive_queue_id: int
     matches: Matches | None
     accepts: Accepts | None
-    #: Whether a group that is new to a queue begins with its last message.
+    #: Whether a group that is new to a queue begins behind its last message.
     from_last: bool
     ordered: bool
     attempt_id: str | None

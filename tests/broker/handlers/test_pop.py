@@ -25,6 +25,7 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.handles import ALL_QUEUES, parse_counts
+from ternmq.wire.header import Response
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import (
     AckMessage,
@@ -53,8 +54,8 @@ def bodies(found: list[Popped]) -> list[bytes]:
     return [message.body for message in found]
 
 
-async def committed(broker: Caller, topic: str) -> int:
-    header = QueryOffset(consumer_group="poppers", topic=topic, queue_id=0, set_zero_if_not_found=False)
+async def committed(broker: Caller, topic: str, queue_id: int = 0) -> int:
+    header = QueryOffset(consumer_group="poppers", topic=topic, queue_id=queue_id, set_zero_if_not_found=False)
     response = await broker.call(RequestCode.QUERY_CONSUMER_OFFSET, header)
     return response.read(OffsetReply).queue_offset if response.code == 0 else -1
 
@@ -319,29 +320,47 @@ async def test_many_messages_are_acked_at_once(broker: Caller) -> None:
     for number in range(12):
         await broker.sent("orders", b"%d" % number)
     found = await popped(broker, "orders")
-    start = found[0].handle
-    bits = base64.b64encode((0b1111_1111_1101).to_bytes(2, "little")).decode()
-    acks = BatchAcks(
+
+    assert 0 == (await batch_ack(broker, (found[0], 0b1111_1111_1101))).code
+    assert -1 == await committed(broker, "orders")
+    await ack(broker, found[1])
+    assert 12 == await committed(broker, "orders")
+    assert ResponseCode.NO_MESSAGE == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, b'{"acks":[]}')).code
+
+
+async def batch_ack(broker: Caller, *acks: tuple[Popped, int]) -> Response:
+    """Acks of several pops, each with the bits of messages from its first on."""
+    body = BatchAcks(
         broker_name="broker-a",
         acks=[
             BatchAck(
                 consumer_group="poppers",
                 topic="orders",
-                start_offset=start.start_offset,
-                queue_id=start.queue_id,
-                revive_queue_id=start.revive_queue_id,
-                pop_time_ms=start.pop_time_ms,
-                invisible_ms=start.invisible_ms,
-                bits=bits,
+                start_offset=first.handle.start_offset,
+                queue_id=first.handle.queue_id,
+                revive_queue_id=first.handle.revive_queue_id,
+                pop_time_ms=first.handle.pop_time_ms,
+                invisible_ms=first.handle.invisible_ms,
+                bits=base64.b64encode(bits.to_bytes(2, "little")).decode(),
             )
+            for first, bits in acks
         ],
     )
+    return await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(body))
 
-    assert 0 == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(acks))).code
-    assert -1 == await committed(broker, "orders")
-    await ack(broker, found[1])
-    assert 12 == await committed(broker, "orders")
-    assert ResponseCode.NO_MESSAGE == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, b'{"acks":[]}')).code
+
+async def test_an_ack_of_a_batch_that_cannot_be_does_not_hold_up_the_others(broker: Caller) -> None:
+    """F9: the second message was not handed out in order; the answer says so, and all others are done."""
+    for queue_id in (0, 1):
+        for number in range(2):
+            await broker.sent("orders", b"%d" % number, queue_id=queue_id)
+    (first,) = await popped(broker, "orders", queue_id=0, order=True, count_max=1)
+    other, _ = await popped(broker, "orders", queue_id=1)
+
+    response = await batch_ack(broker, (first, 0b11), (other, 0b11))
+
+    assert ResponseCode.MESSAGE_ILLEGAL == response.code
+    assert [1, 2] == [await committed(broker, "orders", queue_id) for queue_id in (0, 1)]
 
 
 @pytest.mark.parametrize(

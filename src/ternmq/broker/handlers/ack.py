@@ -79,19 +79,25 @@ class AckHandlers:
         return _ACKED.fill((request.opaque,)) if request.serial == JSON else Reply()
 
     def batch_ack(self, _peer: Peer, request: Request[object]) -> Reply:
-        """Messages of several check points are done."""
+        """Messages of several check points are done. One that cannot be does not keep the others from it."""
         acks = decode(request.body, BatchAcks).acks
         if not acks:
             raise NoMessage("the batch of acks is empty")
+        illegal: MessageIllegal | None = None
         for ack in acks:
             topic = real_topic(ack.consumer_group, ack.topic, int(ack.retry) if ack.retry.isdigit() else 0)
             key = ack.consumer_group, topic, ack.queue_id
             queue_offsets = [ack.start_offset + bit for bit in _bits(ack)]
             if ack.revive_queue_id == ORDERED:
                 for queue_offset in queue_offsets:
-                    self._ack_ordered(key, queue_offset, ack.pop_time_ms)
+                    try:
+                        self._ack_ordered(key, queue_offset, ack.pop_time_ms)
+                    except MessageIllegal as error:
+                        illegal = error
             else:
                 self._buffer.ack(key, ack.start_offset, ack.pop_time_ms, queue_offsets)
+        if illegal is not None:
+            raise illegal
         return Reply()
 
     def change(self, _peer: Peer, request: Request[ChangeInvisibleTime]) -> Reply:
