@@ -27,9 +27,9 @@ from pathlib import Path
 from ternmq.env import SystemClock
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.draft import Draft
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.verify import verify
-from ternmq.store.segment import FileDisk
 from ternmq.store.store import MessageStore
 from ternmq.wire.record import pack_host
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.segment import FileDisk
+from ternmq.store.file_disk import FileDisk
 
 
 def test_it_is_written_and_read_in_rocketmqs_form(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, StoreError
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.query import accepted
-from ternmq.store.segment import FileDisk
 from ternmq.store.store import MessageStore
 from ternmq.wire.record import unpack_record, unpack_records
 from tests.manual_clock import ManualClock

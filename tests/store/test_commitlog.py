@@ -8,8 +8,8 @@ import pytest
 
 from ternmq.errors import StoreError
 from ternmq.store.commitlog import MAPPED_MAX, OLDER_MAX
+from ternmq.store.file_disk import FileDisk, MappedSegment
 from ternmq.store.reader import LogReader
-from ternmq.store.segment import FileDisk, MappedSegment
 from ternmq.store.store import MessageStore
 from ternmq.wire.record import unpack_record
 from tests.manual_clock import ManualClock

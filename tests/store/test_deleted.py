@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.store.deleted import DeletedTopics
-from ternmq.store.segment import FileDisk
+from ternmq.store.file_disk import FileDisk
 from tests.store.small import bodies, crash, draft, quiet_store, small_config
 
 

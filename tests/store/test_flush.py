@@ -11,8 +11,8 @@ from ternmq.env import SystemClock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.config import FlushDiskType
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.flush import is_due
-from ternmq.store.segment import FileDisk
 from ternmq.store.store import MessageStore
 from tests.manual_clock import ManualClock
 from tests.store.disks import TroubledDisk

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.store.dispatch import Fact
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.index import Index
-from ternmq.store.segment import FileDisk
 from ternmq.wire.ids import java_hash
 from tests.store.small import files
 

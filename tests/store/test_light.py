@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.verify import verify
 from ternmq.store.light import light_places
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import FileDisk
 from ternmq.wire.properties import join
 from tests.manual_clock import ManualClock
 from tests.store.small import bodies, draft, quiet_store, small_config

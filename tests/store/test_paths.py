@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from ternmq.config import load, to_properties
 from ternmq.errors import CorruptFile, DiskFull, StoreError
+from ternmq.store.disk import Usage
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.paths import LogPaths
 from ternmq.store.reader import LogReader
-from ternmq.store.segment import FileDisk, Usage, segment_name
+from ternmq.store.segment import segment_name
 from ternmq.store.store import MessageStore, StoreConfig
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, bodies, draft, files, quiet_store, small_config

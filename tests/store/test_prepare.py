@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ternmq.env import SystemClock
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, STEP_BYTES, Preparer
-from ternmq.store.segment import FileDisk, segment_name
+from ternmq.store.segment import segment_name
 from ternmq.store.store import MessageStore
 from tests.store.small import HOST, draft, read_all, small_config
 

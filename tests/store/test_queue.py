@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from ternmq.errors import RecordRefused
 from ternmq.store.dispatch import Fact
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.queue import TAIL_BYTES, ConsumeQueue
 from ternmq.store.queue_entry import ENTRY
 from ternmq.store.queue_files import OPEN_FILES_MAX
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import FileDisk, segment_name
+from ternmq.store.segment import segment_name
 from tests.store.small import bodies, draft, files, quiet_store, small_config
 
 FILLER = ENTRY.pack(0, 0x7FFFFFFF, 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ternmq.env import SystemClock
 from ternmq.errors import DiskFull
+from ternmq.store.file_disk import DescriptorFile, FileDisk
 from ternmq.store.queue_files import FilePool
-from ternmq.store.segment import DescriptorFile, FileDisk
 from ternmq.store.store import MessageStore
 from tests.store.small import HOST, bodies, draft, quiet_store, small_config
 

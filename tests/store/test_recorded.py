@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 
 from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.reader import LogReader
-from ternmq.store.segment import FileDisk
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.properties import parse

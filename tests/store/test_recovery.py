@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.store.checkpoint import Checkpoint
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.queue_entry import ENTRY
-from ternmq.store.segment import FileDisk, segment_name
+from ternmq.store.segment import segment_name
 from ternmq.store.store import MessageStore, StoreConfig
 from tests.manual_clock import ManualClock
 from tests.store.small import bodies, crash, draft, files, log_queues_index, quiet_store, small_config

@@ -15,10 +15,11 @@ import pytest
 from ternmq.env import SystemClock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.disk import Usage
 from ternmq.store.dispatch import Fact
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.verify import verify
 from ternmq.store.retention import FIRST_LOOK_S, QUEUES_AT_ONCE, Look, Marks, count_to_delete, is_full
-from ternmq.store.segment import FileDisk, Usage
 from ternmq.store.store import GetStatus, MessageStore
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, bodies, crash, draft, files, quiet_store, small_config

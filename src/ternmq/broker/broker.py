@@ -61,8 +61,8 @@ from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server, bind
 from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
 from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.disk import Disk
 from ternmq.store.replay import Progress
-from ternmq.store.segment import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig

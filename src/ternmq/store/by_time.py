@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ternmq.store.commitlog import HEAD_BYTES, CommitLog, head_store_time
 from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.disk import Disk
 from ternmq.store.queue_entry import FILLER_SIZE
 from ternmq.store.queue_search import Read, first_passing
-from ternmq.store.segment import Disk
 
 
 def search_time(read: Read, low: int, high: int, time_ms: int, store_time: Callable[[int], int], *, upper: bool) -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from ternmq.store.segment import Disk
+from ternmq.store.disk import Disk
 
 CHECKPOINT_BYTES: Final = 4096
 _VALUES: Final = struct.Struct(">qqqqq")

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from ternmq.store.commitlog import Piece, record_size
+from ternmq.store.disk import PAGE_BYTES, Disk
 from ternmq.store.query import KeySearch, Query
-from ternmq.store.segment import PAGE_BYTES, Disk
 
 #: Threads that wait for the disk. More would only make its queue longer.
 THREADS: Final = 4

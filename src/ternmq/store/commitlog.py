@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ternmq.errors import CorruptRecord, NotRunning, StoreError
+from ternmq.store.disk import Disk, Segment
 from ternmq.store.paths import LogPaths
 from ternmq.store.prepare import AHEAD_BYTES, Preparer
-from ternmq.store.segment import Disk, Segment, segment_files, segment_name
+from ternmq.store.segment import segment_files, segment_name
 from ternmq.types import Buffer
 from ternmq.wire.record import (
     MAGIC_BLANK,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ternmq.store.segment import Disk
+from ternmq.store.disk import Disk
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,9 @@ from ternmq.errors import DiskFull, StoreError
 from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.disk import PAGE_BYTES, Disk, Segment
 from ternmq.store.index import Index
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import PAGE_BYTES, Disk, Segment
 from ternmq.store.watermark import Watermark
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from ternmq.store.disk import Disk, Segment
 from ternmq.store.key_hash import IndexEntry, Keyed, KeyHashes
-from ternmq.store.segment import Disk, Segment
 
 if TYPE_CHECKING:
     from ternmq.store.dispatch import Fact

@@ -18,8 +18,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from ternmq.errors import StoreError
+from ternmq.store.disk import Disk, Segment
 from ternmq.store.paths import LogPaths
-from ternmq.store.segment import Disk, Segment
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from ternmq.message import Property
 from ternmq.store.by_time import EntryTimes, search_time
 from ternmq.store.commitlog import CommitLog, Piece, head_store_time
 from ternmq.store.config import ENTRY_BYTES, StoreConfig
+from ternmq.store.disk import Disk
 from ternmq.store.index import Index
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, TAGS_AT
 from ternmq.store.queue_ext import ADDRESS_BYTE, ADDRESS_MAX, Unit, UnitReader, by_unit
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import Disk
 from ternmq.wire.properties import find
 from ternmq.wire.record import RECORD_BYTES_MIN, peek_head, peek_properties, unpack_record
 

@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ternmq.errors import StoreError
 from ternmq.store.config import UNIT_BYTES, UNIT_END_BYTES
-from ternmq.store.segment import Disk, segment_name, segment_starts
+from ternmq.store.disk import Disk
+from ternmq.store.segment import segment_name, segment_starts
 
 if TYPE_CHECKING:
     from ternmq.store.dispatch import Fact

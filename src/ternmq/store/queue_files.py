@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import StoreError
-from ternmq.store.segment import Disk, PlainFile
+from ternmq.store.disk import Disk, PlainFile
 
 #: Open queue files, of all queues together.
 OPEN_FILES_MAX: Final = 256

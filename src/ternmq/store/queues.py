@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, RecordRefused, StoreError
 from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.disk import Disk
 from ternmq.store.light import LIGHT_PREFIX, LIGHT_TABLE
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.queue_files import FilePool
-from ternmq.store.segment import Disk
 
 if TYPE_CHECKING:
     from ternmq.store.dispatch import Fact

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from ternmq.errors import StoreError
 from ternmq.store.commitlog import LogWalk
-from ternmq.store.segment import Disk, FileDisk, Segment, segment_files
+from ternmq.store.disk import Disk, Segment
+from ternmq.store.file_disk import FileDisk
+from ternmq.store.segment import segment_files
 from ternmq.wire.record import Record
 
 

@@ -39,9 +39,9 @@ from ternmq.errors import StoreError
 from ternmq.names import is_system_topic
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import StoreConfig
+from ternmq.store.disk import Disk, Usage
 from ternmq.store.index import Index
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import Disk, Usage
 
 log = logging.getLogger(__name__)
 

@@ -34,8 +34,10 @@ from ternmq.store.cold import ColdReads
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.deleted import DeletedTopics
+from ternmq.store.disk import Disk, Held, Segment
 from ternmq.store.dispatch import Derived, Dispatcher, Fact, OnArrival
 from ternmq.store.draft import Draft, Placed
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.flush import Flusher, Job
 from ternmq.store.index import Index
 from ternmq.store.query import Entry, GetResult, GetStatus, Query, QueryResult
@@ -44,7 +46,6 @@ from ternmq.store.queues import ConsumeQueues
 from ternmq.store.recovery import recover
 from ternmq.store.replay import Progress
 from ternmq.store.retention import Retention
-from ternmq.store.segment import Disk, FileDisk, Held, Segment
 from ternmq.store.watermark import Watermark
 from ternmq.store.writer import RecordWriter
 

@@ -24,7 +24,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from ternmq.errors import DiskFull, StoreError, StoreLocked
-from ternmq.store.segment import PAGE_BYTES, FileEntry, Usage
+from ternmq.store.disk import PAGE_BYTES, FileEntry, Usage
 from ternmq.testing.image import Image, UnreservedStore
 from ternmq.types import Buffer
 
@@ -55,7 +55,7 @@ _Change: TypeAlias = tuple[tuple[_Directory, str, _Node | None], ...]
 
 
 class SimulatedDisk:
-    """Implements ``ternmq.store.segment.Disk``."""
+    """Implements ``ternmq.store.disk.Disk``."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class SimulatedDisk:
 
 
 class SimulatedSegment:
-    """Implements ``ternmq.store.segment.Segment``: ``page`` is a view of the page cache."""
+    """Implements ``ternmq.store.disk.Segment``: ``page`` is a view of the page cache."""
 
     __slots__ = ("_disk", "_image", "page", "path", "ready", "size", "start")
 
@@ -388,7 +388,7 @@ class SimulatedSegment:
 
 
 class SimulatedFile:
-    """Implements ``ternmq.store.segment.PlainFile``."""
+    """Implements ``ternmq.store.disk.PlainFile``."""
 
     __slots__ = ("_disk", "_image", "_path")
 

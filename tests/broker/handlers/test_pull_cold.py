@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.handlers import pull as pull_module
-from ternmq.store.segment import FileDisk
+from ternmq.store.file_disk import FileDisk
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import (

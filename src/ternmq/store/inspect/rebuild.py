@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 from ternmq.env import Clock
 from ternmq.errors import StoreError
 from ternmq.store.dispatch import Dispatcher
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.index import Index
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
@@ -33,7 +34,6 @@ from ternmq.store.inspect.view import StoreView
 from ternmq.store.queue_entry import FILLER_SIZE
 from ternmq.store.queues import ConsumeQueues
 from ternmq.store.replay import Replay
-from ternmq.store.segment import FileDisk
 
 _PARTS: Final = ("consumequeue", "index")
 _GONE: Final = ("consumequeue_ext",)

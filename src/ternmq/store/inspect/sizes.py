@@ -29,8 +29,8 @@ from ternmq.store.config import (
     StoreConfig,
     parse_delay_levels,
 )
+from ternmq.store.disk import Disk, FileEntry, Segment
 from ternmq.store.paths import LogPaths
-from ternmq.store.segment import Disk, FileEntry, Segment
 
 #: Entries to one slot in RocketMQ's defaults, which smaller sizes usually keep.
 _ENTRIES_PER_SLOT: Final = 4

@@ -19,11 +19,13 @@ from ternmq.store.checkpoint import Checkpoint
 from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import parse_delay_levels
 from ternmq.store.deleted import DeletedTopics
+from ternmq.store.file_disk import FileDisk
+from ternmq.store.file_lock import lock_holder
 from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
 from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_ext import QueueExts
 from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import FileDisk, lock_holder, segment_files
+from ternmq.store.segment import segment_files
 from ternmq.wire.bodies.codec import BodyT, decode
 from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.record import Record, unpack_record

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, DiskFull, StoreError, StoreLocked
-from ternmq.store.segment import FileDisk, Usage, _ours, segment_name, segment_starts
+from ternmq.store.disk import Usage
+from ternmq.store.file_disk import FileDisk
+from ternmq.store.segment import segment_name, segment_starts
+from ternmq.store.system import as_store_error
 
 DISK = FileDisk()
 
@@ -118,7 +121,7 @@ def test_a_lock_is_held_until_it_is_released(tmp_path: Path) -> None:
 )
 def test_an_error_of_the_system_names_file_and_cure(number: int, kind: type[StoreError], cure: str) -> None:
     """T2: ``OSError`` ends here."""
-    error = _ours(OSError(number, os.strerror(number)), Path("/store/x"), "write")
+    error = as_store_error(OSError(number, os.strerror(number)), Path("/store/x"), "write")
 
     assert kind is type(error)
     assert "cannot write /store/x" in str(error)

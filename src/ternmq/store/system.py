@@ -1,0 +1,56 @@
+"""What all files of the real disk need: directories that last, and the system's errors as ours.
+
+``OSError`` becomes ``StoreError`` here and nowhere else in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ternmq.errors import DiskFull, StoreError
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it, each of them durably: one that is lost takes all that is in it along."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    # A new name is on disk only when its directory is.
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def border(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise as_store_error(error, path, doing) from error
+
+
+def as_store_error(error: OSError, path: Path, doing: str) -> StoreError:
+    """The error of the store for one of the system, with the cure where one is known."""
+    what = f"cannot {doing} {path}: {error.strerror or error}"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return DiskFull(f"{what}; free some space, or lower fileReservedTime")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return StoreError(f"{what}; let the broker's user read and write it")
+        case errno.EMFILE | errno.ENFILE:
+            return StoreError(f"{what}; raise the limit of open files (ulimit -n)")
+        case errno.ENOTDIR | errno.EEXIST | errno.EISDIR:
+            cure = "storePathRootDir must be a directory of the broker's own, and so must each of storePathCommitLog"
+            return StoreError(f"{what}; {cure}")
+        case _:
+            return StoreError(f"{what}; look at the disk and the system's log")
