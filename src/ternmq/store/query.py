@@ -22,10 +22,12 @@ from ternmq.store.queue import ConsumeQueue
 from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, TAGS_AT
 from ternmq.store.queue_ext import ADDRESS_BYTE, ADDRESS_MAX, Unit, UnitReader, by_unit
 from ternmq.store.queues import ConsumeQueues
+from ternmq.types import Buffer
 from ternmq.wire.properties import find
 from ternmq.wire.record import RECORD_BYTES_MIN, peek_head, peek_properties, unpack_record
 
 _iter_entries: Final = ENTRY.iter_unpack
+_unpack_entry: Final = ENTRY.unpack_from
 
 
 class GetStatus(enum.Enum):
@@ -161,6 +163,12 @@ class Query:
 
         written, log_min = commit_log.written, commit_log.min_offset
         memory_from = written - self._memory_bytes
+        if not is_filtered and (warm := _warm_runs(entries, bytes_memory, max(memory_from, log_min))) is not None:
+            warm_runs, count = warm
+            views = commit_log.views(warm_runs)
+            if views is not None:
+                body_bytes = sum(map(len, views))
+                return GetResult(GetStatus.FOUND, queue_offset + count, low, high, views, count, body_bytes)
         runs: list[tuple[int, int]] = []
         run_start = run_end = last_offset = -1
         count = body_bytes = 0
@@ -324,6 +332,37 @@ def accepted(body: bytes, accepts: Callable[[str], bool]) -> list[memoryview]:
             found.append(view[at : at + size])
         at += size
     return found
+
+
+def _warm_runs(entries: Buffer, bytes_max: int, log_min: int) -> tuple[list[tuple[int, int]], int] | None:
+    """What a read without a filter takes, in as few steps an entry as can be: tools read whole queues this way.
+
+    The records that lie side by side, as log offsets of start and end, and how many there are. None, for a closer
+    look, if an entry points before ``log_min``, or at nothing.
+    """
+    run_start, size, _ = _unpack_entry(entries)
+    run_end, taken, count = run_start, 0, 0
+    # The first message is taken whatever its size.
+    bytes_max = max(bytes_max, size)
+    limit = run_start + bytes_max
+    if run_start < log_min or size == FILLER_SIZE:
+        return None
+    runs: list[tuple[int, int]] = []
+    for log_offset, size, _ in _iter_entries(entries):
+        if log_offset != run_end:
+            if log_offset < log_min or size == FILLER_SIZE:
+                return None
+            runs.append((run_start, run_end))
+            taken += run_end - run_start
+            run_start = run_end = log_offset
+            limit = log_offset + bytes_max - taken
+        if log_offset + size > limit:
+            break
+        run_end = log_offset + size
+        count += 1
+    if run_end > run_start:
+        runs.append((run_start, run_end))
+    return runs, count
 
 
 def _outside(queue_offset: int, low: int, high: int) -> GetResult:
