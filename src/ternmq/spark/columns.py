@@ -2,7 +2,7 @@
 
 Only the columns of the schema asked for are made, each for all records at once. Variable parts (bodies, properties) are
 not cut out one by one: an Arrow array is a buffer and positions in it, so the records' own buffer, with positions where
-a part begins and where it ends, *is* an array, of parts and gaps in turn; ``take`` picks the parts (``_parts``).
+a part begins and where it ends, *is* an array, of parts and gaps in turn; ``take`` picks the parts (``parts``).
 
 Properties are one text a record, ``name \\x01 value \\x02`` again and again. All texts of a batch together are treated
 as one: NumPy finds the separators, and names and values are parts again. Where a text is not of that form (an empty
@@ -48,20 +48,21 @@ _NAME_END: Final = 1
 _PAIR_END: Final = 2
 
 
-def spark_schema() -> StructType:
-    """All columns, in the order of the guide."""
-    return StructType([StructField(name, column.spark_type) for name, column in COLUMNS.items()])
+def spark_schema(columns: Mapping[str, Column] | None = None) -> StructType:
+    """All columns, in the order of the guide. Without ``columns``: those of a topic; here and below."""
+    return StructType([StructField(name, column.spark_type) for name, column in (columns or COLUMNS).items()])
 
 
-def check_schema(schema: StructType) -> None:
-    """Raise ``ConfigError`` for columns that a topic does not have, or not of that type."""
+def check_schema(schema: StructType, whole: StructType | None = None) -> None:
+    """Raise ``ConfigError`` for columns that ``whole`` does not have, or not of that type."""
+    types = {field.name: field.dataType for field in (whole or spark_schema()).fields}
     for field in schema.fields:
-        column = COLUMNS.get(field.name)
-        if column is None:
-            raise ConfigError(f"a topic has no column {field.name!r}; there are {', '.join(COLUMNS)}")
-        if field.dataType != column.spark_type:
+        known = types.get(field.name)
+        if known is None:
+            raise ConfigError(f"there is no column {field.name!r}; there are {', '.join(types)}")
+        if field.dataType != known:
             raise ConfigError(
-                f"the column {field.name} is of type {column.spark_type.simpleString()}, "
+                f"the column {field.name} is of type {known.simpleString()}, "
                 f"not {field.dataType.simpleString()}; read it as it is and cast it"
             )
 
@@ -69,19 +70,25 @@ def check_schema(schema: StructType) -> None:
 class Batches:
     """Makes batches of one schema. A schema without ``tags`` may still ask for ``tags`` to choose by."""
 
-    def __init__(self, schema: StructType, *, tags: Sequence[str] = ()) -> None:
-        check_schema(schema)
-        self._columns = [COLUMNS[field.name] for field in schema.fields]
-        self._schema = pa.schema(
-            [pa.field(field.name, COLUMNS[field.name].arrow_type, field.nullable) for field in schema.fields]
+    def __init__(
+        self, schema: StructType, *, tags: Sequence[str] = (), columns: Mapping[str, Column] | None = None
+    ) -> None:
+        columns = columns or COLUMNS
+        check_schema(schema, spark_schema(columns))
+        self._columns = [columns[field.name] for field in schema.fields]
+        self.schema = pa.schema(
+            [pa.field(field.name, columns[field.name].arrow_type, field.nullable) for field in schema.fields]
         )
         #: Brokers compare hashes of tags (K1), so the tags themselves are compared again here.
         self._tags = pa.array(tags, pa.string()) if tags else None
 
     def batch(self, records: Records, queue: MessageQueue) -> pa.RecordBatch:
         """The rows of these records, which came from ``queue``."""
-        rows = Rows(records, queue)
-        batch = pa.RecordBatch.from_arrays([column.make(rows) for column in self._columns], schema=self._schema)
+        return self.of(Rows(records, queue))
+
+    def of(self, rows: Rows) -> pa.RecordBatch:
+        """The batch of some rows."""
+        batch = pa.RecordBatch.from_arrays([column.make(rows) for column in self._columns], schema=self.schema)
         if self._tags is not None:
             batch = batch.filter(pc.is_in(rows.property(Property.TAGS), value_set=self._tags))
         return batch
@@ -96,8 +103,14 @@ class Rows:
 
     @cached_property
     def pairs(self) -> Pairs:
-        texts = _parts(self.records.data, self.records.properties_at, self.records.properties_bytes)
+        texts = parts(self.records.data, self.records.properties_at, self.records.properties_bytes)
         return _regular_pairs(texts) or _parsed_pairs(texts)
+
+    def topics(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self.queue.topic), len(self.records))
+
+    def brokers(self) -> pa.Array:
+        return pa.repeat(pa.scalar(self.queue.broker_name, pa.string()), len(self.records))
 
     def property(self, name: str) -> pa.Array:
         """The values of one property, null where a record has none."""
@@ -105,7 +118,7 @@ class Rows:
 
     def bodies(self) -> pa.Array:
         records = self.records
-        bodies = _parts(records.data, records.body_at, records.body_bytes)
+        bodies = parts(records.data, records.body_at, records.body_bytes)
         packed = (records.sysflags & Sysflag.COMPRESSED) != 0
         if not packed.any():
             return bodies
@@ -221,7 +234,7 @@ def _pairs(names: pa.Array, values: pa.Array, owners: Int64s, count: int) -> Pai
     return Pairs(names, values, ends, distinct, which, owners)
 
 
-def _parts(data: Any, at: Int64s, sizes: Int64s) -> pa.Array:
+def parts(data: Any, at: Int64s, sizes: Int64s) -> pa.Array:
     """The parts of a buffer that begin ``at`` some places, in growing order, as one array of bytes."""
     if not len(at):
         return pa.array([], pa.binary())
@@ -250,15 +263,15 @@ class Column:
     make: Callable[[Rows], pa.Array]
 
 
-def _text(make: Callable[[Rows], pa.Array]) -> Column:
+def text_column(make: Callable[[Rows], pa.Array]) -> Column:
     return Column(StringType(), pa.string(), make)
 
 
-def _int(find: Callable[[Records], Int64s]) -> Column:
+def int_column(find: Callable[[Records], Int64s]) -> Column:
     return Column(IntegerType(), pa.int32(), lambda rows: pa.array(find(rows.records).astype(np.int32)))
 
 
-def _long(find: Callable[[Records], Int64s]) -> Column:
+def long_column(find: Callable[[Records], Int64s]) -> Column:
     return Column(LongType(), pa.int64(), lambda rows: pa.array(find(rows.records)))
 
 
@@ -267,18 +280,18 @@ def _time(find: Callable[[Records], Int64s]) -> Column:
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
-    "topic": _text(lambda rows: pa.repeat(pa.scalar(rows.queue.topic), len(rows.records))),
-    "broker": _text(lambda rows: pa.repeat(pa.scalar(rows.queue.broker_name), len(rows.records))),
-    "queue_id": _int(lambda records: records.queue_ids),
-    "queue_offset": _long(lambda records: records.queue_offsets),
-    "log_offset": _long(lambda records: records.log_offsets),
-    "keys": _text(lambda rows: rows.property(Property.KEYS)),
-    "tags": _text(lambda rows: rows.property(Property.TAGS)),
+    "topic": text_column(lambda rows: rows.topics()),
+    "broker": text_column(lambda rows: rows.brokers()),
+    "queue_id": int_column(lambda records: records.queue_ids),
+    "queue_offset": long_column(lambda records: records.queue_offsets),
+    "log_offset": long_column(lambda records: records.log_offsets),
+    "keys": text_column(lambda rows: rows.property(Property.KEYS)),
+    "tags": text_column(lambda rows: rows.property(Property.TAGS)),
     "properties": Column(MapType(StringType(), StringType()), _MAP, lambda rows: rows.pairs.maps()),
-    "body": Column(BinaryType(), pa.binary(), Rows.bodies),
+    "body": Column(BinaryType(), pa.binary(), lambda rows: rows.bodies()),
     "born_time": _time(lambda records: records.born_times_ms),
     "store_time": _time(lambda records: records.store_times_ms),
-    "born_host": _text(Rows.born_hosts),
-    "message_id": _text(Rows.message_ids),
-    "reconsume_times": _int(lambda records: records.reconsume_times),
+    "born_host": text_column(Rows.born_hosts),
+    "message_id": text_column(Rows.message_ids),
+    "reconsume_times": int_column(lambda records: records.reconsume_times),
 }

@@ -45,14 +45,14 @@ class Position:
 class OptionTexts:
     """The options of one format. Take each by its name; ``done`` refuses what nobody has taken."""
 
-    def __init__(self, options: Mapping[str, str], *, known: Collection[str]) -> None:
+    def __init__(self, options: Mapping[str, str], *, known: Collection[str], name: str = "ternmq") -> None:
         self._texts = {name.lower(): text for name, text in options.items()}
         self._known = {name.lower(): name for name in known}
-        for name in options:
-            if name.lower() not in self._known:
-                near = difflib.get_close_matches(name.lower(), self._known, n=1, cutoff=0.6)
+        for given in options:
+            if given.lower() not in self._known:
+                near = difflib.get_close_matches(given.lower(), self._known, n=1, cutoff=0.6)
                 hint = f"did you mean {self._known[near[0]]!r}?" if near else f"there are {', '.join(sorted(known))}"
-                raise ConfigError(f"the format ternmq has no option {name!r}; {hint}")
+                raise ConfigError(f"the format {name} has no option {given!r}; {hint}")
 
     def text(self, name: str, default: str = "") -> str:
         return self._texts.get(name.lower(), default).strip()
@@ -117,14 +117,14 @@ class SourceOptions:
         chosen = texts.one_of("topic", "topics", "topicPattern", "path")
         if chosen is None:
             raise ConfigError("no topic is given; set the option topic, topics ('a,b') or topicPattern")
-        topics = () if chosen == "topicPattern" else _topics(texts.text(chosen))
+        topics = () if chosen == "topicPattern" else topic_names(texts.text(chosen))
         texts.one_of("tags", "sql")
         start_name = texts.one_of("startingOffsets", "startingTimestamp")
         end_name = texts.one_of("endingOffsets", "endingTimestamp")
         return cls(
             name_servers=name_servers(texts),
             topics=topics,
-            topic_pattern=_pattern(texts.text("topicPattern")) if chosen == "topicPattern" else "",
+            topic_pattern=topic_pattern(texts.text("topicPattern")) if chosen == "topicPattern" else "",
             start=_position(start_name, texts.text(start_name), topics) if start_name else None,
             end=_position(end_name, texts.text(end_name), topics) if end_name else None,
             tags=TagFilter.parse(texts.text("tags")).expression,
@@ -230,7 +230,8 @@ def _items(table: object) -> list[tuple[str, object]]:
     return list(table.items())
 
 
-def _topics(text: str) -> tuple[str, ...]:
+def topic_names(text: str) -> tuple[str, ...]:
+    """Topics with commas between; raises ``ConfigError``."""
     topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
         raise ConfigError(f"{text!r} names no topic; give one, or several with commas between")
@@ -240,7 +241,8 @@ def _topics(text: str) -> tuple[str, ...]:
         raise ConfigError(str(error)) from None
 
 
-def _pattern(text: str) -> str:
+def topic_pattern(text: str) -> str:
+    """A regular expression that can be one; raises ``ConfigError``."""
     try:
         re.compile(text)
     except re.error as error:
@@ -263,7 +265,7 @@ def _sql(text: str) -> str:
 
 def _position(name: str, text: str, topics: tuple[str, ...]) -> Position:
     if name.endswith("Timestamp"):
-        return Position(time_ms=_time_ms(name, text))
+        return Position(time_ms=time_ms(name, text))
     if text.lower() in (EARLIEST, LATEST):
         return Position(where=text.lower())
     try:
@@ -277,7 +279,8 @@ def _position(name: str, text: str, topics: tuple[str, ...]) -> Position:
     return Position(offsets=offsets)
 
 
-def _time_ms(name: str, text: str) -> int:
+def time_ms(name: str, text: str) -> int:
+    """The time that an option gives, in ms since 1970; raises ``ConfigError``."""
     if text.isdecimal():
         return int(text)
     try:

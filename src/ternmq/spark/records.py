@@ -56,6 +56,11 @@ class Records:
     # --- Fields, each found when first asked for --------------------------------------------------------------
 
     @cached_property
+    def sizes(self) -> Int64s:
+        """Bytes of each record."""
+        return self._field(_INT, self.starts)
+
+    @cached_property
     def queue_ids(self) -> Int64s:
         return self._field(_INT, self.starts + 12)
 
@@ -120,14 +125,13 @@ class Records:
 
     def _check(self) -> None:
         if not len(self):
-            self.properties_at = self.properties_bytes = self.starts
+            self.topic_at = self.topic_bytes = self.properties_at = self.properties_bytes = self.starts
             return
-        sizes = self._field(_INT, self.starts)
         magics = self._field(_INT, self.starts + 4)
         is_v1 = magics == MAGIC_V1
         if (wrong := ~is_v1 & (magics != MAGIC_V2)).any():
             raise self._corrupt(wrong, "has no magic of a record")
-        ends = self.starts + sizes
+        ends = self.starts + self.sizes
         topic_at = self.body_at
         if (wrong := topic_at + 3 > ends).any():
             raise self._corrupt(wrong, "is too short for its IPv6 hosts")

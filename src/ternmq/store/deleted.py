@@ -9,7 +9,7 @@ dropped when the log no longer reaches back to them. RocketMQ does not look at t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -53,6 +53,11 @@ class DeletedTopics:
         # First the file: a deletion that was refused must not come with the next one.
         self._disk.replace(self._path, msgspec.json.encode(ends))
         self._ends = ends
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """Topic → log offset of its deletion."""
+        return self._ends
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._ends

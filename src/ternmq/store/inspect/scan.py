@@ -28,8 +28,8 @@ from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 Progress = Callable[[int], object]
 
 #: Where a record has its magic number. Both numbers begin with the same three bytes.
-_MAGIC_AT: Final = 4
-_MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
+MAGIC_AT: Final = 4
+MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
 _STRIDE: Final = 4096
@@ -117,55 +117,69 @@ class LogScan:
     def _segment(self, page: memoryview, start: int, at: int) -> Iterator[Record]:
         size, told = self._size, self.records
         while at + BLANK_BYTES <= size:
-            total, magic = peek_head(page, at)
-            if magic == MAGIC_BLANK:
+            found = look(page, start, at, size)
+            if found is None:
                 self.position = start + size
                 return
-            try:
-                record = unpack_record(page, at, end=size)
-            except CorruptRecord:
-                at = self._skip(page, start, at, _kind(page, at, size))
+            if isinstance(found, Damage):
+                end = resume(page, start, at, size, found, self._next_data)
+                self._found.append((found, start + at, start + end, self.records))
+                at = end
                 continue
-            if record.log_offset != start + at:
-                at = self._skip(page, start, at, Damage.MISPLACED)
-                continue
-            if "\0" in record.properties + record.topic and is_torn(bytes(page[at : at + total]), record, at):
-                at = self._skip(page, start, at, Damage.TORN)
-                continue
-            at += total
+            at += found.size
             self.position = start + at
             self.records += 1
-            yield record
+            yield found
             if self.records - told >= _STRIDE:
                 told = self.records
                 self._progress(self.position - self._begin)
         if at < size:
             self._found.append((Damage.NO_BLANK, start + at, start + size, self.records))
 
-    def _skip(self, page: memoryview, start: int, at: int, kind: Damage) -> int:
-        """Note something damaged; returns where in the segment to go on, its size if there is nothing more in it."""
-        end = at + peek_head(page, at)[0]
-        if kind not in (Damage.CRC, Damage.TORN) or not _is_sensible(page, start, end, self._size):
-            end = self._next_record(page, start, at + 1)
-        self._found.append((kind, start + at, start + end, self.records))
-        return end
 
-    def _next_record(self, page: memoryview, start: int, at: int) -> int:
-        """The next whole record from ``at`` on; the segment's size if there is none."""
-        last = self._size - RECORD_BYTES_MIN
-        magic_at = at + _MAGIC_AT
-        while magic_at <= last + _MAGIC_AT:
-            # The magic number itself has no zeros, so it lies behind a hole altogether.
-            magic_at = max(magic_at, self._next_data(start + magic_at) - start)
-            piece = bytes(page[magic_at : magic_at + _SEARCH_BYTES + len(_MAGIC_BEGIN) - 1])
-            found = piece.find(_MAGIC_BEGIN)
-            while found >= 0:
-                candidate = magic_at + found - _MAGIC_AT
-                if candidate <= last and _is_record(page, start, candidate, self._size):
-                    return candidate
-                found = piece.find(_MAGIC_BEGIN, found + 1)
-            magic_at += _SEARCH_BYTES
-        return self._size
+def look(page: memoryview, start: int, at: int, size: int) -> Record | Damage | None:
+    """What stands ``at`` a place in the segment of ``size`` bytes that begins at log offset ``start``: a whole record,
+    or what is wrong there; None for the blank that ends the segment. It takes 8 bytes to tell."""
+    total, magic = peek_head(page, at)
+    if magic == MAGIC_BLANK:
+        return None
+    try:
+        record = unpack_record(page, at, end=size)
+    except CorruptRecord:
+        return _kind(page, at, size)
+    if record.log_offset != start + at:
+        return Damage.MISPLACED
+    if "\0" in record.properties + record.topic and is_torn(bytes(page[at : at + total]), record, at):
+        return Damage.TORN
+    return record
+
+
+def resume(
+    page: memoryview, start: int, at: int, size: int, kind: Damage, next_data: Callable[[int], int] | None = None
+) -> int:
+    """Where in the segment to go on behind the damage ``at`` a place; the segment's size if there is nothing more."""
+    end = at + peek_head(page, at)[0]
+    if kind in (Damage.CRC, Damage.TORN) and _is_sensible(page, start, end, size):
+        return end
+    return _next_record(page, start, at + 1, size, next_data or _same)
+
+
+def _next_record(page: memoryview, start: int, at: int, size: int, next_data: Callable[[int], int]) -> int:
+    """The next whole record from ``at`` on; the segment's size if there is none."""
+    last = size - RECORD_BYTES_MIN
+    magic_at = at + MAGIC_AT
+    while magic_at <= last + MAGIC_AT:
+        # The magic number itself has no zeros, so it lies behind a hole altogether.
+        magic_at = max(magic_at, next_data(start + magic_at) - start)
+        piece = bytes(page[magic_at : magic_at + _SEARCH_BYTES + len(MAGIC_BEGIN) - 1])
+        found = piece.find(MAGIC_BEGIN)
+        while found >= 0:
+            candidate = magic_at + found - MAGIC_AT
+            if candidate <= last and _is_record(page, start, candidate, size):
+                return candidate
+            found = piece.find(MAGIC_BEGIN, found + 1)
+        magic_at += _SEARCH_BYTES
+    return size
 
 
 def _kind(page: memoryview, at: int, size: int) -> Damage:

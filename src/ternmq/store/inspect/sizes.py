@@ -88,15 +88,15 @@ class Sizes:
 def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
     """Look at the files below ``root``. Raises ``CorruptFile`` for an index of which the sizes cannot be told."""
     logs = [entry for directory in config.log_paths(root).all for entry in disk.list(directory)]
-    segment = config.mapped_file_size_commit_log or _usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log
+    segment = config.mapped_file_size_commit_log or usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log
     queue_file = (
         config.mapped_file_size_consume_queue
-        or _usual_length(_files_of_queues(disk, root / "consumequeue"))
+        or usual_length(_files_of_queues(disk, root / "consumequeue"))
         or _DEFAULTS.mapped_file_size_consume_queue
     )
     ext_file = (
         config.mapped_file_size_consume_queue_ext
-        or _usual_length(_files_of_queues(disk, root / "consumequeue_ext"))
+        or usual_length(_files_of_queues(disk, root / "consumequeue_ext"))
         or _DEFAULTS.mapped_file_size_consume_queue_ext
     )
     index_file, numbers = _index_sizes(disk, root / "index", config)
@@ -116,7 +116,7 @@ def _whole_entries(queue_file_bytes: int) -> int:
     return -(-queue_file_bytes // ENTRY_BYTES) * ENTRY_BYTES
 
 
-def _usual_length(files: Iterable[FileEntry]) -> int | None:
+def usual_length(files: Iterable[FileEntry]) -> int | None:
     """The length that most files have; of equally many the smaller number of bytes would be a file cut short."""
     lengths = Counter(entry.length_bytes for entry in files if not entry.is_directory and entry.length_bytes)
     return max(lengths, key=lambda length: (lengths[length], length), default=None)
@@ -134,7 +134,7 @@ def _files_of_queues(disk: Disk, directory: Path) -> Iterable[FileEntry]:
 def _index_sizes(disk: Disk, directory: Path, config: InspectConfig) -> tuple[int, tuple[int, int] | None]:
     """Length of the index's files, 0 without any; slots and entries, None if nothing shows them."""
     files = [entry for entry in disk.list(directory) if entry.name.isdigit() and not entry.is_directory]
-    length_bytes = _usual_length(files) or 0
+    length_bytes = usual_length(files) or 0
     if config.max_hash_slot_num and config.max_index_num:
         return length_bytes, (config.max_hash_slot_num, config.max_index_num)
     # The newest one of this length that has entries tells most.

@@ -1,0 +1,155 @@
+"""Where the segments of a log are, and how they are cut into tasks; for the planner (U3).
+
+A path is the directory of a store, which has a ``commitlog``, or a directory of segments itself. Several stores are
+read side by side; several directories of segments are taken for one log that is spread over disks (C1), so that a
+segment which is missing between them shows.
+
+A log that retention has cut begins later than 0. Behind its end there may be segments that were made in advance and
+hold zeros; the *tail* is the last one that a record was written to.
+
+A segment has 1 GiB, more than one task should read, so it is cut into *slices*: a task reads the records that begin
+inside its slice, wherever they end. It finds the first of them itself (``files.borders``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql.datasource import InputPartition
+
+from ternmq.errors import StoreError
+from ternmq.store.commitlog import HEAD_BYTES, head_store_time, record_size
+from ternmq.store.inspect.sizes import usual_length
+from ternmq.store.segment import NAME_DIGITS, FileDisk, segment_files
+
+KEY: Final = "mappedFileSizeCommitLog"
+
+_ZEROS: Final = bytes(8)
+
+
+@dataclass(slots=True, frozen=True)
+class Segment:
+    """One file of a log; ``start`` is the log offset of its first byte."""
+
+    path: Path
+    start: int
+    size_bytes: int
+    #: The last one that has records: behind the last of them the log ends.
+    is_tail: bool = False
+    #: In a store that was closed as it should be, the last record is whole.
+    is_closed: bool = False
+
+
+class LogSlice(InputPartition):
+    """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Travels to the
+    executor that reads it."""
+
+    def __init__(self, segment: Segment, begin: int, end: int) -> None:
+        super().__init__((segment, begin, end))
+        self.segment = segment
+        self.begin = begin
+        self.end = end
+
+
+def find_segments(paths: Sequence[Path], *, segment_bytes: int | None = None, lenient: bool = False) -> list[Segment]:
+    """The segments of all logs, each log in order, up to its tail.
+
+    Raises ``StoreError`` for a path that holds no log, ``CorruptFile`` for a file that does not fit to the others; one
+    of those is read as far as it goes if ``lenient``.
+    """
+    disk = FileDisk(writable=False)
+    stores = [path for path in paths if _is_directory(path / "commitlog")]
+    bare = [path for path in paths if path not in stores]
+    for path in bare:
+        _check_is_log(disk, path)
+    logs = [([path / "commitlog"], not (path / "abort").exists()) for path in stores]
+    if bare:
+        # Nobody can tell how the broker ended.
+        logs.append((bare, False))
+    found: list[Segment] = []
+    for directories, is_closed in logs:
+        found += _up_to_tail(disk, _of_log(disk, directories, segment_bytes, lenient=lenient), is_closed=is_closed)
+    return found
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}; let the user of Spark's processes read it") from error
+
+
+def _check_is_log(disk: FileDisk, path: Path) -> None:
+    if not path.exists():
+        raise StoreError(f"there is no directory {path} here; Spark's driver and workers need the store under one path")
+    if not any(name.isdigit() and len(name) == NAME_DIGITS for name, _, _ in disk.list(path)):
+        raise StoreError(
+            f"{path} is no store: it has neither a commitlog nor segments in it; give the directory that "
+            "storePathRootDir names, or those of storePathCommitLog"
+        )
+
+
+def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenient: bool) -> list[Segment]:
+    listed = [(entry, directory) for directory in directories for entry in disk.list(directory)]
+    size = size or usual_length(entry for entry, _ in listed)
+    if size is None:
+        return []
+    if not lenient:
+        files = segment_files(disk, directories, size=size, key=KEY)
+        return [Segment(path, start, size) for start, path in files.items()]
+    return sorted(
+        (
+            Segment(directory / entry.name, int(entry.name), min(entry.length_bytes, size))
+            for entry, directory in listed
+            if entry.length_bytes and entry.name.isdigit() and len(entry.name) == NAME_DIGITS
+        ),
+        key=lambda segment: (segment.start, segment.path),
+    )
+
+
+def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> list[Segment]:
+    while segments and disk.read_at(segments[-1].path, 0, len(_ZEROS)) in (_ZEROS, b""):
+        segments.pop()
+    if segments:
+        last = segments[-1]
+        segments[-1] = Segment(last.path, last.start, last.size_bytes, is_tail=True, is_closed=is_closed)
+    return segments
+
+
+def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | None) -> list[Segment]:
+    """Without those segments that, by the store times of their first records, hold nothing of a time."""
+    if begin_ms is None and end_ms is None:
+        return list(segments)
+    disk = FileDisk(writable=False)
+    firsts = [_first_time_ms(disk, segment) for segment in segments]
+    kept = []
+    for number, segment in enumerate(segments):
+        follows = not segment.is_tail and number + 1 < len(segments)
+        next_ms = firsts[number + 1] if follows else None
+        is_before = begin_ms is not None and next_ms is not None and next_ms < begin_ms
+        first_ms = firsts[number]
+        is_behind = end_ms is not None and first_ms is not None and first_ms >= end_ms
+        if not is_before and not is_behind:
+            kept.append(segment)
+    return kept
+
+
+def _first_time_ms(disk: FileDisk, segment: Segment) -> int | None:
+    head = disk.read_at(segment.path, 0, HEAD_BYTES)
+    if len(head) < HEAD_BYTES or not record_size(head, segment.start):
+        return None
+    return head_store_time(head)
+
+
+def cut(segments: Iterable[Segment], *, slice_bytes: int) -> list[LogSlice]:
+    """Slices of about ``slice_bytes``, in log order; those of one segment are of equal length."""
+    slices: list[LogSlice] = []
+    for segment in segments:
+        count = max(1, round(segment.size_bytes / slice_bytes))
+        borders = [segment.size_bytes * number // count for number in range(count + 1)]
+        slices += [LogSlice(segment, begin, end) for begin, end in itertools.pairwise(borders)]
+    return slices

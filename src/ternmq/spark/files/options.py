@@ -1,0 +1,116 @@
+"""Options of the format ``ternmq_files`` (U3)."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from ternmq.errors import ConfigError
+from ternmq.spark.options import OptionTexts, time_ms, topic_names, topic_pattern
+
+NAME: Final = "ternmq_files"
+
+ChoiceT = TypeVar("ChoiceT", bound=enum.StrEnum)
+
+#: One task's share of a segment: 16 tasks for a GiB.
+SLICE_BYTES: Final = 64 << 20
+
+_OPTIONS: Final = (
+    "path",
+    "part",
+    "topic",
+    "topics",
+    "topicPattern",
+    "startingTimestamp",
+    "endingTimestamp",
+    "onCorrupt",
+    "broker",
+    "sliceBytes",
+    "mappedFileSizeCommitLog",
+)
+
+
+class OnCorrupt(enum.StrEnum):
+    """What becomes of places in the log that are no records."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    KEEP = "keep"
+
+
+class Part(enum.StrEnum):
+    """Which table of a store: the records of its log, or the entries of its ConsumeQueues."""
+
+    LOG = "log"
+    QUEUES = "queues"
+
+
+@dataclass(slots=True, frozen=True)
+class FilesOptions:
+    """What to read, and how."""
+
+    paths: tuple[Path, ...]
+    part: Part
+    #: By name, or else by pattern; all if there is neither.
+    topics: tuple[str, ...]
+    topic_pattern: str
+    #: Store time of the first and behind the last, in ms since 1970.
+    begin_ms: int | None
+    end_ms: int | None
+    on_corrupt: OnCorrupt
+    #: What the column ``broker`` says: files do not know whose they are.
+    broker: str
+    slice_bytes: int
+    #: Read off the files where it is not given.
+    segment_bytes: int | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> FilesOptions:
+        """The options of ``spark.read``; raises ``ConfigError``."""
+        texts = OptionTexts(options, known=_OPTIONS, name=NAME)
+        chosen = texts.one_of("topic", "topics", "topicPattern")
+        begin, end = texts.text("startingTimestamp"), texts.text("endingTimestamp")
+        return cls(
+            paths=_paths(texts.text("path")),
+            part=_choice(Part, "part", texts.text("part"), Part.LOG),
+            topics=topic_names(texts.text(chosen)) if chosen in ("topic", "topics") else (),
+            topic_pattern=topic_pattern(texts.text("topicPattern")),
+            begin_ms=time_ms("startingTimestamp", begin) if begin else None,
+            end_ms=time_ms("endingTimestamp", end) if end else None,
+            on_corrupt=_choice(OnCorrupt, "onCorrupt", texts.text("onCorrupt"), OnCorrupt.FAIL),
+            broker=texts.text("broker"),
+            slice_bytes=texts.count("sliceBytes") or SLICE_BYTES,
+            segment_bytes=texts.count("mappedFileSizeCommitLog"),
+        )
+
+    @property
+    def chooses_topics(self) -> bool:
+        return bool(self.topics or self.topic_pattern)
+
+    def selects(self, topic: str) -> bool:
+        """Whether a topic is one of those chosen."""
+        if self.topic_pattern:
+            return re.fullmatch(self.topic_pattern, topic) is not None
+        return not self.topics or topic in self.topics
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    # Spark makes an address of a path that it takes for a file's.
+    names = dict.fromkeys(part.strip().removeprefix("file://") for part in text.split(",") if part.strip())
+    if not names:
+        raise ConfigError('no directory is given; name that of a store: load("/path/store")')
+    for name in names:
+        if "://" in name:
+            raise ConfigError(f"{name} is no path; mount what it names where Spark's workers can read it as files")
+    return tuple(map(Path, names))
+
+
+def _choice(kind: type[ChoiceT], name: str, text: str, default: ChoiceT) -> ChoiceT:
+    try:
+        return kind(text.lower()) if text else default
+    except ValueError:
+        raise ConfigError(f"the option {name}={text!r} is none of {', '.join(kind)}") from None

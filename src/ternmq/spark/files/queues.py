@@ -1,0 +1,130 @@
+"""The entries of a store's ConsumeQueues as a table (U3, C2).
+
+A queue file is 20 bytes an entry, so a file *is* a table: NumPy names the columns of its bytes. Fillers are left out; a
+queue ends where an entry has no size. One task reads some files, of one queue or of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from ternmq.errors import StoreError
+from ternmq.spark.files.options import FilesOptions
+from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.queue_entry import FILLER_SIZE
+from ternmq.store.segment import NAME_DIGITS, FileDisk
+
+#: As in ``store.queue_entry``.
+ENTRIES: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+assert ENTRIES.itemsize == ENTRY_BYTES
+
+#: Files for one task.
+_TASK_FILES: Final = 500
+
+
+@dataclass(slots=True, frozen=True)
+class QueueFile:
+    """One file of a queue; ``start`` counts bytes of the queue."""
+
+    path: Path
+    topic: str
+    queue_id: int
+    start: int
+
+
+class QueueFiles(InputPartition):
+    """The files of one task."""
+
+    def __init__(self, files: tuple[QueueFile, ...]) -> None:
+        super().__init__(files)
+        self.files = files
+
+
+class QueueReader(DataSourceReader):
+    """Planner, then executor: the entries of all queues."""
+
+    def __init__(self, options: FilesOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Planner: files by their bytes, as many a task as a slice has."""
+        tasks: list[InputPartition] = []
+        files: list[QueueFile] = []
+        total_bytes = 0
+        for file, length_bytes in self._files():
+            if files and (total_bytes + length_bytes > self._options.slice_bytes or len(files) >= _TASK_FILES):
+                tasks.append(QueueFiles(tuple(files)))
+                files, total_bytes = [], 0
+            files.append(file)
+            total_bytes += length_bytes
+        return [*tasks, QueueFiles(tuple(files))]
+
+    def _files(self) -> Iterator[tuple[QueueFile, int]]:
+        disk = FileDisk(writable=False)
+        for root in self._options.paths:
+            directory = root / "consumequeue"
+            if not directory.is_dir():
+                raise StoreError(f"{root} has no consumequeue; give the directory that storePathRootDir names")
+            for topic, _, is_topic in disk.list(directory):
+                if not is_topic or not self._options.selects(topic):
+                    continue
+                for queue, _, is_queue in disk.list(directory / topic):
+                    # RocketMQ skips what is no number, and so do we.
+                    if not (is_queue and queue.isascii() and queue.isdigit()):
+                        continue
+                    for name, length_bytes, _ in disk.list(directory / topic / queue):
+                        if name.isdigit() and len(name) == NAME_DIGITS:
+                            path = directory / topic / queue / name
+                            yield QueueFile(path, topic, int(queue), int(name)), length_bytes
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Executor."""
+        disk = FileDisk(writable=False)
+        names = [field.name for field in self._schema.fields]
+        for file in partition.files if isinstance(partition, QueueFiles) else ():
+            # A file that retention has deleted meanwhile tells nothing, and nothing leads to it.
+            data = disk.read(file.path) or b""
+            batch = _batch(file, data[: len(data) // ENTRY_BYTES * ENTRY_BYTES])
+            yield batch.select(names)
+
+
+def _batch(file: QueueFile, data: bytes) -> pa.RecordBatch:
+    entries = np.frombuffer(data, ENTRIES)
+    sizes = entries["size"].astype(np.int32)
+    ends = np.flatnonzero(sizes <= 0)
+    if len(ends):
+        entries, sizes = entries[: ends[0]], sizes[: ends[0]]
+    kept = np.flatnonzero(sizes != FILLER_SIZE)
+    entries = entries[kept]
+    count = len(kept)
+    arrays = {
+        "topic": pa.repeat(pa.scalar(file.topic), count),
+        "queue_id": pa.repeat(pa.scalar(file.queue_id, pa.int32()), count),
+        "queue_offset": pa.array(file.start // ENTRY_BYTES + kept),
+        "log_offset": pa.array(entries["log_offset"].astype(np.int64)),
+        "record_bytes": pa.array(sizes[kept]),
+        "tags_code": pa.array(entries["tags_code"].astype(np.int64)),
+    }
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+#: A batch is made whole and then cut down to the columns asked for.
+SCHEMA: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("log_offset", LongType()),
+        StructField("record_bytes", IntegerType()),
+        StructField("tags_code", LongType()),
+    ]
+)

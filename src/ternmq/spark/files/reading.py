@@ -1,0 +1,235 @@
+"""Reads one slice of a segment: whole records, many at a time, and what is damaged between them (U3, C8).
+
+The quick way takes some megabytes, follows the sizes, and checks all records of them at once with NumPy: lengths, the
+log offset each one has of itself, CRC, a topic that is text, and the sectors behind the body that a power cut may have
+taken (``store.replay``). Only if something is wrong are they looked at one by one, by the same rules as those of
+``store.inspect.scan``, whose words tell the damage and where the log goes on.
+
+What is not whole behind the last whole record of the log was being written when somebody looked, or when the broker
+died; it is told with no ``records_behind``. Zeros there are nothing.
+
+Invariant: the slices of a segment, read by anybody in any order, give every whole record once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ternmq.errors import CorruptRecord, StoreError
+from ternmq.spark.columns import parts
+from ternmq.spark.files.borders import WINDOW_BYTES, border
+from ternmq.spark.files.layout import LogSlice
+from ternmq.spark.records import Int64s, Records
+from ternmq.store.commitlog import BLANK_BYTES
+from ternmq.store.inspect.scan import Damage, Damaged, look, resume
+from ternmq.store.replay import SECTOR_BYTES
+from ternmq.store.segment import FileDisk
+from ternmq.wire.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+
+#: What is read and handed on together: enough to make the fixed cost small, little enough for a batch of Spark.
+PIECE_BYTES: Final = 4 << 20
+#: After damage, as there may be more of it.
+_SMALL_BYTES: Final = 64 << 10
+
+_unpack_head: Final = struct.Struct(">ii").unpack_from
+
+
+class SliceReader:
+    """Iterates over the records of a slice and its damaged places, in order. Raises ``StoreError``."""
+
+    def __init__(self, part: LogSlice, *, piece_bytes: int = PIECE_BYTES, window_bytes: int = WINDOW_BYTES) -> None:
+        self._part = part
+        self._segment = part.segment
+        self._size = part.segment.size_bytes
+        self._disk = FileDisk(writable=False)
+        self._piece_bytes = piece_bytes
+        self._window_bytes = window_bytes
+        self._mapped: memoryview | None = None
+        #: Where in the segment the next record begins.
+        self._at = 0
+
+    def __iter__(self) -> Iterator[Records | Damaged]:
+        path = self._segment.path
+        try:
+            yield from self._read_slice()
+        except StoreError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise StoreError(f"cannot read {path}; let the user of Spark's processes read it") from error
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise StoreError(
+                    f"{path} is gone since the read was planned, or it is not on every worker; the broker deletes old "
+                    "segments (fileReservedTime): read again, or read a copy"
+                ) from error
+            raise
+
+    def _read_slice(self) -> Iterator[Records | Damaged]:
+        waiting: list[Damaged] = []
+        for found in self._scan(self._first(), self._part.end):
+            if isinstance(found, Damaged):
+                waiting.append(found)
+                continue
+            yield from waiting
+            waiting.clear()
+            yield found
+        if waiting and (not self._segment.is_tail or self._goes_on()):
+            yield from waiting
+        elif waiting and waiting[0].kind not in (Damage.HOLE, Damage.NO_BLANK):
+            yield replace(waiting[0], records_behind=0)
+
+    def _first(self) -> int:
+        """Where the first record of the slice begins, or the damage before it; the segment's size if there is none."""
+        begin = self._part.begin
+        if not begin:
+            return 0
+        if self._segment.is_tail and self._is_empty_from(begin):
+            return self._size
+        found = border(self._page, begin, start=self._segment.start, window_bytes=self._window_bytes)
+        if found is not None:
+            return found
+        for _ in self._scan(0, begin):
+            pass
+        return self._at
+
+    def _is_empty_from(self, at: int) -> bool:
+        """Whether nothing but zeros follows in the segment."""
+        while at < self._size:
+            data_at = self._disk.next_data(self._segment.path, at)
+            if data_at is None:
+                return True
+            piece = self._read(data_at, _SMALL_BYTES)
+            if piece.count(0) != len(piece):
+                return False
+            at = data_at + len(piece)
+        return True
+
+    def _goes_on(self) -> bool:
+        """Whether a whole record follows behind the slice."""
+        at = self._at
+        while at + BLANK_BYTES <= self._size:
+            found = look(self._page, self._segment.start, at, self._size)
+            if not isinstance(found, Damage):
+                return found is not None
+            at = self._resume(at, found)
+        return False
+
+    def _scan(self, at: int, limit: int) -> Iterator[Records | Damaged]:
+        """What begins from ``at``, where a record should, up to ``limit``; ``_at`` tells where what follows begins."""
+        size, piece_bytes = self._size, self._piece_bytes
+        self._at = at
+        while (at := self._at) < limit:
+            if at + BLANK_BYTES > size:
+                yield self._damaged(Damage.NO_BLANK, at, size)
+                self._at = size
+                return
+            data = self._read(at, min(piece_bytes, limit - at + _SMALL_BYTES))
+            starts, end = _walk(data, limit - at)
+            if starts and (records := _checked(data, starts, self._segment.start + at, at)) is not None:
+                yield records
+                self._at = at + end
+                piece_bytes = min(piece_bytes * 4, self._piece_bytes)
+                continue
+            found = self._look_closely(at, starts)
+            if found is None:
+                # A blank, or all are whole and only looked odd.
+                if starts:
+                    yield Records(data, starts=np.array(starts, np.int64))
+                    self._at = at + end
+                    continue
+                self._at = size
+                return
+            if isinstance(found, int):
+                # A record that is longer than a piece.
+                yield Records(self._read(at, found))
+                self._at = at + found
+                continue
+            number, kind = found
+            if number:
+                yield Records(data, starts=np.array(starts[:number], np.int64))
+            at += starts[number] if starts else 0
+            self._at = self._resume(at, kind)
+            yield self._damaged(kind, at, self._at)
+            piece_bytes = _SMALL_BYTES
+
+    def _look_closely(self, at: int, starts: list[int]) -> tuple[int, Damage] | int | None:
+        """How many records are whole before the first that is not, and what is wrong with that one; without ``starts``
+        the size of the record that stands there. None if nothing is wrong, or a blank stands there."""
+        page, start, size = self._page, self._segment.start, self._size
+        for number, each in enumerate(starts):
+            found = look(page, start, at + each, size)
+            if isinstance(found, Damage):
+                return number, found
+        if starts:
+            return None
+        found = look(page, start, at, size)
+        return (0, found) if isinstance(found, Damage) else found.size if found is not None else None
+
+    def _resume(self, at: int, kind: Damage) -> int:
+        return resume(self._page, self._segment.start, at, self._size, kind, self._next_data)
+
+    def _next_data(self, log_offset: int) -> int:
+        start = self._segment.start
+        found = self._disk.next_data(self._segment.path, log_offset - start)
+        return start + (found if found is not None else self._size)
+
+    def _damaged(self, kind: Damage, at: int, end: int) -> Damaged:
+        start = self._segment.start
+        # At least one: whoever finds out that there is none says so.
+        return Damaged(kind, start + at, start + end, records_behind=1)
+
+    def _read(self, at: int, length_bytes: int) -> bytes:
+        return self._disk.read_at(self._segment.path, at, min(length_bytes, self._size - at))
+
+    @property
+    def _page(self) -> memoryview:
+        if self._mapped is None:
+            self._mapped = self._disk.open_segment(self._segment.path, size=self._size, writable=False).page
+        return self._mapped
+
+
+def _walk(data: bytes, limit: int) -> tuple[list[int], int]:
+    """Where records begin, by their sizes, as far as they lie in ``data`` and begin before ``limit``; and their end."""
+    starts: list[int] = []
+    at, end = 0, len(data)
+    last = min(limit, end - RECORD_BYTES_MIN + 1)
+    while at < last:
+        size, magic = _unpack_head(data, at)
+        if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > end:
+            break
+        starts.append(at)
+        at += size
+    return starts, at
+
+
+def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -> Records | None:
+    """The records if all of them are whole beyond doubt. ``log_offset`` and ``in_segment`` are those of ``data``."""
+    try:
+        records = Records(data, starts=np.array(starts, np.int64))
+        records.check_bodies()
+        parts(data, records.topic_at, records.topic_bytes).dictionary_encode().dictionary.cast(pa.string())
+    except (CorruptRecord, pa.ArrowInvalid):
+        return None
+    if (records.log_offsets != log_offset + records.starts).any() or _may_be_torn(records, in_segment):
+        return None
+    return records
+
+
+def _may_be_torn(records: Records, in_segment: int) -> bool:
+    """Whether a sector behind a body begins with a zero, as it does if it never reached the disk."""
+    octets = np.frombuffer(records.data, np.uint8)
+    ends: Int64s = records.starts + records.sizes
+    behind_body = records.body_at + records.body_bytes
+    sectors = behind_body + -(in_segment + behind_body) % SECTOR_BYTES
+    while True:
+        inside = sectors < ends
+        if not inside.any():
+            return False
+        sectors, ends = sectors[inside], ends[inside]
+        if not octets[sectors].all():
+            return True
+        sectors = sectors + SECTOR_BYTES
