@@ -23,8 +23,9 @@ from pyspark.sql.datasource import InputPartition
 
 from ternmq.errors import StoreError
 from ternmq.store.commitlog import HEAD_BYTES, head_store_time, record_size
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.sizes import usual_length
-from ternmq.store.segment import NAME_DIGITS, FileDisk, segment_files
+from ternmq.store.segment import NAME_DIGITS, segment_files
 
 KEY: Final = "mappedFileSizeCommitLog"
 

@@ -19,8 +19,9 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from ternmq.errors import StoreError
 from ternmq.spark.files.options import FilesOptions
 from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.queue_entry import FILLER_SIZE
-from ternmq.store.segment import NAME_DIGITS, FileDisk
+from ternmq.store.segment import NAME_DIGITS
 
 #: As in ``store.queue_entry``.
 ENTRIES: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])

@@ -27,9 +27,9 @@ from ternmq.spark.files.borders import WINDOW_BYTES, border
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.records import Int64s, Records
 from ternmq.store.commitlog import BLANK_BYTES
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damage, Damaged, look, resume
 from ternmq.store.replay import SECTOR_BYTES
-from ternmq.store.segment import FileDisk
 from ternmq.wire.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 
 #: What is read and handed on together: enough to make the fixed cost small, little enough for a batch of Spark.

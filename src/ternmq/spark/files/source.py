@@ -32,8 +32,8 @@ from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
 from ternmq.spark.files.reading import SliceReader
 from ternmq.spark.records import Records
+from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged
-from ternmq.store.segment import FileDisk
 
 log = logging.getLogger(__name__)
 
