@@ -52,6 +52,8 @@ from ternmq.spark.options import (
 from ternmq.spark.plan import Slice
 from ternmq.spark.pulls import Wanted, read_slice, record_bytes
 from ternmq.spark.pushed import Pushed
+from ternmq.spark.sink import BatchWriter, StreamWriter
+from ternmq.spark.sink_options import SinkOptions
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,12 @@ class TernSource(DataSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(SourceOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
 
 
 # --- What batch and stream have in common -----------------------------------------------------------------------

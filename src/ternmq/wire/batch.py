@@ -21,7 +21,8 @@ from ternmq.wire.record import PROPERTIES_BYTES_MAX
 
 _HEAD: Final = struct.Struct(">i8xii")  # size, what a record has as magic and CRC, flag, body_bytes
 _SHORT: Final = struct.Struct(">h")
-_FIXED_BYTES: Final = _HEAD.size + _SHORT.size
+#: What a message takes besides its body and properties.
+FIXED_BYTES: Final = _HEAD.size + _SHORT.size
 
 
 def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
@@ -32,7 +33,7 @@ def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
         if len(data) > PROPERTIES_BYTES_MAX:
             raise InvalidMessage(f"properties of {len(data)} bytes are too long; use at most {PROPERTIES_BYTES_MAX}")
         body_bytes = len(body)
-        parts += (_HEAD.pack(_FIXED_BYTES + body_bytes + len(data), flag, body_bytes), body)
+        parts += (_HEAD.pack(FIXED_BYTES + body_bytes + len(data), flag, body_bytes), body)
         parts += (_SHORT.pack(len(data)), data)
     return b"".join(parts)
 
@@ -46,7 +47,7 @@ def unpack_messages(data: bytes) -> list[tuple[int, bytes, bytes]]:
     unpack_head, unpack_short = _HEAD.unpack_from, _SHORT.unpack_from
     at, end = 0, len(data)
     while at < end:
-        if end - at < _FIXED_BYTES:
+        if end - at < FIXED_BYTES:
             raise RemoteProtocolError(f"the batch has {end - at} bytes after its last message")
         size, flag, body_bytes = unpack_head(data, at)
         body_at = at + 20

@@ -1,0 +1,248 @@
+"""From staged chunks to the target topic, each row once: what a commit does (U2). Driver.
+
+A chunk is read back from the stage and sent to its queue as it is, as one batch; nothing is done per row. Chunks of one
+queue go one after the other, in the order of the task that made them; queues side by side.
+
+Whether a chunk is there already is asked only when it may be: in a batch that an earlier run decided, and after a send
+that failed. The queues themselves answer, being what consumers see: ``Presence`` reads them from where they ended when
+the decision was made, and notes rows by their unique ids. Rows that are there are not sent; where a power cut left the
+first rows of a batch, the others are. Before each such look stands a fence (``ledger``), or a row that was taken but
+does not show yet would be sent again.
+
+A message with a delay shows in the topic in which its broker keeps it until its time comes, and stays there afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
+from typing import Final
+
+from ternmq import names
+from ternmq.errors import ConfigError, MessagesLost, RouteMissing
+from ternmq.message import MessageQueue
+from ternmq.spark.ledger import Decision, Done, Ledger, Staged
+from ternmq.spark.logs import Logs, Parcel, patiently, read_one
+from ternmq.spark.sink_rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
+from ternmq.tasks import Tasks
+from ternmq.wire.batch import pack_messages, unpack_messages
+
+log = logging.getLogger(__name__)
+
+#: Where RocketMQ 5 keeps messages with a delivery time. A broker without this topic has no such messages.
+WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
+
+#: A broker that loses power forgets what it had not synced, and gives the same queue offsets again: chunks may then lie
+#: a little before the end that the decision knew.
+LOOK_BACK: Final = 10_000
+
+#: Told where a commit is; tests break it off there.
+OnStep = Callable[[str], None]
+
+
+def stage_key(chunk_id: str) -> str:
+    """The unique id of the message that a chunk is in the stage."""
+    return row_key(chunk_id, CHUNK_ROWS_MAX)
+
+
+def landings(chunk: Staged) -> Sequence[MessageQueue]:
+    """The queues in which the rows of a chunk show when they are stored."""
+    queue = chunk.queue
+    assert queue is not None
+    broker = queue.broker_name
+    if chunk.delay == TIMED:
+        # What is due already is not kept waiting.
+        return (MessageQueue(WHEEL_TOPIC, broker, 0), queue)
+    # A broker with fewer levels takes its last one.
+    return [MessageQueue(names.SCHEDULE_TOPIC, broker, level) for level in range(chunk.delay)] or (queue,)
+
+
+class Committer:
+    """One run of a commit. All methods belong to the loop's thread."""
+
+    def __init__(
+        self, logs: Logs, ledger: Ledger, *, at_once: int, timeout_ms: int, on_step: OnStep = lambda _: None
+    ) -> None:
+        self._logs = logs
+        self._ledger = ledger
+        self._at_once = at_once
+        self._timeout_ms = timeout_ms
+        self._on_step = on_step
+
+    async def commit(self, staged: Sequence[Staged], *, is_known: bool = True) -> None:
+        """Publish these chunks, or those that an earlier run decided on.
+
+        ``is_known`` is False for a write that nobody can ever repeat: then nothing is looked for, nor noted.
+        """
+        await self._ledger.open()
+        self._on_step("opened")
+        found = await self._ledger.look() if is_known else None
+        self._on_step("looked")
+        if isinstance(found, Done):
+            log.info("the batch was published before")
+            return
+        if found is None and staged:
+            decision = await self._placed(staged)
+            decided = await self._ledger.decide(decision) if is_known else decision
+            self._on_step("decided")
+            if decided != decision:
+                # Another driver was faster, and may have begun to publish.
+                await asyncio.gather(*map(self._ledger.fence, self._ledger.brokers))
+            await self._publish(decided, is_fresh=decided == decision)
+        elif found is not None:
+            log.info("an earlier run decided on the batch; it is finished", extra={"chunks": len(found.chunks)})
+            await self._publish(found, is_fresh=False)
+        if is_known and (found is not None or staged):
+            self._on_step("published")
+            await self._ledger.finish()
+        self._on_step("finished")
+
+    async def _placed(self, staged: Sequence[Staged]) -> Decision:
+        """Choose a queue for each chunk that may go to any, and note where the queues end."""
+        turns = {topic: cycle(await self._logs.writable(topic)) for topic in {chunk.topic for chunk in staged}}
+        chunks = [
+            chunk
+            if chunk.queue is not None
+            else Staged(
+                chunk.stage,
+                chunk.stage_offset,
+                chunk.chunk_id,
+                chunk.topic,
+                next(turns[chunk.topic]),
+                chunk.delay,
+                chunk.rows,
+            )
+            for chunk in staged
+        ]
+        queues = sorted({queue for chunk in chunks for queue in landings(chunk)})
+        ends = await asyncio.gather(*map(self._logs.bounds, queues))
+        return Decision(chunks, [(queue, bounds.end) for queue, bounds in zip(queues, ends, strict=True)])
+
+    async def _publish(self, decision: Decision, *, is_fresh: bool) -> None:
+        by_queue: dict[MessageQueue, list[Staged]] = defaultdict(list)
+        for chunk in decision.chunks:
+            assert chunk.queue is not None
+            by_queue[chunk.queue].append(chunk)
+        brokers = {queue.broker_name for queue in by_queue}
+        if not brokers.issubset(self._ledger.brokers):
+            await self._ledger.extend()
+            if not is_fresh:
+                await asyncio.gather(*map(self._ledger.fence, brokers))
+        presence = Presence(self._logs, decision)
+        room = asyncio.Semaphore(self._at_once)
+
+        async def run(chunks: Iterable[Staged]) -> None:
+            for chunk in chunks:
+                async with room:
+                    await self._publish_chunk(chunk, presence, is_fresh=is_fresh)
+                self._on_step("chunk")
+
+        async with Tasks() as tasks:
+            await asyncio.gather(*(tasks.create_task(run(chunks)) for chunks in by_queue.values()))
+
+    async def _publish_chunk(self, chunk: Staged, presence: Presence, *, is_fresh: bool) -> None:
+        queue = chunk.queue
+        assert queue is not None
+        is_certain, is_fenced, body = is_fresh, True, b""
+
+        async def attempt() -> None:
+            nonlocal is_certain, is_fenced, body
+            missing: Sequence[int] | None = None
+            if not is_certain:
+                if not is_fenced:
+                    await self._ledger.fence(queue.broker_name)
+                    is_fenced = True
+                missing = await presence.missing(chunk)
+                if not missing:
+                    return
+            body = body or await self._staged(chunk)
+            # Whatever comes of it, from here on it may be there.
+            is_certain = is_fenced = False
+            for parcel in parcels(chunk, body, missing):
+                await self._logs.append(queue, parcel)
+
+        await patiently(self._logs, f"sending to {queue}", attempt, timeout_ms=self._timeout_ms)
+
+    async def _staged(self, chunk: Staged) -> bytes:
+        """The body of a chunk, from the stage."""
+        try:
+            found = await read_one(self._logs, chunk.stage, chunk.stage_offset)
+        except MessagesLost:
+            found = None
+        if found is None or found.unique_key != stage_key(chunk.chunk_id):
+            raise ConfigError(
+                f"{chunk.rows} rows for {chunk.topic!r} are not in the stage any more ({chunk.stage}, queue offset "
+                f"{chunk.stage_offset}), deleted by retention or lost with a disk; they were decided and cannot be "
+                "written otherwise without risking doubles. Begin again with a new checkpointLocation (or writeId), "
+                "and let brokers keep messages (fileReservedTime) longer than a job may stand still"
+            )
+        return found.body
+
+
+def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = None) -> Iterable[Parcel]:
+    """What is to be sent of a staged chunk: all of it, or some rows."""
+    if not chunk.delay and (rows is None or len(rows) == chunk.rows):
+        yield Parcel(body, is_batch=True)
+        return
+    messages = unpack_messages(body)
+    chosen = [messages[row] for row in (range(chunk.rows) if rows is None else rows)]
+    if not chunk.delay:
+        yield Parcel(pack_messages((flag, data, text.decode()) for flag, data, text in chosen), is_batch=True)
+        return
+    for flag, data, text in chosen:
+        yield Parcel(data, text.decode(), flag=flag)
+
+
+class Presence:
+    """Which rows of a decision's chunks show in their queues. Reads each queue once, and later only what came since."""
+
+    def __init__(self, logs: Logs, decision: Decision) -> None:
+        self._logs = logs
+        #: From where on nothing may be missing, and where to read on.
+        self._must = dict(decision.ends)
+        self._next = {queue: max(0, end - LOOK_BACK) for queue, end in decision.ends}
+        self._locks: dict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._found: dict[str, set[int]] = {chunk.chunk_id: set() for chunk in decision.chunks}
+
+    async def missing(self, chunk: Staged) -> Sequence[int]:
+        """The rows of a chunk that do not show, in order."""
+        for queue in landings(chunk):
+            async with self._locks[queue]:
+                await self._read(queue)
+        found = self._found[chunk.chunk_id]
+        return [row for row in range(chunk.rows) if row not in found]
+
+    async def _read(self, queue: MessageQueue) -> None:
+        bounds = await self._logs.bounds(queue)
+        if bounds.first > self._must[queue]:
+            raise ConfigError(
+                f"{queue} has no messages before {bounds.first} any more, so nobody can tell which rows were written "
+                "there; begin again with a new checkpointLocation (or writeId), and let brokers keep messages "
+                "(fileReservedTime) longer than a job may stand still"
+            )
+        # The end is before what was read when its broker lost power since.
+        start = self._next[queue] if self._next[queue] <= bounds.end else bounds.end - LOOK_BACK
+        start = max(bounds.first, start)
+        async for stored in self._logs.read(queue, start, bounds.end):
+            for one in stored:
+                place = place_of_key(one.unique_key)
+                if place is not None and place[0] in self._found:
+                    self._found[place[0]].add(place[1])
+        self._next[queue] = bounds.end
+
+
+async def check_timed(logs: Logs, topic: str) -> None:
+    """Raise ``ConfigError`` unless all brokers of a topic keep messages until a time of their own."""
+    brokers = {queue.broker_name for queue in await logs.writable(topic)}
+    try:
+        able = set(await logs.brokers_of(WHEEL_TOPIC))
+    except RouteMissing:
+        able = set()
+    if unable := sorted(brokers - able):
+        raise ConfigError(
+            f"{', '.join(unable)} of topic {topic!r} cannot deliver at a given time (RocketMQ 5 can, with "
+            "timerWheelEnable); use delay_level instead of deliver_time"
+        )

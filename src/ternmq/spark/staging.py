@@ -1,0 +1,162 @@
+"""What executors do with chunks: put them into the stage, or straight into the target (U2).
+
+The stage is a topic, TERNMQ_SPARK_STAGE: one message is one chunk, its body the body of a batch send. Nobody but the
+committer reads it. A chunk that is staged twice, or by a task that fails later, or by one that ran twice, is simply
+never asked for, and goes away with retention.
+
+A task packs rows while earlier chunks are on their way; with ``inFlightBytes`` under way it waits. So a broker that is
+slow slows the task, and a task never holds more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from ternmq.client.instance import ClientInstance
+from ternmq.errors import RouteMissing
+from ternmq.message import MessageQueue, Property
+from ternmq.spark.cluster import Cluster
+from ternmq.spark.ledger import Staged
+from ternmq.spark.logs import ClusterLogs, Parcel, patiently
+from ternmq.spark.publish import check_timed, parcels, stage_key
+from ternmq.spark.sink_options import OWN_PREFIX
+from ternmq.spark.sink_rows import CHUNK_ID_LENGTH, TIMED, Chunk
+from ternmq.tasks import Tasks
+from ternmq.wire.properties import join
+
+STAGE_TOPIC: Final = f"{OWN_PREFIX}STAGE"
+#: Of each broker.
+STAGE_QUEUES: Final = 4
+
+#: What becomes of one chunk; None if there is nothing left to do with it.
+Ship = Callable[[Chunk], Coroutine[Any, Any, Staged | None]]
+
+
+def new_id(instance: ClientInstance) -> str:
+    """The digits of a new chunk: those of a unique id of this process, with chance where it has the process's number
+    and without the counter, whose place the row's number takes."""
+    unique = instance.unique_ids.next()[-32:]
+    return f"{unique[:12]}{instance.env.random.getrandbits(32):08X}{unique[20:CHUNK_ID_LENGTH]}"
+
+
+class Shipping:
+    """Executor: the chunks of one task on their way. Its methods block."""
+
+    def __init__(self, cluster: Cluster, ship: Ship, *, bytes_max: int) -> None:
+        self._cluster = cluster
+        self._ship = ship
+        self._bytes_max = bytes_max
+        self._tasks = Tasks()
+        self._under_way: deque[tuple[int, Future[Staged | None]]] = deque()
+        self._bytes = 0
+        self._shipped: list[Staged] = []
+
+    def put(self, chunk: Chunk) -> None:
+        """Ship a chunk; waits while too much is under way. Raises what went wrong with an earlier one."""
+        while self._under_way and self._bytes + len(chunk.body) > self._bytes_max:
+            self._wait()
+        self._under_way.append(
+            (len(chunk.body), self._cluster.thread.start(lambda: self._tasks.create_task(self._ship(chunk))))
+        )
+        self._bytes += len(chunk.body)
+
+    def finish(self) -> list[Staged]:
+        """Wait for all of them; in the order in which they were put."""
+        while self._under_way:
+            self._wait()
+        return self._shipped
+
+    def close(self) -> None:
+        self._cluster.run(self._tasks.close())
+
+    def _wait(self) -> None:
+        size, coming = self._under_way[0]
+        staged = coming.result()
+        self._under_way.popleft()
+        self._bytes -= size
+        if staged is not None:
+            self._shipped.append(staged)
+
+
+class Stage:
+    """Executor: chunks into the stage. Called on the loop."""
+
+    def __init__(self, logs: ClusterLogs, *, timeout_ms: int) -> None:
+        self._logs = logs
+        self._timeout_ms = timeout_ms
+
+    async def ship(self, chunk: Chunk) -> Staged:
+        parcel = Parcel(chunk.body, join({Property.UNIQUE_KEY: stage_key(chunk.chunk_id)}))
+
+        async def attempt() -> tuple[MessageQueue, int]:
+            try:
+                await self._logs.writable(STAGE_TOPIC)
+            except RouteMissing:
+                await self._logs.make(STAGE_TOPIC, queues=STAGE_QUEUES)
+            return await self._logs.append_anywhere(STAGE_TOPIC, parcel)
+
+        queue, at = await patiently(self._logs, "staging rows", attempt, timeout_ms=self._timeout_ms)
+        return Staged(queue, at, chunk.chunk_id, chunk.topic, chunk.queue, chunk.delay, chunk.rows)
+
+
+class Straight:
+    """Executor: chunks to their topic at once, some of them perhaps twice. Called on the loop."""
+
+    def __init__(self, logs: ClusterLogs, *, timeout_ms: int) -> None:
+        self._logs = logs
+        self._timeout_ms = timeout_ms
+        #: Chunks of one queue go one after the other.
+        self._turns: dict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def ship(self, chunk: Chunk) -> None:
+        if chunk.queue is None:
+            await self._send(chunk)
+            return
+        async with self._turns[chunk.queue]:
+            await self._send(chunk)
+
+    async def _send(self, chunk: Chunk) -> None:
+        for parcel in parcels(chunk, chunk.body):
+
+            async def attempt(parcel: Parcel = parcel) -> None:
+                if chunk.queue is None:
+                    await self._logs.append_anywhere(chunk.topic, parcel)
+                else:
+                    await self._logs.append(chunk.queue, parcel)
+
+            where = chunk.queue or chunk.topic
+            await patiently(self._logs, f"sending to {where}", attempt, timeout_ms=self._timeout_ms)
+
+
+class Timers:
+    """Executor: looks once a topic whether its brokers can do what rows with a ``deliver_time`` ask for."""
+
+    def __init__(self, cluster: Cluster, logs: ClusterLogs) -> None:
+        self._cluster = cluster
+        self._logs = logs
+        self._able: set[str] = set()
+
+    def check(self, chunk: Chunk) -> None:
+        """Raises ``ConfigError``."""
+        if chunk.delay == TIMED and chunk.topic not in self._able:
+            self._cluster.run(check_timed(self._logs, chunk.topic))
+            self._able.add(chunk.topic)
+
+
+def writable(cluster: Cluster, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
+    """The queues that can be written to of a topic that exists; raises ``RouteMissing`` at once if it does not."""
+
+    async def ask() -> Sequence[MessageQueue] | None:
+        try:
+            return await logs.writable(topic)
+        except RouteMissing:
+            return None
+
+    queues = cluster.run(patiently(logs, f"looking for the queues of {topic!r}", ask, timeout_ms=timeout_ms))
+    if queues is None:
+        raise RouteMissing(f"there is no topic {topic!r}", topic=topic)
+    return queues
