@@ -19,6 +19,8 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 SERVED_GROUP_LENGTH_MAX: Final = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
 #: RocketMQ 5 names its own topics with this prefix.
 SYSTEM_PREFIX: Final = "rmq_sys_"
+#: The Spark sink names its own topics with this one.
+SPARK_PREFIX: Final = "TERNMQ_SPARK_"
 #: Where pop's check points are kept (F9), and the group under which the progress in it is.
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"

@@ -23,7 +23,7 @@ from ternmq.spark.sink_rows import TIMER_DELIVER_MS
 from ternmq.wire import properties as property_texts
 from ternmq.wire.batch import unpack_messages
 
-#: More than any delay before a straggler may be taken up.
+#: How long each call takes.
 _ANSWER_S = 0.001
 
 
@@ -57,8 +57,10 @@ class MemoryBroker:
                 at = MessageQueue(SCHEDULE_TOPIC, queue.broker_name, int(pairs[Property.DELAY]) - 1)
             elif TIMER_DELIVER_MS in pairs:
                 at = MessageQueue(WHEEL_TOPIC, queue.broker_name, 0)
-            texts = (pairs.get(name, "") for name in (Property.UNIQUE_KEY, Property.KEYS, Property.TAGS))
-            self.log.append((at, Stored(self.ends[at], now_ms, *texts, body)))
+            unique_key, keys, tags = (
+                pairs.get(name, "") for name in (Property.UNIQUE_KEY, Property.KEYS, Property.TAGS)
+            )
+            self.log.append((at, Stored(self.ends[at], now_ms, unique_key, keys, tags, body)))
             self.ends[at] += 1
         return first
 
@@ -82,6 +84,8 @@ class World:
         self.brokers = {chr(ord("a") + number): MemoryBroker() for number in range(brokers)}
         #: Brokers that no name server knows at the moment.
         self.away: set[str] = set()
+        #: How many records a broker may show more by the next look at it.
+        self.shows: Sequence[int] = (0, 0, 1, 5)
         self.now_s = 1_000.0
         self._ids = 0
 
@@ -165,7 +169,7 @@ class Driver:
     async def bounds(self, queue: MessageQueue) -> Bounds:
         await self._call()
         broker = self.world.brokers[queue.broker_name]
-        broker.show(self.world.chance.choice((0, 0, 1, 5)))
+        broker.show(self.world.chance.choice(self.world.shows))
         return Bounds(0, len(broker.queues[queue]))
 
     async def read(self, queue: MessageQueue, start: int, end: int) -> AsyncIterator[list[Stored]]:

@@ -26,6 +26,7 @@ from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.offsets import BrokerOffsets
 from ternmq.errors import NetworkError, RouteMissing, TernError
 from ternmq.message import MessageQueue
+from ternmq.names import SPARK_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,9 @@ class Cluster:
     # --- Topics and queues ------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The topics of applications: none of the system's, no retries or dead letters."""
-        return [topic.name for topic in self.run(self._topics.all()) if not topic.is_system]
+        """The topics of applications: none of the system's or the sink's, no retries or dead letters."""
+        found = (topic for topic in self.run(self._topics.all()) if not topic.is_system)
+        return [topic.name for topic in found if not topic.name.startswith(SPARK_PREFIX)]
 
     def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
         """The queues of topics as the name server knows them now; raises ``RouteMissing``."""

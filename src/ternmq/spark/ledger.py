@@ -35,14 +35,14 @@ import msgspec
 from ternmq.client.validate import BODY_BYTES_MAX
 from ternmq.errors import ConfigError, NetworkError, RouteMissing, TernError
 from ternmq.message import MessageQueue, Property
+from ternmq.names import SPARK_PREFIX
 from ternmq.spark.logs import Logs, Parcel, Stored, patiently, shown
-from ternmq.spark.sink_options import OWN_PREFIX
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import join
 
 log = logging.getLogger(__name__)
 
-LEDGER_TOPIC: Final = f"{OWN_PREFIX}LEDGER"
+LEDGER_TOPIC: Final = f"{SPARK_PREFIX}LEDGER"
 #: Queries are spread over these by their ids. Never another number: the next driver would look in another queue.
 LEDGER_QUEUES: Final = 16
 #: Marks of a fence, one after the other.

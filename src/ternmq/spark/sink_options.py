@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq.errors import ConfigError, InvalidName
-from ternmq.names import UNSENDABLE_TOPICS, check_topic, is_derived_topic, is_system_topic
+from ternmq.names import SPARK_PREFIX, UNSENDABLE_TOPICS, check_topic, is_derived_topic, is_system_topic
 from ternmq.spark.options import RETRY_TIMEOUT_MS, OptionTexts, name_servers
 
 EXACTLY_ONCE: Final = "exactly-once"
 AT_LEAST_ONCE: Final = "at-least-once"
 REFUSE: Final = "refuse"
 DROP: Final = "drop"
-
-#: Topics of the sink itself: see ``staging`` and ``ledger``.
-OWN_PREFIX: Final = "TERNMQ_SPARK_"
 
 CHUNK_BYTES: Final = 1 << 20
 #: Brokers take 4 MiB, of which a record needs some for itself.
@@ -109,7 +106,12 @@ def checked_topic(topic: str) -> str:
         check_topic(topic)
     except InvalidName as error:
         raise ConfigError(str(error)) from None
-    if topic in UNSENDABLE_TOPICS or is_system_topic(topic) or is_derived_topic(topic) or topic.startswith(OWN_PREFIX):
+    if (
+        topic in UNSENDABLE_TOPICS
+        or is_system_topic(topic)
+        or is_derived_topic(topic)
+        or topic.startswith(SPARK_PREFIX)
+    ):
         raise ConfigError(f"the topic {topic!r} belongs to the system; write to a topic of your own")
     return topic
 

@@ -19,16 +19,16 @@ from typing import Any, Final
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import RouteMissing
 from ternmq.message import MessageQueue, Property
+from ternmq.names import SPARK_PREFIX
 from ternmq.spark.cluster import Cluster
 from ternmq.spark.ledger import Staged
 from ternmq.spark.logs import ClusterLogs, Parcel, patiently
 from ternmq.spark.publish import check_timed, parcels, stage_key
-from ternmq.spark.sink_options import OWN_PREFIX
 from ternmq.spark.sink_rows import CHUNK_ID_LENGTH, TIMED, Chunk
 from ternmq.tasks import Tasks
 from ternmq.wire.properties import join
 
-STAGE_TOPIC: Final = f"{OWN_PREFIX}STAGE"
+STAGE_TOPIC: Final = f"{SPARK_PREFIX}STAGE"
 #: Of each broker.
 STAGE_QUEUES: Final = 4
 
