@@ -3,19 +3,22 @@
 Poppers ask all brokers in turn, on the wire, without a client in between. Some acknowledge at once, some later than
 they may, some change the time and some forget; they die, are paused and cut off. Always, whatever breaks:
 
-- every message that a broker took from its sender is acknowledged by a popper in the end, or was at least handed out.
+- every message that a broker took from its sender is acknowledged by a popper in the end, or was at least handed out;
+- no message is popped, by its handle, before it was sent: its invisible time would be over too early;
+- in groups that pop in order, a message is handed out only when each one before it in its queue was acknowledged.
 
 As long as brokers live (what they hide is in their memory for some seconds):
 
 - nobody gets a message while it is hidden: popped by one, and neither acknowledged nor given up, nor its time over;
-- a message whose acknowledgement was answered in time never comes again.
+  nor, in order, any other message of that queue, but for whoever repeats an attempt whose answer was lost;
+- a message whose acknowledgement was answered in time never comes again, but in order with one before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -23,13 +26,15 @@ from typing import Final
 from ternmq import Admin, Message, Producer, ProducerConfig
 from ternmq.client.instance import ClientInstance
 from ternmq.errors import TernError
+from ternmq.message import MessageQueue
 from ternmq.testing.checkers import Broken, Journal
 from ternmq.testing.clock import EPOCH_MS
 from ternmq.testing.cluster import Cluster, Node
+from ternmq.testing.hidden import Hidden, Span
 from ternmq.testing.loop import BEGIN_S, simulated_loop
 from ternmq.testing.swarm import Fault, Storm, Swarm
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.handles import ALL_QUEUES
+from ternmq.wire.handles import ALL_QUEUES, Handle
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply, PopMessage
 from tests.broker.popping import Popped, messages
 
@@ -47,7 +52,10 @@ class Options:
     swarm: Swarm
     brokers: int
     queues: int
-    poppers: int
+    members: int
+    #: The group pops in order.
+    ordered: bool
+    retry_v2: bool
     invisible_ms: int
     count_max: int
     #: How often a popper forgets a message, acknowledges it late, or changes its time.
@@ -61,7 +69,9 @@ class Options:
             swarm=Swarm.choose(random),
             brokers=random.choice((1, 1, 2)),
             queues=random.choice((1, 2, 4)),
-            poppers=random.choice((1, 2, 4)),
+            members=random.choice((1, 2, 4)),
+            ordered=random.random() < 0.3,
+            retry_v2=random.random() < 0.3,
             invisible_ms=random.choice((1_000, 5_000, 15_000)),
             count_max=random.choice((1, 3, 16)),
             forgetful=random.choice((0.0, 0.1)),
@@ -77,18 +87,17 @@ class PopSimulation:
         self.seed = seed
         self.journal = Journal()
         self.trace: list[tuple[object, ...]] = []
-        #: From when to when a message was hidden, in ms of the brokers' time; by body.
-        self._hidden: dict[bytes, list[tuple[int, int]]] = {}
-        #: When it was acknowledged for good.
-        self._done_ms: dict[bytes, int] = {}
-        self._sent = 0
-        self._is_calm = False
+        self._hidden = Hidden()
+        #: When the sender began to send each message.
+        self._sent_ms: dict[bytes, int] = {}
+        self.is_calm = False
 
     def run(self) -> None:
         with simulated_loop() as loop:
             self.cluster = Cluster(loop, self.seed)
             self.trace = self.cluster.trace
             self.options = Options.choose(self.cluster.random)
+            #: Whether brokers know at any time what they have handed out.
             self._remembers = not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}
             loop.run_until_complete(self._live())
             loop.check()
@@ -97,24 +106,59 @@ class PopSimulation:
         options, cluster = self.options, self.cluster
         name_server = cluster.name_server()
         flush = "SYNC_FLUSH" if options.swarm.sync_flush else "ASYNC_FLUSH"
-        self._brokers = [cluster.broker(f"broker-{'abc'[n]}", flushDiskType=flush) for n in range(options.brokers)]
+        self._brokers = [
+            cluster.broker(f"broker-{'abc'[number]}", flushDiskType=flush, enableRetryTopicV2=options.retry_v2)
+            for number in range(options.brokers)
+        ]
         await cluster.start(name_server)
         await cluster.start(*self._brokers)
         self._shop = cluster.node("shop", self._sell)
         await cluster.start(self._shop)
-        poppers = [cluster.node(f"popper-{number}", self._pop_forever) for number in range(options.poppers)]
-        await cluster.start(*poppers)
-        clients = [self._shop, *poppers]
-        await Storm(cluster, options.swarm, servers=self._brokers, clients=lambda: clients).rage()
+        await self._begin()
+        await cluster.start(*(self._new_member() for _ in range(options.members)))
+        storm = Storm(cluster, options.swarm, servers=self._brokers, clients=lambda: [self._shop, *self._members()])
+        await self._rage(storm)
         for node in cluster.nodes.values():
-            await node.ready()
+            if node.is_up:
+                await node.ready()
         cluster.note("calm")
-        self._is_calm = True
-        await self._shop.stop()
-        await self._until(lambda: not self.journal.missing, DRAIN_S)
+        self.is_calm = True
+        await self._end()
         cluster.note("end", len(self.journal.acknowledged), sum(self.journal.consumed.values()))
 
-    # --- Programs -----------------------------------------------------------------------------------------------------
+    # --- The story, which another kind of member may have another of ----------------------------------------------
+
+    async def _begin(self) -> None:
+        """Before the first member comes."""
+
+    async def _rage(self, storm: Storm) -> None:
+        await storm.rage()
+
+    async def _end(self) -> None:
+        """When all is mended."""
+        await self._drain(DRAIN_S)
+
+    async def _member(self, node: Node) -> None:
+        """The program of a member: here, one that pops by itself."""
+        async with ClientInstance(node.client_config(), env=node.env) as instance:
+            node.is_ready()
+            popper = _Popper(self, node, instance)
+            while not node.stopping.is_set():
+                try:
+                    await instance.routes.of(TOPIC)
+                    for broker in self._brokers:
+                        await popper.pop(broker)
+                except TernError as error:
+                    self.cluster.note("failed", node.name, type(error).__name__)
+                    await asyncio.sleep(1)
+
+    # --- Members and the shop -----------------------------------------------------------------------------------------
+
+    def _new_member(self) -> Node:
+        return self.cluster.node(f"member-{len(self.cluster.nodes)}", self._member)
+
+    def _members(self) -> list[Node]:
+        return [node for node in self.cluster.nodes.values() if node.name.startswith("member")]
 
     async def _sell(self, node: Node) -> None:
         """Sends without end, each message once: what is stored twice would be handed out twice."""
@@ -125,64 +169,122 @@ class PopSimulation:
         async with Producer("shop", client=node.client_config(), config=config, env=node.env) as producer:
             node.is_ready()
             while not node.stopping.is_set():
-                self._sent += 1
-                body = b"%d" % self._sent
+                body = b"%d" % (len(self._sent_ms) + 1)
+                self._sent_ms[body] = self.now_ms()
                 with contextlib.suppress(TernError):
                     receipt = await producer.send(Message(TOPIC, body))
                     self.journal.acknowledged[body] = receipt.queue, receipt.queue_offset
                     self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
                 await asyncio.sleep(node.random.choice((0.01, 0.1, 0.5)))
 
-    async def _pop_forever(self, node: Node) -> None:
-        async with ClientInstance(node.client_config(), env=node.env) as instance:
-            node.is_ready()
-            while not node.stopping.is_set():
-                try:
-                    await instance.routes.of(TOPIC)
-                    for broker in self._brokers:
-                        await self._pop(node, instance, broker)
-                except TernError as error:
-                    self.cluster.note("failed", node.name, type(error).__name__)
-                    await asyncio.sleep(1)
+    # --- What must hold -----------------------------------------------------------------------------------------------
 
-    async def _pop(self, node: Node, instance: ClientInstance, broker: Node) -> None:
+    def check_sent(self, key: bytes, handle: Handle) -> None:
+        """A message that somebody has must have been sent before it was popped."""
+        if handle.pop_time_ms < self._sent_ms[key]:
+            self.fail(Broken(f"{key!r} is hidden from a time on when it was not sent yet"))
+
+    def hide(self, key: Hashable, handle: Handle, *, is_own: bool = False) -> Span:
+        """A message or queue is hidden, by an answer that may have been on its way for long.
+
+        ``is_own``: by whoever hides it already.
+        """
+        begin_ms, end_ms = hidden_ms(handle)
+        try:
+            if self._remembers and not is_own:
+                return self._hidden.take(key, begin_ms, end_ms)
+        except Broken as error:
+            self.fail(error)
+        return self._hidden.hide(key, begin_ms, end_ms)
+
+    def done(self, key: bytes, handle: Handle) -> None:
+        """A broker has answered that a message is done."""
+        if (now_ms := self.now_ms()) < hidden_ms(handle)[1] and not self.options.ordered:
+            self._hidden.done(key, now_ms)
+
+    def now_ms(self) -> int:
+        """The brokers' time, whose clocks are right."""
+        return EPOCH_MS + int((self.cluster.loop.time() - BEGIN_S) * 1000)
+
+    def fail(self, error: Broken) -> None:
+        """For programs, whose own errors may be taken for a bad day."""
+        self.cluster.loop.failures.append(error)
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Stop sending, and wait until all is consumed."""
+        await self._shop.stop()
+        await self._until(lambda: not self.journal.missing, timeout_s)
+        self.journal.check_consumed()
+
+    async def _until(self, holds: Callable[[], bool], timeout_s: float, *, step_s: float = 0.5) -> None:
+        end = self.cluster.loop.time() + timeout_s
+        while not holds() and self.cluster.loop.time() < end:
+            await asyncio.sleep(step_s)
+            self.cluster.loop.check()
+
+
+class _Popper:
+    """A member that asks for messages and says what became of them, on the wire."""
+
+    def __init__(self, simulation: PopSimulation, node: Node, instance: ClientInstance) -> None:
+        self._simulation = simulation
+        self._options = simulation.options
+        self._journal = simulation.journal
+        self._node = node
+        self._instance = instance
+        self._attempts = 0
+
+    async def pop(self, broker: Node) -> None:
+        options, node = self._options, self._node
         wish = PopMessage(
             consumer_group=GROUP,
             topic=TOPIC,
             queue_id=ALL_QUEUES,
-            count_max=self.options.count_max,
-            invisible_ms=self.options.invisible_ms,
+            count_max=options.count_max,
+            invisible_ms=options.invisible_ms,
             poll_ms=1_000,
             born_time_ms=node.clock.now_ms(),
+            order=options.ordered,
+            # The same until it is answered: whoever lost the answer gets the same once more.
+            attempt_id=f"{node.name}-{node.starts}-{broker.name}-{self._attempts}",
         )
+        instance = self._instance
         response = await instance.call_broker(broker.name, RequestCode.POP_MESSAGE, wish, timeout_ms=2 * CALL_MS)
+        self._attempts += 1
         popped = messages(response, GROUP, TOPIC, broker.name)
-        for message in popped:
-            self._take(node, message)
-        for message in popped:
-            await self._settle(node, instance, broker, message)
+        spans = self._take(broker, popped)
+        for message, span in zip(popped, spans, strict=True):
+            await self._settle(broker, message, span)
 
-    def _take(self, node: Node, message: Popped) -> None:
-        """Note that a popper has a message; its answer may have been on its way for long."""
-        self.cluster.note("popped", node.name, message.body, message.record.reconsume_times)
-        begin_ms, end_ms = _hidden_ms(message)
-        if self._remembers:
-            done_ms = self._done_ms.get(message.body)
-            if done_ms is not None and done_ms < begin_ms:
-                self._fail(f"{message.body!r} is handed out, though its acknowledgement was answered before")
-            for other_begin_ms, other_end_ms in self._hidden.get(message.body, ()):
-                if max(begin_ms, other_begin_ms) < min(end_ms, other_end_ms):
-                    self._fail(f"{message.body!r} is handed out twice within {abs(begin_ms - other_begin_ms)} ms")
-        self._hidden.setdefault(message.body, []).append((begin_ms, end_ms))
+    def _take(self, broker: Node, popped: Sequence[Popped]) -> list[Span]:
+        simulation = self._simulation
+        spans: list[Span] = []
+        begun: set[MessageQueue] = set()
+        for message in popped:
+            simulation.cluster.note("popped", self._node.name, message.body, message.record.reconsume_times)
+            simulation.check_sent(message.body, message.handle)
+            if not self._options.ordered:
+                spans.append(simulation.hide(message.body, message.handle))
+                continue
+            queue = MessageQueue(TOPIC, broker.name, message.handle.queue_id)
+            spans.append(simulation.hide(queue, message.handle, is_own=queue in begun))
+            if queue not in begun:
+                begun.add(queue)
+                try:
+                    self._journal.check_order(queue, message.handle.queue_offset)
+                except Broken as error:
+                    simulation.fail(error)
+        return spans
 
-    async def _settle(self, node: Node, instance: ClientInstance, broker: Node, message: Popped) -> None:
-        options, chance = self.options, 0.5 if self._is_calm else node.random.random()
+    async def _settle(self, broker: Node, message: Popped, span: Span) -> None:
+        options, random, simulation = self._options, self._node.random, self._simulation
+        chance = 0.5 if simulation.is_calm else random.random()
         if chance < options.forgetful:
             return
         if chance < options.forgetful + options.late:
-            await asyncio.sleep(self.options.invisible_ms / 1000 * node.random.choice((0.5, 0.99, 1.01, 1.5)))
+            await asyncio.sleep(options.invisible_ms / 1000 * random.choice((0.5, 0.99, 1.01, 1.5)))
         if chance > 1 - options.changing:
-            message = await self._change(node, instance, broker, message)
+            message, span = await self._change(broker, message, span)
         header = AckMessage(
             consumer_group=GROUP,
             topic=message.real_topic,
@@ -190,46 +292,37 @@ class PopSimulation:
             extra_info=message.handle.text,
             queue_offset=message.handle.queue_offset,
         )
-        # Before the question: once it is answered, it may count.
-        self.journal.consumed[message.body] += 1
-        await instance.ask(instance.broker_address(broker.name), RequestCode.ACK_MESSAGE, header, timeout_ms=CALL_MS)
-        if (now_ms := self._now_ms()) < _hidden_ms(message)[1]:
-            self._done_ms[message.body] = now_ms
-            self.cluster.note("acknowledged", node.name, message.body)
+        # Before the question: once it is asked, it may count.
+        self._journal.consumed[message.body] += 1
+        span.release(simulation.now_ms())
+        address = self._instance.broker_address(broker.name)
+        await self._instance.ask(address, RequestCode.ACK_MESSAGE, header, timeout_ms=CALL_MS)
+        simulation.cluster.note("acknowledged", self._node.name, message.body)
+        simulation.done(message.body, message.handle)
 
-    async def _change(self, node: Node, instance: ClientInstance, broker: Node, message: Popped) -> Popped:
+    async def _change(self, broker: Node, message: Popped, span: Span) -> tuple[Popped, Span]:
         header = ChangeInvisibleTime(
             consumer_group=GROUP,
             topic=message.real_topic,
             queue_id=message.handle.queue_id,
             extra_info=message.handle.text,
             queue_offset=message.handle.queue_offset,
-            invisible_ms=node.random.choice((1_000, 10_000)),
+            invisible_ms=self._node.random.choice((1_000, 10_000)),
         )
         # Its time may be shorter from now on, whether the answer arrives or not.
-        self._hidden[message.body] = [(begin, min(end, self._now_ms())) for begin, end in self._hidden[message.body]]
-        address = instance.broker_address(broker.name)
-        response = await instance.ask(address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_ms=CALL_MS)
+        span.release(self._simulation.now_ms())
+        address = self._instance.broker_address(broker.name)
+        code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
+        response = await self._instance.ask(address, code, header, timeout_ms=CALL_MS)
+        if self._simulation.now_ms() >= hidden_ms(message.handle)[1]:
+            # In order, that is answered as if it counted.
+            return message, span
         message = message.changed(response.read(ChangeInvisibleTimeReply))
-        self._hidden[message.body].append(_hidden_ms(message))
-        return message
-
-    # --- What must hold -----------------------------------------------------------------------------------------------
-
-    def _now_ms(self) -> int:
-        """The brokers' time, whose clocks are right."""
-        return EPOCH_MS + int((self.cluster.loop.time() - BEGIN_S) * 1000)
-
-    def _fail(self, what: str) -> None:
-        self.cluster.loop.failures.append(Broken(what))
-
-    async def _until(self, holds: Callable[[], bool], timeout_s: float) -> None:
-        end = self.cluster.loop.time() + timeout_s
-        while not holds() and self.cluster.loop.time() < end:
-            await asyncio.sleep(0.5)
-            self.cluster.loop.check()
-        self.journal.check_consumed()
+        queue = MessageQueue(TOPIC, broker.name, message.handle.queue_id)
+        key = queue if self._options.ordered else message.body
+        return message, self._simulation.hide(key, message.handle, is_own=True)
 
 
-def _hidden_ms(message: Popped) -> tuple[int, int]:
-    return message.handle.pop_time_ms, message.handle.pop_time_ms + message.handle.invisible_ms
+def hidden_ms(handle: Handle) -> tuple[int, int]:
+    """From when to when its message is hidden."""
+    return handle.pop_time_ms, handle.pop_time_ms + handle.invisible_ms

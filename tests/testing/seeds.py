@@ -1,4 +1,4 @@
-"""Seeds, and what to do with them: each lives twice, and a failure says how to see it again."""
+"""Seeds, and what to do with them: each lives once or twice, and a failure says how to see it again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
+from tests.testing.pop_consumers import PopConsumerSimulation
 from tests.testing.pops import PopSimulation
 
 #: Events before a failure that are worth a look.
@@ -30,18 +31,24 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "orderly": OrderlySimulation,
     "delays": DelaySimulation,
     "pops": PopSimulation,
+    "pop-consumers": PopConsumerSimulation,
 }
 
 
 def live_twice(name: str, seed: int) -> Simulation:
     """Run a seed twice; raises what it finds, with the command that replays it. Both lives must be the same."""
-    lives = [SIMULATIONS[name](seed) for _ in range(2)]
+    return live(name, seed, times=2)
+
+
+def live(name: str, seed: int, *, times: int = 1) -> Simulation:
+    """Run a seed, or several times the same; raises what it finds, with the command that replays it."""
+    lives = [SIMULATIONS[name](seed) for _ in range(times)]
     running = lives[0]
     try:
         for running in lives:
             running.run()
-        for event, again in zip(lives[0].trace, lives[1].trace, strict=True):
-            assert event == again, "something came from outside: not a seed, not the loop"
+            for event, again in zip(lives[0].trace, running.trace, strict=True):
+                assert event == again, "something came from outside: not a seed, not the loop"
     except BaseException as error:
         error.add_note(f"Seed {seed} does it again: script/soak {name} --seed {seed} --seeds 1 --trace")
         error.add_note("The last events before:")

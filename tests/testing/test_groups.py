@@ -49,14 +49,7 @@ def test_delayed_messages_are_never_early_and_survive_restarts(first: int) -> No
         live_twice("delays", seed)
 
 
-@pytest.mark.parametrize("first", range(0, 40, 2 * PORTION))
-def test_popped_messages_are_hidden_and_come_back_until_they_are_acknowledged(first: int) -> None:
-    """F9: poppers forget, are late, die; brokers are killed between pop and ack."""
-    for seed in range(first, first + 2 * PORTION):
-        live_twice("pops", seed)
-
-
-@pytest.mark.parametrize("name", ["groups", "orderly", "delays", "pops"])
+@pytest.mark.parametrize("name", ["groups", "orderly", "delays", "pops", "pop-consumers"])
 def test_a_seed_gives_the_same_trace_in_another_process(name: str) -> None:
     """G1: no order comes from a set of names, whose hashes differ from process to process."""
     command = [sys.executable, "-m", "tests.testing.soak", name, "--seed", "1", "--seeds", "1", "--trace"]

@@ -231,30 +231,40 @@ class Assigner(Rebalancer):
         # The name of the strategy, by which brokers choose their own, is all that matters of it here.
         super().__init__(instance, group, holder, model=MessageModel.CLUSTERING, allocation=Averagely())
         self._share_queues = share_queues
-        #: Topics that the group was seen to pop.
-        self._switched: set[str] = set()
+        #: Topics that the group was seen to pop, each with the name of a broker.
+        self._switched: set[tuple[str, str]] = set()
         self._switched_back: set[str] = set()
 
     async def switch(self, topic: str) -> None:
-        """Have the group pop a topic on all of its brokers, once; later changes are an administrator's."""
-        if topic in self._switched:
-            return
+        """Have the group pop a topic on each of its brokers, once; later changes are an administrator's.
+
+        A broker that cannot be reached, or comes later, is told in a later round: it does not hold up the others.
+        """
         route = await self._instance.routes.of(topic)
+        for name in route.brokers:
+            if (topic, name) in self._switched:
+                continue
+            try:
+                await self._switch_on(name, topic)
+            except NetworkError as error:
+                log.warning("a broker cannot be told yet that a group pops", extra={"broker": name, "why": str(error)})
+            else:
+                self._switched.add((topic, name))
+
+    async def _switch_on(self, broker_name: str, topic: str) -> None:
+        address = self._instance.broker_address(broker_name)
+        response = await self._instance.ask(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        known = decode(response.body, RequestModes).message_request_mode_map.get(topic, {}).get(self._group)
+        if known is not None and known.mode is RequestMode.POP:
+            return
+        log.info("switching a group to pop", extra={"group": self._group, "topic": topic, "broker": broker_name})
         mode = GroupRequestMode(
             topic=topic,
             consumer_group=self._group,
             mode=RequestMode.POP,
             pop_share_queue_num=self._share_queues,
         )
-        for name in route.brokers:
-            address = self._instance.broker_address(name)
-            response = await self._instance.ask(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
-            modes = decode(response.body, RequestModes).message_request_mode_map
-            known = modes.get(topic, {}).get(self._group)
-            if known is None or known.mode is not RequestMode.POP:
-                log.info("switching a group to pop", extra={"group": self._group, "topic": topic, "broker": name})
-                await self._instance.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(mode))
-        self._switched.add(topic)
+        await self._instance.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(mode))
 
     async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
         if queues is None:
