@@ -89,12 +89,24 @@ class Watch:
             raise JobStopped(f"{job} was stopped before it began")
         group = f"ternmq-{job}-{next(_numbers)}"
         done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(job, spark, group, done), name=group, daemon=True)
+        deaf: list[Exception] = []
+
+        def watch() -> None:
+            try:
+                self._watch(job, spark, group, done)
+            except Exception as error:
+                # Nobody to tell, as in `… | head`: no reason to go on.
+                deaf.append(error)
+                spark.sparkContext.cancelJobGroup(group)
+
+        watcher = threading.Thread(target=watch, name=group, daemon=True)
         spark.sparkContext.setJobGroup(group, job, interruptOnCancel=True)
         watcher.start()
         try:
             return work()
         except Exception as error:
+            if deaf:
+                raise deaf[0] from error
             if self.stopped:
                 raise JobStopped(f"{job} was stopped before its end") from error
             raise _failed(job, error) from error
@@ -135,6 +147,7 @@ class Watch:
                 self._tell_news(seen, query)
             self._tell_news(seen, query)
         except Exception as error:
+            query.stop()
             raise _failed(job, error) from error
         return seen.rows
 

@@ -88,7 +88,7 @@ class TernSource(DataSource):
 # --- What batch and stream have in common -----------------------------------------------------------------------
 
 
-class _Reading:
+class Reading:
     """Pickled to executors: what to read and how, and nothing that lives."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -160,7 +160,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_batch()
-        self._reading = _Reading(options, schema)
+        self._reading = Reading(options, schema)
         self._pushed = Pushed()
 
     @property
@@ -229,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_stream()
-        self._reading = _Reading(options, schema)
+        self._reading = Reading(options, schema)
         #: The queues as last seen, and when that was.
         self._queues: list[MessageQueue] = []
         self._seen_s: float | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from ternmq.cli.pipelines import archive
+
 app = typer.Typer(
     no_args_is_help=True,
     help=(
@@ -17,3 +19,7 @@ app = typer.Typer(
 @app.callback()
 def pipeline() -> None:
     """Makes a group of commands also of one."""
+
+
+app.command()(archive.archive)
+app.command()(archive.compact)

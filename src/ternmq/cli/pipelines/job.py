@@ -7,7 +7,11 @@
     Output(as_json=as_json).item(…)  # results after the block, when the line is gone
 
 On a terminal the line is a bar where the end is known. ``--json`` makes an event of each progress, one object a line
-on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds.
+on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds. ``--metrics`` gives the
+same numbers to Prometheus.
+
+Exit codes: 0 done, and for a stream also stopped by Ctrl-C or SIGTERM; 130 stopped before the end of work that has one;
+1 an error.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import typer
 
 from ternmq.cli.logs import FieldsFormatter
 from ternmq.cli.output import Output, note
+from ternmq.cli.pipelines.metrics import serving_metrics
 from ternmq.env import SystemClock
 from ternmq.errors import ConfigError, TernError
 
@@ -50,22 +55,37 @@ Checkpoint = Annotated[
 ]
 Once = Annotated[bool, typer.Option("--once", help="Read what is there now, then end.")]
 
+Metrics = Annotated[
+    int | None,
+    typer.Option("--metrics", metavar="PORT", min=0, max=65535, help="Serve rows, lag and batch times to Prometheus."),
+]
+
 #: Between two lines where no terminal shows them.
 _PLAIN_INTERVAL_MS: Final = 10_000
 
 
 @contextmanager
 def spark_job(
-    name: str, *, master: str = "", settings: list[str] | None = None, as_json: bool = False
+    name: str,
+    *,
+    master: str = "",
+    settings: list[str] | None = None,
+    metrics_port: int | None = None,
+    as_json: bool = False,
 ) -> Iterator[tuple[SparkSession, Watch]]:
     """A session and a watch for one command. Errors inside become one sentence; Java's traces are in a log file."""
     try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
         from ternmq.spark import jobs
-        from ternmq.spark.session import session
+        from ternmq.spark.session import sentence_of, session
     except ImportError as error:
         raise ConfigError(f"Spark is not installed ({error.name} is missing); pip install 'ternmq[spark]'") from error
     log_file = Path(tempfile.gettempdir()) / f"tern-pipeline-{name}-{os.getpid()}.log"
     with ExitStack() as clean_up:
+        if metrics_port is not None:
+            metrics = clean_up.enter_context(serving_metrics(metrics_port))
         tell = clean_up.enter_context(_telling(name, as_json=as_json))
         clean_up.enter_context(_logging_to(log_file))
         with warnings.catch_warnings():
@@ -73,7 +93,7 @@ def spark_job(
             warnings.simplefilter("ignore", FutureWarning)
             spark = session(master=master, name=f"tern {name}", settings=_pairs(settings), log_file=log_file)
         clean_up.callback(spark.stop)
-        watch = jobs.Watch(tell)
+        watch = jobs.Watch(tell if metrics_port is None else _both(tell, metrics.take))
         # After the session, which has a handler of its own for Ctrl-C that cancels its jobs from within.
         clean_up.enter_context(_stopped_by_signals(watch))
         try:
@@ -83,6 +103,9 @@ def spark_job(
         except jobs.JobStopped as error:
             note(f"tern: {error}")
             raise typer.Exit(130) from error
+        except (PySparkException, Py4JError) as error:
+            logging.getLogger("ternmq.spark").error("a job failed", extra={"job": name}, exc_info=error)
+            raise TernError(f"{name}: {sentence_of(error)}; Spark's own messages are in {log_file}") from error
 
 
 def _pairs(settings: list[str] | None) -> dict[str, str]:
@@ -95,17 +118,20 @@ def _pairs(settings: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def _logging_to(log_file: Path) -> Iterator[None]:
-    """Our own log of the job stands beside Java's; the terminal has the sentence."""
-    ours = logging.getLogger("ternmq.spark")
+    """Our own log of the job, and that of Spark's Python side, stand beside Java's; the terminal has the sentence."""
     handler = logging.FileHandler(log_file, delay=True)
     handler.setFormatter(FieldsFormatter())
-    ours.addHandler(handler)
-    propagates, ours.propagate = ours.propagate, False
+    loggers = [logging.getLogger(name) for name in ("ternmq.spark", "pyspark", "py4j")]
+    propagated = [logger.propagate for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
     try:
         yield
     finally:
-        ours.propagate = propagates
-        ours.removeHandler(handler)
+        for logger, propagates in zip(loggers, propagated, strict=True):
+            logger.propagate = propagates
+            logger.removeHandler(handler)
         handler.close()
 
 
@@ -132,6 +158,14 @@ def _stopped_by_signals(watch: Watch) -> Iterator[None]:
 # --- The live line --------------------------------------------------------------------------------------------------
 
 
+def _both(*tells: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        for one in tells:
+            one(progress)
+
+    return tell
+
+
 @contextmanager
 def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]]:
     if as_json:
@@ -156,7 +190,8 @@ def line_of(progress: Progress) -> str:
     """The same for people."""
     parts = []
     if progress.batch is not None:
-        parts.append(f"batch {progress.batch}")
+        seconds = f" in {progress.batch_ms / 1000:.1f} s" if progress.batch_ms else ""
+        parts.append(f"batch {progress.batch}{seconds}")
     if progress.rows is not None:
         parts.append(f"{progress.rows:,} messages")
     if progress.rows_per_s is not None:

@@ -1,0 +1,398 @@
+"""A lake: Parquet files of topics by date and hour, each message once (U4).
+
+::
+
+    LAKE/topic=orders/date=2026-11-16/hour=03/0000000012-0000.parquet    what any reader of Parquet sees
+    LAKE/_ternmq/state.json      which queue offsets are in the lake, and files that are on their way
+    LAKE/_ternmq/lock            held for the moment of a change, by one process at a time
+    LAKE/_ternmq/staging/ID/…    files in the making; readers pass over names with an underscore in front
+
+The lake itself says what is in it: ranges of offsets for each queue. No checkpoint is asked, so a batch that is written
+again, by whatever run, finds that its offsets are there already. A change has three steps, under the lock:
+
+1. files are complete in ``staging``, and on the disk;
+2. ``state.json`` is replaced by one that has their offsets, and the moves that are left to do: from here on it counts;
+3. the moves are done, each an atomic rename.
+
+Killed before 2, nothing has happened, and the staging directory is swept by the next run. Killed after it, the next
+one that takes the lock does the moves first; they may be done again and again. Meanwhile readers miss some rows, and
+see none twice and none that is wrong. ``replace`` does the same for files that others were merged into: two
+directories change places in one call of the kernel.
+
+All this takes a file system with atomic renames and locks (a disk, NFS); object stores have neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+from bisect import insort
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ternmq.env import Env
+from ternmq.errors import ConfigError, CorruptFile
+from ternmq.message import MessageQueue
+
+#: Stands in ``state.json``; a lake with other columns or other rules has another number.
+FORMAT: Final = 1
+
+_HOME: Final = "_ternmq"
+
+#: Of the kernel: names in the current directory, and «let the two names change places».
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_CANNOT_SWAP: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+#: Queue offsets from the first to before the second.
+Span = tuple[int, int]
+
+
+class Covered:
+    """Which offsets of which queues are there: for each, spans in order that do not touch."""
+
+    def __init__(self, spans: Mapping[MessageQueue, Sequence[Span]] | None = None) -> None:
+        self._spans: dict[MessageQueue, list[Span]] = {}
+        for queue, some in (spans or {}).items():
+            for span in some:
+                self.add(queue, span)
+
+    def __iter__(self) -> Iterator[tuple[MessageQueue, Span]]:
+        return ((queue, span) for queue, spans in sorted(self._spans.items()) for span in spans)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Covered) and self._spans == other._spans
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, queue: MessageQueue, span: Span) -> None:
+        """Count a span as there; it may overlap what is."""
+        start, end = span
+        if start >= end:
+            return
+        apart: list[Span] = []
+        for known in self._spans.get(queue, ()):
+            if known[1] < start or end < known[0]:
+                apart.append(known)
+            else:
+                start, end = min(start, known[0]), max(end, known[1])
+        insort(apart, (start, end))
+        self._spans[queue] = apart
+
+    def overlaps(self, found: Mapping[MessageQueue, Span]) -> bool:
+        return any(start < span[1] and span[0] < end for queue, span in found.items() for start, end in self.of(queue))
+
+    def of(self, queue: MessageQueue) -> Sequence[Span]:
+        return self._spans.get(queue, ())
+
+    def first_missing(self, queue: MessageQueue, *, since: int) -> int:
+        """The first offset at or after ``since`` that is not there."""
+        return next((end for start, end in self.of(queue) if start <= since < end), since)
+
+
+class _Move(msgspec.Struct, frozen=True, tag="move"):
+    """A file that goes from staging to its place. Paths are inside the lake."""
+
+    source: str
+    target: str
+
+
+class _Swap(msgspec.Struct, frozen=True, tag="swap"):
+    """A staged directory that takes the place of another; ``mark`` is a file that only the new one has."""
+
+    source: str
+    target: str
+    mark: str
+
+
+class _State(msgspec.Struct):
+    format: int
+    #: Names this lake: a checkpoint belongs to one.
+    lake: str
+    #: Changes so far; names files.
+    changes: int = 0
+    #: Changes so far of ``covered``.
+    version: int = 0
+    rows: int = 0
+    #: topic → broker → queue id → spans
+    covered: dict[str, dict[str, dict[str, list[Span]]]] = {}
+    pending: list[_Move | _Swap] = []
+
+
+@dataclass(slots=True, frozen=True)
+class Content:
+    """What is in a lake. ``version`` grows whenever ``covered`` does."""
+
+    lake_id: str
+    version: int
+    rows: int
+    covered: Covered
+
+
+@dataclass(slots=True, frozen=True)
+class Stage:
+    """A directory for files in the making; whoever has it holds its lock."""
+
+    path: Path
+    _descriptor: int = field(repr=False)
+
+    def files(self) -> list[Path]:
+        """The data files in it."""
+        hidden = ("_", ".")
+        return sorted(
+            path
+            for path in self.path.rglob("*.parquet")
+            if not any(part.startswith(hidden) for part in path.relative_to(self.path).parts)
+        )
+
+
+class Lake:
+    """One lake. Threads and processes may share it; each change is made under its lock."""
+
+    def __init__(self, path: Path, *, env: Env | None = None) -> None:
+        self.path = path
+        self.home = path / _HOME
+        self._env = env or Env()
+
+    @classmethod
+    def at(cls, path: str | Path, *, make: bool = False) -> Lake:
+        """The lake of a path, which must be one; or, with ``make``, a new one where there is nothing yet.
+        Raises ``ConfigError`` in one sentence."""
+        lake = cls(local_path(path))
+        if not (lake.home / "state.json").exists():
+            if lake.path.exists() and (not lake.path.is_dir() or _others(lake.path)):
+                raise ConfigError(f"{lake.path} is no lake, and not empty; give a new directory, or that of a lake")
+            if not make:
+                raise ConfigError(f"there is no lake at {lake.path}; make one with `tern pipeline archive`")
+            lake._make()
+        lake.content()
+        return lake
+
+    def _make(self) -> None:
+        (self.home / "staging").mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            if not (self.home / "state.json").exists():
+                self._save(_State(FORMAT, f"{self._env.random.getrandbits(64):016x}"))
+
+    # --- What is there --------------------------------------------------------------------------------------------
+
+    def content(self) -> Content:
+        state = self._load()
+        return Content(state.lake, state.version, state.rows, _covered(state))
+
+    def hours(self) -> dict[str, list[Path]]:
+        """The data files of each directory ``topic=…/date=…/hour=…``, in the order of their names."""
+        hours: dict[str, list[Path]] = {}
+        for path in sorted(self.path.glob("topic=*/date=*/hour=*/*.parquet")):
+            hours.setdefault(str(path.parent.relative_to(self.path)), []).append(path)
+        return hours
+
+    # --- Changes --------------------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Finish what a process that was killed has begun, and sweep what it has left."""
+        with self._changing():
+            pass
+        with self._lock():
+            for left in (self.home / "staging").iterdir():
+                descriptor = os.open(left, os.O_RDONLY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+                except BlockingIOError:
+                    pass  # somebody is at work there
+                finally:
+                    os.close(descriptor)
+
+    @contextmanager
+    def stage(self) -> Iterator[Stage]:
+        """A new directory for files; what is left in it at the end is removed."""
+        with self._lock():
+            path = self.home / "staging" / f"{self._env.random.getrandbits(64):016x}"
+            path.mkdir()
+            descriptor = os.open(path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield Stage(path, descriptor)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(descriptor)
+
+    def add(self, stage: Stage, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None) -> bool:
+        """Take in the files of a stage, which hold the offsets ``found``.
+
+        ``apart_from`` is the ``version`` of the content that the files were made to leave out, None if they were
+        not. False, with nothing changed, where the lake may have some of the rows: make them again without.
+        """
+        files = stage.files()
+        for path in files:
+            _sync(path)
+        with self._changing() as state:
+            covered = _covered(state)
+            if state.version != apart_from and covered.overlaps(found):
+                return False
+            state.changes += 1
+            state.version += 1
+            state.rows += rows
+            for queue, span in found.items():
+                covered.add(queue, span)
+            state.covered = _table(covered)
+            state.pending = [
+                _Move(
+                    str(path.relative_to(self.path)),
+                    str(path.parent.relative_to(stage.path) / f"{state.changes:010}-{number:04}.parquet"),
+                )
+                for number, path in enumerate(files)
+            ]
+            self._save(state)
+            self._finish(state)
+        return True
+
+    def replace(self, hour: str, merged: Collection[str], new: Sequence[Path]) -> bool:
+        """Have the files ``new``, which lie alone in a directory of a stage, take the place of the files ``merged`` in
+        the directory ``hour``, all at once. False, with nothing changed, where one of those is gone: somebody else has
+        merged it."""
+        staged = new[0].parent / "new"
+        for path in new:
+            _sync(path)
+        with self._changing() as state:
+            live = self.path / hour
+            names = {path.name for path in live.iterdir()} if live.exists() else set()
+            if not names.issuperset(merged):
+                return False
+            state.changes += 1
+            staged.mkdir()
+            marks = [f"{state.changes:010}-{number:04}.parquet" for number in range(len(new))]
+            for path, name in zip(new, marks, strict=True):
+                path.rename(staged / name)
+            for name in names.difference(merged):
+                os.link(live / name, staged / name)
+            state.pending = [_Swap(str(staged.relative_to(self.path)), hour, marks[0])]
+            self._save(state)
+            self._finish(state)
+        return True
+
+    def _finish(self, state: _State) -> None:
+        """Do what is pending; done again, nothing happens."""
+        for one in state.pending:
+            source, target = self.path / one.source, self.path / one.target
+            match one:
+                case _Move():
+                    if source.exists():
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        source.rename(target)
+                case _Swap(mark=mark):
+                    if source.exists() and not (target / mark).exists():
+                        _swap(source, target)
+        # Before anybody removes the staging directory, or writes a state in which these are not pending.
+        for directory in {(self.path / one.target).parent for one in state.pending}:
+            if directory.exists():
+                _sync(directory)
+
+    # --- Files ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self.home / "lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def _changing(self) -> Iterator[_State]:
+        with self._lock():
+            state = self._load()
+            self._finish(state)
+            yield state
+
+    def _load(self) -> _State:
+        path = self.home / "state.json"
+        try:
+            raw = path.read_bytes()
+            number = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format", msgspec.Raw(b"?"))
+            if bytes(number) != b"%d" % FORMAT:
+                raise ConfigError(
+                    f"the lake {self.path} has format {bytes(number).decode()}, and this version of TernMQ writes "
+                    f"{FORMAT}; use the version that made it, or a new directory"
+                )
+            return msgspec.json.decode(raw, type=_State)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise CorruptFile(
+                f"{path} cannot be read ({error}); its data files are whole, but what they hold is not known; "
+                "restore it from a backup, or archive into a new directory",
+                path=str(path),
+            ) from error
+
+    def _save(self, state: _State) -> None:
+        new = self.home / "state.json.new"
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(state))
+            file.flush()
+            os.fsync(file.fileno())
+        new.rename(self.home / "state.json")
+        _sync(self.home)
+
+
+def local_path(path: str | Path) -> Path:
+    """A path of a file system; raises ``ConfigError`` for others that Spark knows."""
+    text = str(path)
+    text = text.removeprefix("file://") if text.startswith("file:///") else text
+    if "://" in text:
+        raise ConfigError(
+            f"{text} is no path of a file system; a lake needs its renames and locks, so mount it and give that path"
+        )
+    return Path(text).absolute()
+
+
+def _others(path: Path) -> list[Path]:
+    """What lies in a directory beside a lake that was begun and has no state yet."""
+    return [one for one in path.iterdir() if one.name != _HOME]
+
+
+def _covered(state: _State) -> Covered:
+    return Covered(
+        {
+            MessageQueue(topic, broker, int(queue)): spans
+            for topic, brokers in state.covered.items()
+            for broker, queues in brokers.items()
+            for queue, spans in queues.items()
+        }
+    )
+
+
+def _table(covered: Covered) -> dict[str, dict[str, dict[str, list[Span]]]]:
+    table: dict[str, dict[str, dict[str, list[Span]]]] = {}
+    for queue, span in covered:
+        queues = table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        queues.setdefault(str(queue.queue_id), []).append(span)
+    return table
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap(new: Path, live: Path) -> None:
+    """Let two directories change places. Where the file system cannot, the old one goes before the new one comes:
+    readers then miss its rows for a moment, as ever better than seeing them twice."""
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if exchange is not None and live.exists():
+        if exchange(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(live), _RENAME_EXCHANGE) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in _CANNOT_SWAP:
+            raise OSError(number, os.strerror(number), str(live))
+    if live.exists():
+        live.rename(new.with_name("old"))
+    new.rename(live)
