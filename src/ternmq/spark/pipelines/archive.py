@@ -91,7 +91,7 @@ def archive(
     table = _starts(reading, queues, before.covered)
     stream = stream.option("startingOffsets", json.dumps(table) if table else EARLIEST)
     writer = _Writer(into, spark.sparkContext.defaultParallelism)
-    query = stream.load().writeStream.queryName("archive").foreachBatch(writer.write)
+    query = stream.load().writeStream.foreachBatch(writer.write)
     query = query.option("checkpointLocation", str(place))
     query = query.trigger(availableNow=True) if once else query.trigger(processingTime=f"{interval_s} seconds")
     try:
