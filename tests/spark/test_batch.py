@@ -95,6 +95,21 @@ def test_bounds_filters_and_schemas_choose_what_is_read(topics: Topics) -> None:
     assert 50 == len(read(startingTimestamp=ms)) + len(read(endingTimestamp=ms))
 
 
+def test_a_namespace_is_part_of_names_on_the_wire_only(topics: Topics) -> None:
+    """U1: RocketMQ's ``NS%topic``, by name, by pattern and in offsets per queue."""
+    topics.create("shop%carts", queues=1)
+    topics.create("carts", queues=1)
+    for topic, number in (("shop%carts", 1), ("carts", 2)):
+        topics.send(topic, numbered(3, start=number * 10), queue=MessageQueue(topic, "broker-a", 0))
+    start = json.dumps({"carts": {"broker-a": {"0": 1}}})
+
+    by_name = topics.read("carts", namespace="shop", startingOffsets=start).collect()
+    by_pattern = topics.reader(topicPattern="car.*", namespace="shop", pushDownFilters=True).load()
+
+    assert (numbered(2, start=11), {"carts"}) == (bodies_of(by_name), {row["topic"] for row in by_name})
+    assert numbered(3, start=10) == bodies_of(by_pattern.where("topic = 'carts'").collect())
+
+
 def test_bad_input_is_one_clear_sentence(topics: Topics) -> None:
     """U1: a topic, a name server, an offset, a column that is not there."""
     topics.create("bad-input", queues=1)

@@ -18,11 +18,11 @@ from tests.interop.rocketmq import free_port
 from tests.spark.conftest import SMALL_JVM
 
 PROGRAM = """
-import sys
+import os, signal, sys
 from ternmq import Message, SyncProducer
 from ternmq.spark.session import session
 
-name_servers, master = sys.argv[1:]
+name_servers, master, directory = sys.argv[1:]
 with SyncProducer("tests", name_servers=name_servers) as producer:
     for number in range(200):
         producer.send(Message("far", b"%d" % number))
@@ -34,6 +34,29 @@ frame = spark.read.format("ternmq").option("nameServers", name_servers).option("
 print(frame.selectExpr("CAST(body AS STRING)").distinct().count(), frame.count())
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 print(executors)
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
+
+def bodies_of_a_dying_executor(rows):
+    for number, row in enumerate(rows):
+        if number == 3:
+            try:
+                os.close(os.open(f"{directory}/killed", os.O_CREAT | os.O_EXCL))
+                # A Python worker is the child of a daemon, which is that of the executor.
+                os.kill(parent(parent(os.getpid())), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        yield int(bytes(row["body"]))
+
+streamed = []
+stream = spark.readStream.format("ternmq").options(
+    nameServers=name_servers, startingOffsets="earliest", sliceMessages=20, maxMessagesPerTrigger=120).load("far")
+writer = stream.writeStream.foreachBatch(
+    lambda batch, number: streamed.extend(batch.rdd.mapPartitions(bodies_of_a_dying_executor).collect()))
+writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).start().awaitTermination()
+print(os.path.exists(f"{directory}/killed"), sorted(streamed) == list(range(200)))
 spark.stop()
 """
 
@@ -66,14 +89,14 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_executors_of_a_cluster_read_slices_side_by_side(master: str) -> None:
-    """U1, U5: by one setting, the master."""
+def test_executors_of_a_cluster_read_slices_side_by_side(master: str, tmp_path: Path) -> None:
+    """U1, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice."""
     with EmbeddedCluster() as cluster:
         done = subprocess.run(
-            [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{PROGRAM}", cluster.name_servers, master],
+            [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{PROGRAM}", cluster.name_servers, master, str(tmp_path)],
             capture_output=True,
             text=True,
             timeout=200,
             check=False,
         )
-    assert ["200 200", "2"] == done.stdout.splitlines(), done.stderr[-2_000:]
+    assert ["200 200", "2", "True True"] == done.stdout.splitlines(), done.stderr[-2_000:]

@@ -76,6 +76,34 @@ def test_new_queues_and_topics_are_picked_up_while_a_stream_runs(topics: Topics,
     assert numbered(16) == collected.bodies
 
 
+def test_what_a_stream_cannot_read_is_one_sentence(topics: Topics, tmp_path: Path) -> None:
+    """U1: no such topic or name server, and a topic that was made anew behind the checkpoint's back."""
+    topics.create("anew", queues=1)
+    topics.send("anew", numbered(4))
+    checkpoint = tmp_path / "anew"
+    anew = topics.stream(topic="anew", startingOffsets="earliest").load()
+    Collected().start(anew, checkpoint).awaitTermination()
+    with SyncAdmin(topics.name_servers) as admin:
+        admin.topics.delete("anew")
+    topics.create("anew", queues=1)
+    cases = {
+        f"there is no topic 'nowhere' at {topics.name_servers}; see `tern topic list`": (
+            topics.stream(topic="nowhere").load(),
+            tmp_path / "nowhere",
+        ),
+        "no name server answers at 127.0.0.1:1": (
+            topics.stream(topic="anew").option("nameServers", "127.0.0.1:1").load(),
+            tmp_path / "unreachable",
+        ),
+        "@broker-a:0 has no messages": (anew, checkpoint),
+    }
+    for sentence, (frame, where) in cases.items():
+        collected = Collected()
+        with pytest.raises(StreamingQueryException) as caught:
+            collected.start(frame, where).awaitTermination()
+        assert (True, []) == (sentence in sentence_of(caught.value), collected.bodies), sentence_of(caught.value)
+
+
 def test_a_checkpoint_of_another_topic_is_refused(topics: Topics, tmp_path: Path) -> None:
     """U1: one sentence, and nothing is read."""
     topics.create("mine", queues=1)

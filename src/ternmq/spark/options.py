@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from ternmq.client.config import ClientConfig
+from ternmq.client.namespace import unwrap, wrap
 from ternmq.errors import ConfigError, InvalidName
 from ternmq.filter.sql import parse as parse_sql
 from ternmq.filter.tags import TagFilter
@@ -88,7 +89,9 @@ class SourceOptions:
     """What to read, and how. Field names are those of the options, in Python's spelling."""
 
     name_servers: str
-    #: By name, or else by pattern.
+    #: Topics and group have it before their names here, as on the wire.
+    namespace: str
+    #: By name, or else by pattern, which is for names without the namespace.
     topics: tuple[str, ...]
     topic_pattern: str
     start: Position | None
@@ -117,16 +120,19 @@ class SourceOptions:
         chosen = texts.one_of("topic", "topics", "topicPattern", "path")
         if chosen is None:
             raise ConfigError("no topic is given; set the option topic, topics ('a,b') or topicPattern")
-        topics = () if chosen == "topicPattern" else topic_names(texts.text(chosen))
+        namespace = _namespace(texts.text("namespace"))
+        names = () if chosen == "topicPattern" else topic_names(texts.text(chosen))
+        topics = tuple(wrap(namespace, name) for name in names)
         texts.one_of("tags", "sql")
         start_name = texts.one_of("startingOffsets", "startingTimestamp")
         end_name = texts.one_of("endingOffsets", "endingTimestamp")
         return cls(
             name_servers=name_servers(texts),
+            namespace=namespace,
             topics=topics,
             topic_pattern=topic_pattern(texts.text("topicPattern")) if chosen == "topicPattern" else "",
-            start=_position(start_name, texts.text(start_name), topics) if start_name else None,
-            end=_position(end_name, texts.text(end_name), topics) if end_name else None,
+            start=_position(start_name, texts.text(start_name), topics, namespace) if start_name else None,
+            end=_position(end_name, texts.text(end_name), topics, namespace) if end_name else None,
             tags=TagFilter.parse(texts.text("tags")).expression,
             sql=_sql(texts.text("sql")),
             max_messages_per_trigger=texts.count("maxMessagesPerTrigger"),
@@ -134,7 +140,7 @@ class SourceOptions:
             slice_messages=texts.count("sliceMessages") or SLICE_MESSAGES,
             min_partitions=texts.count("minPartitions"),
             fail_on_data_loss=texts.flag("failOnDataLoss", default=True),
-            group=_group(texts.text("group")),
+            group=_group(texts.text("group"), namespace),
             push_down_filters=texts.flag("pushDownFilters", default=False),
             retry_timeout_ms=texts.count("retryTimeoutMs") or RETRY_TIMEOUT_MS,
             discover_interval_ms=texts.count("discoverIntervalMs") or DISCOVER_INTERVAL_MS,
@@ -157,7 +163,10 @@ class SourceOptions:
 
     def selects(self, topic: str) -> bool:
         """Whether a topic is one of those chosen."""
-        return topic in self.topics if self.topics else re.fullmatch(self.topic_pattern, topic) is not None
+        if self.topics:
+            return topic in self.topics
+        name = unwrap(self.namespace, topic)
+        return topic == wrap(self.namespace, name) and re.fullmatch(self.topic_pattern, name) is not None
 
 
 SLICE_MESSAGES: Final = 200_000
@@ -166,6 +175,7 @@ DISCOVER_INTERVAL_MS: Final = 10_000
 
 SOURCE_OPTIONS: Final = (
     "nameServers",
+    "namespace",
     "topic",
     "topics",
     "topicPattern",
@@ -250,9 +260,16 @@ def topic_pattern(text: str) -> str:
     return text
 
 
-def _group(text: str) -> str:
+def _namespace(text: str) -> str:
     try:
-        return check_group(text) if text else ""
+        return check_topic(text) if text else ""
+    except InvalidName as error:
+        raise ConfigError(f"the option namespace cannot be: {error}") from None
+
+
+def _group(text: str, namespace: str) -> str:
+    try:
+        return wrap(namespace, check_group(text)) if text else ""
     except InvalidName as error:
         raise ConfigError(str(error)) from None
 
@@ -263,7 +280,7 @@ def _sql(text: str) -> str:
     return text
 
 
-def _position(name: str, text: str, topics: tuple[str, ...]) -> Position:
+def _position(name: str, text: str, topics: tuple[str, ...], namespace: str) -> Position:
     if name.endswith("Timestamp"):
         return Position(time_ms=time_ms(name, text))
     if text.lower() in (EARLIEST, LATEST):
@@ -272,7 +289,8 @@ def _position(name: str, text: str, topics: tuple[str, ...]) -> Position:
         table = json.loads(text)
     except ValueError:
         table = None
-    offsets = offsets_of(table, source=f"the option {name}={text!r} is neither earliest nor latest, and")
+    given = offsets_of(table, source=f"the option {name}={text!r} is neither earliest nor latest, and")
+    offsets = {queue._replace(topic=wrap(namespace, queue.topic)): offset for queue, offset in given.items()}
     for topic in dict.fromkeys(queue.topic for queue in offsets):
         if topics and topic not in topics:
             raise ConfigError(f"the option {name} has offsets of the topic {topic!r}, which is not read")

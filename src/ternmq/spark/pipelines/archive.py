@@ -27,7 +27,8 @@ from ternmq.spark import columns
 from ternmq.spark.jobs import JobFailed, Watch
 from ternmq.spark.lake import Covered, Lake, Span, Stage, local_path
 from ternmq.spark.options import EARLIEST, OffsetTable, SourceOptions, offset_table
-from ternmq.spark.source import NAME, Reading
+from ternmq.spark.reading import Reading
+from ternmq.spark.source import NAME
 
 ROWS_PER_BATCH: Final = 1_000_000
 INTERVAL_S: Final = 10
