@@ -24,7 +24,7 @@ from ternmq.wire.requests_admin import RouteQuery
 HOST = pack_host("127.0.0.1", 10911)
 
 #: An answer, an error, or None: the request is held, and never answered.
-Answer = Reply | BrokerRefused | None
+Answer = Reply | BrokerRefused | None | asyncio.Future[Reply]
 
 
 def record(queue_offset: int, body: bytes = b"it", *, topic: str = "orders", properties: str = "") -> bytes:
@@ -128,6 +128,8 @@ class ConsumerScript:
             if not answers:
                 return default(request)
             answer = answers.popleft()
+            if isinstance(answer, asyncio.Future):
+                return await answer
             if isinstance(answer, BrokerRefused):
                 raise answer
             return answer

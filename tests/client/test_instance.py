@@ -241,6 +241,19 @@ async def test_a_new_connection_begins_with_a_heartbeat() -> None:
         assert [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT] == broker.codes
 
 
+async def test_a_broker_that_nobody_asks_anything_hears_of_us_again_after_its_connection_broke() -> None:
+    """D3, G1: the other members may ask it who is in the group."""
+    async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
+        broker = cluster.broker
+        await instance.routes.of("orders")
+        instance.register_consumer("readers", Member("readers"))
+        await instance.heartbeat()
+        count = len(broker.heartbeats)
+        peer = await instance.connections.to(broker.address)
+        peer.abort()
+        await cluster.bell.until(lambda: len(broker.heartbeats) > count)
+
+
 async def test_a_broker_that_is_down_does_not_stop_the_heartbeats() -> None:
     """D3."""
     async with scripted_cluster(ScriptedBroker("a"), ScriptedBroker("b")) as cluster:

@@ -1,16 +1,23 @@
-"""Progress of broadcasting, in a file (F5), and where to start (F6)."""
+"""Progress of broadcasting, in a file (F5), that of groups, on brokers (D4), and where to start (F6)."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from ternmq.client.offsets import LocalOffsets, StartPosition
-from ternmq.errors import ConfigError, CorruptFile
+from ternmq.client.config import ClientConfig
+from ternmq.client.instance import ClientInstance
+from ternmq.client.offsets import BrokerOffsets, LocalOffsets, StartPosition, start_offset
+from ternmq.errors import ConfigError, CorruptFile, SystemFailure
 from ternmq.message import MessageQueue
+from ternmq.names import retry_topic
 from ternmq.wire.bodies.clients import ConsumeFromWhere
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply
+from tests.client.consumer_script import ConsumerScript
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -88,3 +95,65 @@ def test_a_start_can_be_a_moment() -> None:
     assert (ConsumeFromWhere.TIMESTAMP, 1_700_000_000_000) == (start.where, start.time_ms)
     assert start == StartPosition.at(1_700_000_000_000)
     assert StartPosition.LAST != StartPosition.FIRST
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [(StartPosition.FIRST, 0), (StartPosition.LAST, 100), (StartPosition.at(1), 50)],
+)
+async def test_a_group_without_progress_starts_where_it_is_told_but_leaves_out_no_retry(
+    start: StartPosition, offset: int
+) -> None:
+    """F6, H1: what is in the group's retry topic, is its own."""
+    async with ConsumerScript().running() as script, ClientInstance(ClientConfig(script.address)) as instance:
+        script.topics.add(retry_topic("billing"))
+        brokers = BrokerOffsets(instance, "billing")
+        assert offset == await start_offset(QUEUE, start, brokers)
+        assert 0 == await start_offset(QUEUE._replace(topic=retry_topic("billing")), start, brokers)
+
+
+async def test_the_first_commit_of_a_group_in_a_topic_is_answered_before_the_others_go_out() -> None:
+    """D4: of two that are the first at the same time, RocketMQ forgets one."""
+    queues = [QUEUE._replace(topic=topic, queue_id=number) for topic in ("orders", "bills") for number in range(3)]
+    async with ConsumerScript().running() as script, ClientInstance(ClientConfig(script.address)) as instance:
+        script.topics.add("bills")
+        for topic in sorted(script.topics):
+            await instance.routes.of(topic)
+        brokers = BrokerOffsets(instance, "billing")
+        answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        script.say(RequestCode.UPDATE_CONSUMER_OFFSET, *answers)
+
+        commits = asyncio.ensure_future(brokers.commit_all(dict.fromkeys(queues, 7)))
+        # What is sent after them has arrived, so all that were sent have.
+        await script.wait_for(RequestCode.UPDATE_CONSUMER_OFFSET, 2)
+        await brokers.max(QUEUE)
+        first = script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)
+        assert [("bills", 7), ("orders", 7)] == sorted((header.topic, header.commit_offset) for header in first)
+
+        for answer in answers:
+            answer.set_result(Reply())
+        assert {} == await commits
+        all_of_them = script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)
+        assert sorted((queue.topic, queue.queue_id) for queue in queues) == sorted(
+            (header.topic, header.queue_id) for header in all_of_them
+        )
+
+
+async def test_once_a_topic_has_progress_its_commits_go_out_together() -> None:
+    """D4: and each failure is told with its queue."""
+    queues = [QUEUE._replace(queue_id=number) for number in range(3)]
+    async with ConsumerScript().running() as script, ClientInstance(ClientConfig(script.address)) as instance:
+        await instance.routes.of("orders")
+        brokers = BrokerOffsets(instance, "billing")
+        await brokers.commit(queues[0], 1)
+        answers = [asyncio.get_running_loop().create_future() for _ in queues]
+        script.say(RequestCode.UPDATE_CONSUMER_OFFSET, *answers)
+
+        commits = asyncio.ensure_future(brokers.commit_all(dict.fromkeys(queues, 2)))
+        headers = (await script.wait_for(RequestCode.UPDATE_CONSUMER_OFFSET, 4))[1:]
+        assert [0, 1, 2] == sorted(header.queue_id for header in headers)
+        for header, answer in zip(headers, answers, strict=True):
+            answer.set_result(Reply(1 if header.queue_id == 1 else 0))
+        failures = await commits
+        assert [queues[1]] == list(failures)
+        assert isinstance(failures[queues[1]], SystemFailure)

@@ -1,34 +1,38 @@
 """One seed, one life of a consumer group: members come, go and die, brokers crash, the network breaks (F1, F7, G1, G2).
 
-A producer sends all the time. A storm (``testing.swarm``) rages; then all is mended, and what must hold is checked:
+A producer sends all the time. A storm (``testing.swarm``) rages; then all is mended, and some more changes come one by
+one: members join, leave and die, connections break, a broker is killed, all are. Always, whatever breaks:
 
-- every message that a broker acknowledged is consumed by the end (F1), also those whose listener failed;
+- every message that a broker acknowledged is consumed by the end (F1), also those whose listener failed or hung;
 - no committed offset ever passed a message that no listener had seen (F7), asked of the brokers again and again;
-- after the storm each queue belongs to exactly one member (G1, G2), and when all is well a member that comes, leaves or
-  dies changes that for no longer than about a second, not for the 20 of the periodic rebalance.
+- a listener is called with messages of its member's queues only.
+
+After the storm each queue belongs to exactly one member (G1, G2), and a member that comes, leaves or dies changes that
+for no longer than about a second, not for the 20 of the periodic rebalance. As soon as it is so, nothing comes late,
+early, twice, or in greater numbers than the member's limits allow (``testing.deliveries``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from functools import partial
 from random import Random
 from typing import Final
 
-from ternmq import Admin, Message, Producer, PushConsumer, SendReceipt
-from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
+from ternmq import Admin, ConsumeContext, Message, Producer, PushConfig, PushConsumer, SendReceipt
 from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import BrokerOffsets, StartPosition
+from ternmq.client.offsets import BrokerOffsets
 from ternmq.errors import TernError
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import retry_topic
 from ternmq.testing.checkers import Broken, Journal, check_owned_once
 from ternmq.testing.cluster import Cluster, Node
+from ternmq.testing.deliveries import Deliveries
 from ternmq.testing.loop import simulated_loop
-from ternmq.testing.swarm import Storm, Swarm
+from ternmq.testing.swarm import Storm
+from tests.testing.options import Options
 
 TOPIC: Final = "orders"
 GROUP: Final = "billing"
@@ -39,39 +43,28 @@ CALM_S: Final = 70.0
 DRAIN_S: Final = 240.0
 #: A message fails this often at most.
 FAILURES_MAX: Final = 2
-
-
-@dataclass(slots=True, frozen=True)
-class Options:
-    """What differs from seed to seed, besides the storm."""
-
-    swarm: Swarm
-    brokers: int
-    name_servers: int
-    queues: int
-    members: int
-    allocation: Allocation
-    batch_max: int
-    #: How often a listener takes its time, and how often it fails.
-    slow: float
-    failing: float
-    #: Members come and go in good order, too.
-    changes: bool
-
-    @classmethod
-    def choose(cls, random: Random) -> Options:
-        return cls(
-            swarm=Swarm.choose(random),
-            brokers=random.choice((1, 1, 2, 3)),
-            name_servers=random.choice((1, 1, 2)),
-            queues=random.choice((1, 2, 4)),
-            members=random.choice((1, 2, 3, 5)),
-            allocation=random.choice((Averagely(), AveragelyByCircle(), ConsistentHash())),
-            batch_max=random.choice((1, 1, 4)),
-            slow=random.choice((0.0, 0.1, 0.5)),
-            failing=random.choice((0.0, 0.1)),
-            changes=random.random() < 0.7,
-        )
+#: Seconds until a message comes again (H1): delay levels 3 and 4.
+RETRY_S: Final = (10.0, 30.0)
+#: A listener that takes longer has its messages sent back; real ones have 15 minutes.
+HANG_S: Final = 20.0
+#: In all: each one costs a member one of its tasks for ever, and a queue that holds few messages half a minute.
+HANGS_MAX: Final = 5
+#: What a member that dies takes with it: members store their progress every 5 s.
+MEMBER_BACK_S: Final = 6.0
+#: And a broker: it writes all progress down every 5 s.
+BROKER_BACK_S: Final = MEMBER_BACK_S + 6.0
+#: A pull that failed is repeated after 3 s. Then the connections are there again, and the members know each other.
+RECONNECT_S: Final = 4.5
+#: A broker that was killed is found again by all: who asked the name server in between, asks again after 30 s (A4).
+RESTART_S: Final = 32.0
+#: Both ways of sending a message back take 5 s until they fail, and 5 s later it is tried again.
+ISOLATED_S: Final = 18.0
+#: Calls that were not answered have their time-outs, heartbeats among them.
+RECOVERY_S: Final = 32.0
+#: Seconds between two messages, in a storm and when all is well.
+STORMY_S: Final = (0.01, 0.1, 0.5, 2.0, 4.0)
+CALM_GAPS_S: Final = (5.0,)
+STEADY_S: Final = (0.01, 0.1, 0.5)
 
 
 class GroupSimulation:
@@ -81,6 +74,8 @@ class GroupSimulation:
     #: When all is well: until the queues are divided anew after a member came or left, and after one died.
     rebalance_s = 1.2
     takeover_s = 1.2
+    #: What the next owner of a queue may not know yet when it changes hands in good order: nobody waits for the last.
+    handover_back_s = MEMBER_BACK_S
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -88,17 +83,20 @@ class GroupSimulation:
         self.trace: list[tuple[object, ...]] = []
         #: How long changes of members took to settle when all was well.
         self.settled_s: list[float] = []
-        #: When the storm was over, and whether all is well since long.
-        self.calm_at = math.inf
-        self.is_quiet = False
         self._members: dict[Node, PushConsumer] = {}
         self._sent = 0
+        self._hangs = 0
+        #: A member whose calls end when all are told to, and fail.
+        self._trapped: Node | None = None
+        self._trap = asyncio.Event()
+        self._gaps_s: tuple[float, ...] = STORMY_S
 
     def run(self) -> None:
         with simulated_loop() as loop:
             self.cluster = Cluster(loop, self.seed)
             self.trace = self.cluster.trace
             self.options = Options.choose(self.cluster.random)
+            self.deliveries = Deliveries(self.options.promises(orderly=self.orderly), loop.time)
             loop.run_until_complete(self._live())
             loop.check()
 
@@ -109,42 +107,40 @@ class GroupSimulation:
         self._brokers = [
             cluster.broker(f"broker-{'abc'[number]}", flushDiskType=flush) for number in range(options.brokers)
         ]
+        self._servers = [*name_servers, *self._brokers]
         await cluster.start(*name_servers)
         await cluster.start(*self._brokers)
         self._observer = cluster.node("observer", self._observe)
         await cluster.start(self._observer)
         self._shop = cluster.node("shop", self._sell)
         await cluster.start(self._shop, *(self._new_member() for _ in range(options.members)))
-        storm = Storm(
-            cluster,
-            options.swarm,
-            servers=[*name_servers, *self._brokers],
-            clients=lambda: [self._shop, *self._all_members()],
-        )
+        storm = Storm(cluster, options.swarm, servers=self._servers, clients=lambda: [self._shop, *self._all_members()])
         changes = cluster.watch(self._change_members()) if options.changes else None
         await storm.rage()
         if changes is not None:
             changes.cancel()
-        for node in (*name_servers, *self._brokers, self._shop):
+        for node in (*self._servers, self._shop):
             if node.is_up:
                 await node.ready()
         cluster.note("calm")
+        self._gaps_s = CALM_GAPS_S
         await asyncio.sleep(CALM_S)
-        self.calm_at, self.is_quiet = cluster.loop.time(), True
-        await self._until(self._is_owned_once, self.rebalance_s, "each queue has one owner")
-        await self._drain()
-        self.is_quiet = False
-        await cluster.start(self._shop)
+        await self._settle(self.rebalance_s)
+        await self._rest()
         await self._change_in_calm()
         await self._drain()
-        self.journal.check_consumed()
         cluster.note("end", len(self.journal.acknowledged), sum(self.journal.consumed.values()))
+
+    async def _rest(self) -> None:
+        """Between the storm and the changes nothing happens but messages, and what is done then is done for good."""
+        await asyncio.sleep(3)
+        self._gaps_s = CALM_GAPS_S
+        await asyncio.sleep(BROKER_BACK_S)
 
     async def _drain(self) -> None:
         """Stop sending, and wait until all is consumed."""
-        if self._shop.is_up:
-            await self._shop.stop()
-        await self._until(lambda: not self.journal.missing, DRAIN_S, "all is consumed")
+        await self._shop.stop()
+        await self._until(self.journal.check_consumed, DRAIN_S)
 
     # --- Programs ---------------------------------------------------------------------------------------------------
 
@@ -156,47 +152,104 @@ class GroupSimulation:
                 self._sent += 1
                 body = b"%d" % self._sent
                 message = self._message(node, body)
+                self.deliveries.sent(body, not_before=self.cluster.loop.time() + self._delay_s(message))
                 try:
                     receipt = await producer.send(message)
                 except TernError as error:
                     self.cluster.note("not sent", body, type(error).__name__)
                 else:
                     self.journal.acknowledged[body] = self._place(message, receipt)
+                    self.deliveries.acknowledged(body)
                     self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
-                await asyncio.sleep(node.random.choice((0.01, 0.1, 0.5, 2.0)))
+                await asyncio.sleep(node.random.choice(self._gaps_s))
 
     def _message(self, node: Node, body: bytes) -> Message:
         return Message(TOPIC, body)
+
+    def _delay_s(self, message: Message) -> float:
+        return 0.0
 
     def _place(self, message: Message, receipt: SendReceipt) -> tuple[MessageQueue, int]:
         """Where consumers find it."""
         return receipt.queue, receipt.queue_offset
 
-    async def _listen(self, node: Node, batch: list[ReceivedMessage]) -> None:
+    async def _called(
+        self, node: Node, messages: ReceivedMessage | list[ReceivedMessage], context: ConsumeContext
+    ) -> None:
+        """What a listener is called with."""
+        batch = messages if isinstance(messages, list) else [messages]
+        self._begin(node, context.queue, batch)
+        try:
+            await self._listen(node, context.queue, batch)
+        finally:
+            self._end(node, context.queue, batch)
+
+    def _begin(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+        member = self._members.get(node)
+        try:
+            self.deliveries.begin(node.name, queue, batch)
+            if not self.orderly and member is not None and queue not in member.queues:
+                raise Broken(f"{node.name} works on {queue}, which is not its own")
+            if {message.topic for message in batch} != {TOPIC}:
+                raise Broken(f"{node.name} was given messages of {queue} that do not name their topic")
+        except Broken as error:
+            self.fail(error)
+
+    def _end(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+        self.deliveries.end(node.name, queue, batch)
+
+    def _died(self, node: Node) -> None:
+        self._members.pop(node, None)
+        self.deliveries.died(node.name)
+
+    async def _listen(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
         """What a listener does with messages."""
-        options = self.options
-        if node.random.random() < options.slow:
-            await asyncio.sleep(node.random.choice((0.05, 0.5, 3.0)))
+        options, chance = self.options, node.random
         keys = [message.body for message in batch]
-        if node.random.random() < options.failing and all(self.journal.failed[key] < FAILURES_MAX for key in keys):
+        may_fail = all(self.journal.failed[key] < FAILURES_MAX for key in keys)
+        if not self.orderly and may_fail and self._hangs < HANGS_MAX and chance.random() < options.hanging:
+            self._hangs += 1
             self.journal.failed.update(keys)
+            self.deliveries.failed(queue, batch, delay_s=HANG_S + RETRY_S[0])
+            self.cluster.note("hangs", node.name, keys)
+            # Its messages are given up, but the call never ends.
+            self.deliveries.end(node.name, queue, batch)
+            await asyncio.Event().wait()
+        is_trapped = node is self._trapped
+        if is_trapped:
+            await self._trap.wait()
+        if chance.random() < options.slow:
+            await asyncio.sleep(chance.choice((0.05, 0.5, 3.0)))
+        if may_fail and (is_trapped or chance.random() < options.failing):
+            self.journal.failed.update(keys)
+            self.deliveries.failed(queue, batch, delay_s=self._retry_s(batch))
             self.cluster.note("failed", node.name, keys)
             raise RuntimeError("this listener has a bad day")
         self.journal.consumed.update(keys)
+        self.deliveries.done(node.name, queue, batch)
         self.cluster.note("consumed", node.name, keys)
 
-    async def _consume(self, node: Node) -> None:
-        async def on_messages(messages: ReceivedMessage | list[ReceivedMessage]) -> None:
-            await self._listen(node, messages if isinstance(messages, list) else [messages])
+    def _retry_s(self, batch: list[ReceivedMessage]) -> float:
+        """The shortest time until one of these comes again."""
+        return RETRY_S[min(message.reconsume_times for message in batch)]
 
+    async def _consume(self, node: Node) -> None:
+        options = self.options
+        node.on_death = partial(self._died, node)
         consumer = PushConsumer(
             GROUP,
-            on_messages,
+            partial(self._called, node),
             client=node.client_config(),
-            start=StartPosition.FIRST,
-            allocation=self.options.allocation,
-            batch_max=self.options.batch_max,
-            orderly=self.orderly,
+            config=PushConfig(
+                start=options.start,
+                allocation=options.allocation,
+                batch_max=options.batch_max,
+                threads=options.threads,
+                orderly=self.orderly,
+                limits=options.limits,
+                pull_count_max=options.pull_count_max,
+                consume_timeout_ms=int(HANG_S * 1000),
+            ),
             env=node.env,
         )
         consumer.subscribe(TOPIC)
@@ -211,6 +264,7 @@ class GroupSimulation:
         self._members[node] = consumer
         node.is_ready()
         await node.stopping.wait()
+        del self._members[node]
         await consumer.__aexit__(None, None, None)
 
     async def _observe(self, node: Node) -> None:
@@ -236,7 +290,9 @@ class GroupSimulation:
         return [node for node in self.cluster.nodes.values() if node.name.startswith("member")]
 
     def _running(self) -> list[Node]:
-        return [node for node in self._all_members() if node.is_up and not node.is_paused]
+        """Those that read, and were not told to end."""
+        nodes = self._all_members()
+        return [node for node in nodes if node.is_up and not node.is_paused and not node.stopping.is_set()]
 
     async def _change_members(self) -> None:
         """During the storm, members come and go in good order."""
@@ -251,29 +307,94 @@ class GroupSimulation:
             elif len(running) < 6:
                 self._new_member().start()
 
+    # --- Changes when all is well -----------------------------------------------------------------------------------
+
     async def _change_in_calm(self) -> None:
-        """When all is well, the queues are divided anew within about a second of each change (G1)."""
+        """The queues are divided anew within about a second of each change (G1), and all is well again."""
+        random = self.cluster.random
+        alone = [self._join, self._cut_off, self._isolate, self._restart_broker, self._restart_all]
         for _ in range(3):
-            running = [node for node in self._running() if node in self._members]
-            within_s = self.rebalance_s
-            match self.cluster.random.randrange(3):
-                case 0 if len(running) > 1:
-                    self.cluster.random.choice(running).kill()
-                    within_s = self.takeover_s
-                case 1 if len(running) > 1:
-                    await self.cluster.random.choice(running).stop()
-                case _:
-                    await self.cluster.start(self._new_member())
-            since = self.cluster.loop.time()
-            await self._until(self._is_owned_once, within_s, "queues are divided anew")
-            self.settled_s.append(self.cluster.loop.time() - since)
-            await asyncio.sleep(self.cluster.random.choice((0.0, 1.0, 5.0)))
+            change = random.choice([*alone, self._leave, self._die] if len(self._running()) > 1 else alone)
+            await self._settle(await change())
+            await asyncio.sleep(random.choice((1.0, 3.0, 7.0)))
+
+    async def _settle(self, within_s: float) -> None:
+        since = self.cluster.loop.time()
+        await self._until(self._check_owned_once, within_s)
+        self.settled_s.append(self.cluster.loop.time() - since)
+        self.cluster.note("all is well")
+        self.deliveries.settle()
+        self._gaps_s = STEADY_S
+
+    def _disturb(self, back_s: float, leaving: Collection[str] = ()) -> None:
+        self.deliveries.disturb(back_s=back_s, leaving=leaving)
+        self._gaps_s = CALM_GAPS_S
+
+    async def _join(self) -> float:
+        self._disturb(self.handover_back_s)
+        await self.cluster.start(self._new_member())
+        return self.rebalance_s
+
+    async def _leave(self) -> float:
+        node = self.cluster.random.choice(self._running())
+        # What a call that hangs has before it, is no progress.
+        self._disturb(self.handover_back_s, leaving=() if self.options.hanging else [node.name])
+        await node.stop()
+        return self.rebalance_s
+
+    async def _die(self) -> float:
+        self._disturb(MEMBER_BACK_S)
+        self.cluster.random.choice(self._running()).kill()
+        return self.takeover_s
+
+    async def _cut_off(self) -> float:
+        """All connections of a member break; others may take its queues before it is back."""
+        self._disturb(MEMBER_BACK_S)
+        node = self.cluster.random.choice(self._running())
+        self.cluster.note("cut off", node.name)
+        for server in self._servers:
+            self.cluster.network.reset(node.ip, server.ip)
+        await asyncio.sleep(RECONNECT_S)
+        return self.rebalance_s
+
+    async def _isolate(self) -> float:
+        """A member cannot reach any broker when its listener fails, so that nobody takes the messages back."""
+        self._trapped, self._trap = self.cluster.random.choice(self._running()), asyncio.Event()
+        await asyncio.sleep(1)
+        self._disturb(MEMBER_BACK_S)
+        self.cluster.note("isolated", self._trapped.name)
+        self.cluster.network.partition([self._trapped.ip], [broker.ip for broker in self._brokers])
+        self._trap.set()
+        await asyncio.sleep(ISOLATED_S)
+        self._trapped = None
+        self.cluster.network.heal()
+        await asyncio.sleep(RECOVERY_S)
+        return self.rebalance_s
+
+    async def _restart_broker(self) -> float:
+        self._disturb(BROKER_BACK_S)
+        broker = self.cluster.random.choice(self._brokers)
+        broker.kill()
+        await self.cluster.start(broker)
+        await asyncio.sleep(RESTART_S)
+        return self.rebalance_s
+
+    async def _restart_all(self) -> float:
+        """Nobody is left who would remember anything."""
+        self._disturb(BROKER_BACK_S)
+        members = self._running()
+        for node in (*members, *self._brokers):
+            node.kill()
+        await self.cluster.start(*self._brokers)
+        await self.cluster.start(*members)
+        await asyncio.sleep(RESTART_S)
+        return self.rebalance_s
+
+    # --- What must hold -----------------------------------------------------------------------------------------------
 
     def fail(self, error: Broken) -> None:
         """For listeners, whose errors a consumer takes for a bad day."""
         self.cluster.loop.failures.append(error)
-
-    # --- What must hold -----------------------------------------------------------------------------------------------
 
     def _queues(self) -> list[MessageQueue]:
         return [
@@ -287,19 +408,16 @@ class GroupSimulation:
         owned = {node.name: self._members[node].queues for node in self._running() if node in self._members}
         check_owned_once(owned, [*self._queues(), *retries])
 
-    def _is_owned_once(self) -> bool:
-        try:
-            self._check_owned_once()
-        except Broken:
-            return False
-        return True
-
-    async def _until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+    async def _until(self, check: Callable[[], None], timeout_s: float) -> None:
+        """Wait until a check raises nothing; when the time is over, whatever it raises."""
         end = self.cluster.loop.time() + timeout_s
-        while not holds():
-            if self.cluster.loop.time() > end:
-                self.journal.check_consumed()
-                self._check_owned_once()
-                raise Broken(f"{what}: not within {timeout_s} s")
-            await asyncio.sleep(max(0.05, timeout_s / 200))
+        while True:
             self.cluster.loop.check()
+            try:
+                check()
+                return
+            except Broken as error:
+                if self.cluster.loop.time() > end:
+                    error.add_note(f"That is so after {timeout_s} s.")
+                    raise
+            await asyncio.sleep(max(0.05, timeout_s / 200))

@@ -12,12 +12,17 @@ not renew (30 s) and the end of the lock (60 s); a member that was paused for lo
 
 from __future__ import annotations
 
+from typing import Final
+
 from ternmq.client.locks import BROKER_S, TRUST_S
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.testing.checkers import Broken, Calls
 from ternmq.testing.cluster import Node
 from ternmq.testing.swarm import Fault
 from tests.testing.groups import GroupSimulation
+
+#: After this long a message that failed is tried again (``orderly_retry_ms``).
+IN_PLACE_S: Final = 1.0
 
 
 class OrderlySimulation(GroupSimulation):
@@ -28,23 +33,35 @@ class OrderlySimulation(GroupSimulation):
     rebalance_s = 6.0
     #: The lock of a dead member runs out.
     takeover_s = BROKER_S + 6.0
+    #: The lock is given back after the progress is stored.
+    handover_back_s = 0.0
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._calls = Calls(trusted_s=BROKER_S - TRUST_S)
+        self._has_restarted = False
 
-    async def _listen(self, node: Node, batch: list[ReceivedMessage]) -> None:
-        first = batch[0]
-        queue = MessageQueue(first.topic, first.broker_name, first.queue_id)
-        self.cluster.note("begins", node.name, str(queue), first.queue_offset)
-        node.on_death = lambda: self._calls.died(node.name)
+    def _begin(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+        self.cluster.note("begins", node.name, str(queue), batch[0].queue_offset)
+        super()._begin(node, queue, batch)
         try:
-            self.journal.check_order(queue, first.queue_offset)
-            if not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}:
+            self.journal.check_order(queue, batch[0].queue_offset)
+            if not self._has_restarted and not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}:
                 self._calls.begin(node.name, queue, self.cluster.loop.time())
         except Broken as error:
             self.fail(error)
-        try:
-            await super()._listen(node, batch)
-        finally:
-            self._calls.end(node.name, queue)
+
+    def _end(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+        super()._end(node, queue, batch)
+        self._calls.end(node.name, queue)
+
+    def _died(self, node: Node) -> None:
+        super()._died(node)
+        self._calls.died(node.name)
+
+    def _retry_s(self, batch: list[ReceivedMessage]) -> float:
+        return IN_PLACE_S
+
+    async def _restart_broker(self) -> float:
+        self._has_restarted = True
+        return await super()._restart_broker()

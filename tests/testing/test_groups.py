@@ -1,6 +1,7 @@
-"""Consumer groups in a cluster that breaks: a hundred lives from seeds (F1, F2, F7, F9, G1, G2, I1, I3).
+"""Consumer groups in a cluster that breaks: hundreds of lives from seeds (F1, F2, F7–F9, G1, G2, H1, I1, I3, M2).
 
-``script/soak groups`` and its like run them for hours, and replay one (``--seed N --seeds 1 --trace``).
+One seed in ten lives twice, and both lives must be the same. ``script/soak groups`` and its like run them for hours,
+and replay one (``--seed N --seeds 1 --trace``).
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.seeds import live_twice
+from tests.testing.seeds import live, live_twice
 
-#: Seeds of one test: enough to find what is common, few enough to wait for.
-PORTION = 5
+#: Seeds of one test: few enough to wait for.
+PORTION = 10
+
+
+def live_all(name: str, first: int) -> None:
+    live_twice(name, first)
+    for seed in range(first + 1, first + PORTION):
+        live(name, seed)
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +35,22 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 40, PORTION))
+@pytest.mark.parametrize("first", range(0, 120, PORTION))
 def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
-    """F1, F7, G1, G2: and each seed lives the same life twice."""
-    for seed in range(first, first + PORTION):
-        live_twice("groups", seed)
+    """F1, F7, F8, G1, G2, H1, M2: and when all is well, nothing comes late, early, twice or in too great numbers."""
+    live_all("groups", first)
 
 
-@pytest.mark.parametrize("first", range(0, 20, PORTION))
+@pytest.mark.parametrize("first", range(0, 80, PORTION))
 def test_an_orderly_group_begins_nothing_before_its_predecessor_is_done(first: int) -> None:
     """F2: with members that come, leave, die, and are paused or cut off for longer than their locks live."""
-    for seed in range(first, first + PORTION):
-        live_twice("orderly", seed)
+    live_all("orderly", first)
 
 
-@pytest.mark.parametrize("first", range(0, 10, PORTION))
+@pytest.mark.parametrize("first", range(0, 40, PORTION))
 def test_delayed_messages_are_never_early_and_survive_restarts(first: int) -> None:
-    """I1, I3: of the first five levels, and of retries."""
-    for seed in range(first, first + PORTION):
-        live_twice("delays", seed)
+    """I1, I3: of the first five levels, and of retries, also when the power fails at the worst moment."""
+    live_all("delays", first)
 
 
 @pytest.mark.parametrize("name", ["groups", "orderly", "delays", "pops", "pop-consumers"])

@@ -2,7 +2,7 @@
 
 A connection that broke is forgotten and made anew by the next call. While one is being made, all who want it wait for
 the same attempt. ``on_open`` sees each new connection before any call of its user goes out on it: the instance sends
-its heartbeat there, since a broker forgets its clients with their connection.
+its heartbeat there, since a broker forgets its clients with their connection. ``on_lost`` hears of each one that ended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ class Connections:
         *,
         timeout_ms: int,
         on_open: Callable[[str, Peer], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._requests = requests
         self._lanes = lanes
         self._tasks = tasks
         self._timeout_ms = timeout_ms
         self._on_open = on_open
+        self._on_lost = on_lost
         self._open: dict[str, Peer] = {}
         self._connecting: SingleFlight[str, Peer] = SingleFlight(tasks)
 
@@ -49,6 +51,7 @@ class Connections:
         def forget(peer: Peer) -> None:
             if self._open.get(address) is peer:
                 del self._open[address]
+                self._on_lost(address)
 
         peer = await connect(
             address,

@@ -6,8 +6,10 @@ it runs.
 
 Heartbeats tell brokers which groups we belong to: producers to masters, consumers to slaves too. They go out every
 30 s, at once when a group joins or leaves or a broker appears, and as the first call on every new connection to a
-broker, as a broker forgets a client with its connection. Being first on the wire is enough for TernMQ; RocketMQ handles
-calls of one connection in several threads, so who must be known before its next call awaits ``heartbeat()``.
+broker, as a broker forgets a client with its connection. One that broke is made anew after a moment, whether there is
+something to ask or not: members divide their queues by what any broker knows of them, so all must know. Being first on
+the wire is enough for TernMQ; RocketMQ handles calls of one connection in several threads, so who must be known before
+its next call awaits ``heartbeat()``.
 
 Brokers call back on the same connections. ``_requests`` is the table of what we answer, most of it for the consumers
 (``answers``); a code that is not in it gets REQUEST_CODE_NOT_SUPPORTED from ``net.peer``.
@@ -52,6 +54,8 @@ log = logging.getLogger(__name__)
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
 _REFRESH_PAUSE_S: Final = 1.0
+#: Until a connection that broke is made anew, if nobody needed it before.
+_REOPEN_PAUSE_S: Final = 1.0
 
 
 class ClientInstance:
@@ -96,6 +100,7 @@ class ClientInstance:
             self._tasks,
             timeout_ms=config.connect_timeout_ms,
             on_open=self._introduce,
+            on_lost=self._lost,
         )
         self.name_servers = NameServers(config.addresses, random=self.env.random)
         self.routes = Routes(self._ask_route, self._tasks)
@@ -328,10 +333,26 @@ class ClientInstance:
 
     def _introduce(self, address: str, peer: Peer) -> None:
         """First on a new connection: who we are. Its answer is awaited by nobody."""
-        if (self._consumers or self._producers) and address in self.routes.addresses(masters_only=not self._consumers):
+        if self._is_known_to(address):
             code = RequestCode.HEART_BEAT
             answer = peer.start_call(code, None, self._heartbeat_body(), form=self.form_of(code))
             answer.add_done_callback(asyncio.Future.exception)
+
+    def _is_known_to(self, address: str) -> bool:
+        """Whether a broker there hears our heartbeats."""
+        is_member = bool(self._consumers or self._producers)
+        return is_member and address in self.routes.addresses(masters_only=not self._consumers)
+
+    def _lost(self, address: str) -> None:
+        if self._running and self._is_known_to(address):
+            self._tasks.create_task(self._reopen(address), name=f"connect to {address}")
+
+    async def _reopen(self, address: str) -> None:
+        await asyncio.sleep(_REOPEN_PAUSE_S)
+        # One that is down is found again by the heartbeats, or leaves the routes.
+        if self._is_known_to(address):
+            with contextlib.suppress(TernError):
+                await self.connections.to(address)
 
     async def _unregister(self, header: UnregisterClient, *, masters_only: bool) -> None:
         # Only where a connection is open: a broker without one has forgotten us already.

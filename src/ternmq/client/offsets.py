@@ -71,13 +71,13 @@ StartPosition.FIRST = StartPosition(ConsumeFromWhere.FIRST_OFFSET)
 
 async def start_offset(queue: MessageQueue, start: StartPosition, brokers: BrokerOffsets) -> int:
     """The queue offset to begin with when no progress is stored."""
-    is_retry = queue.topic.startswith(RETRY_PREFIX)
-    if start.where is ConsumeFromWhere.TIMESTAMP:
-        return await (brokers.max(queue) if is_retry else brokers.at_time(queue, start.time_ms))
-    if start.where is ConsumeFromWhere.FIRST_OFFSET or is_retry:
-        # Retries are the group's own messages; none of them is «before its time». Where offset 0 is long gone, the
-        # broker's answer to the first pull names the first one that is there.
+    if start.where is ConsumeFromWhere.FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
+        # Retries are the group's own messages; none of them is «before its time». (Java's clients that start at a time
+        # take the end, and lose what failed before the first of them had stored its progress.) Where offset 0 is long
+        # gone, the broker's answer to the first pull names the first one that is there.
         return 0
+    if start.where is ConsumeFromWhere.TIMESTAMP:
+        return await brokers.at_time(queue, start.time_ms)
     return await brokers.max(queue)
 
 
