@@ -11,7 +11,8 @@ start with an empty table as if nothing had been there: ``CorruptFile`` says wha
 Two ways to save, after what is at stake:
 
 - ``save``: written before it returns, so that what is acknowledged next (a topic created by a send) survives
-  ``kill -9``; only the ``fsync`` that a power cut would need goes to the chores thread.
+  ``kill -9``; only what a power cut would need, an ``fsync`` of the file and of its directory, goes to the chores
+  thread.
 - ``save_soon``: written by the chores thread; of several versions that wait only the last is written. For tables that
   are saved periodically anyway (offsets).
 
@@ -73,7 +74,7 @@ class Files(Protocol):
         ...
 
     def write(self, path: Path, data: bytes, *, sync: bool) -> None:
-        """Make a file, or write it anew; directories are made when needed."""
+        """Make a file, or write it anew; directories are made when needed, and their names are on the disk then."""
         ...
 
     def move(self, path: Path, to: Path) -> None:
@@ -82,6 +83,10 @@ class Files(Protocol):
 
     def sync(self, path: Path) -> None:
         """Return when what was written to a file is on the disk. Raises ``FileNotFoundError``."""
+        ...
+
+    def sync_names(self, directory: Path) -> None:
+        """Return when the names of a directory's files are on the disk as they are now."""
         ...
 
 
@@ -95,7 +100,7 @@ class SystemFiles:
         try:
             file = path.open("wb")
         except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make(path.parent)
             file = path.open("wb")
         with file:
             file.write(data)
@@ -109,6 +114,19 @@ class SystemFiles:
     def sync(self, path: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
+
+    def sync_names(self, directory: Path) -> None:
+        fd = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _make(self, directory: Path) -> None:
+        if not directory.is_dir():
+            self._make(directory.parent)
+            directory.mkdir(exist_ok=True)
+            self.sync_names(directory.parent)
 
 
 SYSTEM_FILES: Final = SystemFiles()
@@ -175,11 +193,14 @@ class TableFile:
         with contextlib.suppress(FileNotFoundError):
             self._files.move(self.path, self.backup)
         self._files.move(self._temporary, self.path)
+        if sync:
+            self._files.sync_names(self.path.parent)
 
     def _sync(self) -> None:
         # Another save may be renaming the file at this moment; its own sync follows.
         with _logging_failure(self.path), contextlib.suppress(FileNotFoundError):
             self._files.sync(self.path)
+            self._files.sync_names(self.path.parent)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -192,3 +193,15 @@ def test_tables_live_on_the_simulated_disk() -> None:
     disk.replace(file.backup, b" ")
     with pytest.raises(CorruptFile):
         TableFile(path, files=DiskFiles(disk)).load(bytes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_table_that_was_saved_survives_a_power_cut(seed: int) -> None:
+    """D1, D4: its bytes, its name, and the directory that was made for it."""
+    for save in (TableFile.save, TableFile.save_soon):
+        disk, path = SimulatedDisk(), Path("/store/config/table.json")
+        file = TableFile(path, files=DiskFiles(disk))
+        for version in (b"one", b"two", b"three"):
+            save(file, version)
+        disk.power_cut(Random(seed))
+        assert b"three" == file.load(bytes)

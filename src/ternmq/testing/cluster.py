@@ -278,6 +278,7 @@ class DiskFiles:
         return data
 
     def write(self, path: Path, data: bytes, *, sync: bool) -> None:
+        self._disk.make_directory(path.parent)
         self._disk.remove(path)
         self._disk.open_file(path, create_size=0).write(0, data)
         if sync:
@@ -285,11 +286,14 @@ class DiskFiles:
 
     def move(self, path: Path, to: Path) -> None:
         self._check(path)
-        self._disk.move(path, to)
+        self._disk.rename(path, to)
 
     def sync(self, path: Path) -> None:
         self._check(path)
         self._disk.sync_file(path)
+
+    def sync_names(self, directory: Path) -> None:
+        self._disk.sync_names(directory)
 
     def _check(self, path: Path) -> None:
         if self._disk.read(path) is None:

@@ -185,7 +185,7 @@ class SimulatedDisk:
         image = self._create(fresh, 0)
         self.write_pages(image, fresh, 0, data)
         self.sync_image(image, fresh)
-        self._rename(fresh, path)
+        self.rename(fresh, path)
         self.sync_names(path.parent)
 
     def remove(self, path: Path) -> None:
@@ -199,10 +199,27 @@ class SimulatedDisk:
         self._change((self._directory(path.parent), path.name, None))
 
     def move(self, path: Path, to: Path) -> None:
-        self._make_directory(to.parent)
-        self._rename(path, to)
+        self.make_directory(to.parent)
+        self.rename(path, to)
         self.sync_names(to.parent)
         self.sync_names(path.parent)
+
+    def make_directory(self, path: Path, *, durably: bool = True) -> None:
+        """Make a directory and those above it; their names are on the disk unless not ``durably``."""
+        if self._find(path) is None:
+            self.make_directory(path.parent, durably=durably)
+            self._step("create", path)
+            self._change((self._directory(path.parent), path.name, _Directory()))
+            if durably:
+                self.sync_names(path.parent)
+
+    def rename(self, path: Path, to: Path) -> None:
+        """Give a file another name, on the disk with the next ``sync_names``."""
+        node = self._find(path)
+        if node is None:
+            raise StoreError(f"cannot move {path}: there is no such file")
+        self._step("rename", path)
+        self._change((self._directory(path.parent), path.name, None), (self._directory(to.parent), to.name, node))
 
     def check_writable(self, path: Path) -> None:
         """Everybody may."""
@@ -284,7 +301,7 @@ class SimulatedDisk:
     # --- Names --------------------------------------------------------------------------------------------------
 
     def _create(self, path: Path, size: int, *, durably: bool = True) -> Image:
-        self._make_directory(path.parent, durably=durably)
+        self.make_directory(path.parent, durably=durably)
         self._step("create", path)
         image = Image(self._page_bytes)
         image.modified_ms = self._now_ms()
@@ -293,21 +310,6 @@ class SimulatedDisk:
             self._step("size", path)
             image.set_length(size)
         return image
-
-    def _make_directory(self, path: Path, *, durably: bool = True) -> None:
-        if self._find(path) is None:
-            self._make_directory(path.parent, durably=durably)
-            self._step("create", path)
-            self._change((self._directory(path.parent), path.name, _Directory()))
-            if durably:
-                self.sync_names(path.parent)
-
-    def _rename(self, path: Path, to: Path) -> None:
-        node = self._find(path)
-        if node is None:
-            raise StoreError(f"cannot move {path}: there is no such file")
-        self._step("rename", path)
-        self._change((self._directory(path.parent), path.name, None), (self._directory(to.parent), to.name, node))
 
     def _change(self, *names: tuple[_Directory, str, _Node | None]) -> None:
         for directory, name, node in names:
