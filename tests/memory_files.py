@@ -29,3 +29,6 @@ class MemoryFiles:
 
     def sync(self, path: Path) -> None:
         pass
+
+    def sync_names(self, directory: Path) -> None:
+        """They are all there is."""
