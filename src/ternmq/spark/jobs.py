@@ -5,9 +5,9 @@ A pipeline is a function that gets a session and a ``Watch``, and does its work 
     watch.run("archive", spark, lambda: table.write.parquet(path))       # an action, from beginning to end
     watch.follow("archive", table.writeStream….start())                   # a stream, until it ends or is stopped
 
-Both tell ``Progress`` to whoever made the ``Watch``, about once a second; both end early and cleanly after
-``Watch.stop()``, which any thread and any signal handler may call; and both raise what went wrong as one sentence
-(``JobFailed``), with Spark's trace in the log.
+``follow_all`` is ``follow`` for several streams that belong together. All tell ``Progress`` to whoever made the
+``Watch``, about once a second; all end early and cleanly after ``Watch.stop()``, which any thread and any signal
+handler may call; and all raise what went wrong as one sentence (``JobFailed``), with Spark's trace in the log.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from ternmq.errors import ConfigError, TernError
 from ternmq.spark.options import offsets_of
@@ -32,6 +34,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 INTERVAL_S: Final = 1
+
+#: Observed metrics whose names begin so, with a value of this name, count messages that a stream leaves out.
+LEFT_OUT: Final = "ternmq_left_out"
+
+#: What Spark says when a Python process took longer to start than it waits.
+_TOO_SLOW: Final = "Python worker failed to connect back"
+_STARTS_MAX: Final = 5
 
 _numbers = itertools.count(1)
 
@@ -54,6 +63,8 @@ class Progress:
     rows_per_s: float | None = None
     #: Messages that wait to be read.
     lag: int | None = None
+    #: Messages that this run has read and passed over, as they do not fit.
+    left_out: int | None = None
     #: The number of the last micro-batch, and how long it took.
     batch: int | None = None
     batch_ms: int | None = None
@@ -138,18 +149,35 @@ class Watch:
     def follow(self, job: str, query: StreamingQuery) -> int:
         """Wait for a stream to end, or end it when stopped, which is no error: it resumes from its checkpoint.
         Gives the number of messages that were read."""
-        seen = _Seen(job)
+        return self.follow_all({job: query})[job].rows or 0
+
+    def follow_all(self, queries: Mapping[str, StreamingQuery]) -> dict[str, Progress]:
+        """The same for streams that run side by side, by the names of their jobs. One that fails ends the others.
+        Gives the last progress of each."""
+        seen = {job: _Seen(job) for job in queries}
+        running = dict(queries)
+        job = ""
         try:
-            while not query.awaitTermination(self._interval_s):
-                if self.stopped:
-                    query.stop()
-                    break
-                self._tell_news(seen, query)
-            self._tell_news(seen, query)
+            while running and not self.stopped:
+                job, query = next(iter(running.items()))
+                query.awaitTermination(self._interval_s)
+                for job, query in list(running.items()):
+                    # Asked before its news, so that the last ones are told.
+                    is_active, error = query.isActive, query.exception()
+                    self._tell_news(seen[job], query)
+                    if error is not None:
+                        raise error
+                    if not is_active:
+                        del running[job]
+            for job, query in running.items():
+                query.stop()
+                self._tell_news(seen[job], query)
         except Exception as error:
-            query.stop()
             raise _failed(job, error) from error
-        return seen.rows
+        finally:
+            for query in queries.values():
+                query.stop()
+        return {job: one.told for job, one in seen.items()}
 
     def _tell_news(self, seen: _Seen, query: StreamingQuery) -> None:
         for progress in map(_plain, query.recentProgress):
@@ -157,11 +185,35 @@ class Watch:
                 self._tell(seen.told)
 
 
+def start(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a stream, and wait until it has its sources.
+
+    For each of them Spark starts a Python process and gives it ten seconds, no more, which is not enough on a machine
+    that is busy with something else. Nothing has been read then, so the stream is simply started again.
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        query = writer.start()
+        try:
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                query.awaitTermination(INTERVAL_S)
+            error: Exception | None = query.exception()
+        except StreamingQueryException as raised:
+            error = raised
+        if error is None:
+            return query
+        if _TOO_SLOW not in str(error) or attempt == _STARTS_MAX:
+            raise error
+        log.warning("a Python process of Spark's was too slow; the stream is started again")
+
+
 class _Seen:
     """What Spark has told about a stream so far."""
 
     def __init__(self, job: str) -> None:
         self.rows = 0
+        self.left_out: int | None = None
         self.told = Progress(job=job)
         #: Spark keeps its last hundred reports; these are the number and time of the last that was taken in.
         self._batch = -1
@@ -177,6 +229,7 @@ class _Seen:
         lag = _sum(map(_lag, sources))
         if batch > self._batch:
             self.rows += rows
+            self.left_out = _sum([self.left_out, *_left_out(progress)])
             self._batch = batch
         duration_ms = int(progress.get("batchDuration") or 0)
         self.told = Progress(
@@ -184,6 +237,7 @@ class _Seen:
             rows=self.rows,
             rows_per_s=rows * 1000 / duration_ms if duration_ms else None,
             lag=lag,
+            left_out=self.left_out,
             batch=batch,
             batch_ms=duration_ms,
             done=self.rows,
@@ -205,6 +259,11 @@ def _lag(source: Mapping[str, Any]) -> int | None:
     if ends is None or latest is None:
         return None
     return sum(max(0, end - ends.get(queue, 0)) for queue, end in latest.items())
+
+
+def _left_out(progress: Mapping[str, Any]) -> list[int]:
+    observed: Mapping[str, Mapping[str, Any]] = progress.get("observedMetrics") or {}
+    return [int(values[LEFT_OUT]) for name, values in observed.items() if name.startswith(LEFT_OUT)]
 
 
 def _offsets(table: object) -> dict[Any, int] | None:

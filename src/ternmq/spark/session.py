@@ -7,6 +7,7 @@ around it.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -38,8 +39,15 @@ _LOCAL_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1)),
 }
 
+#: Loggers of PySpark's that write each error of a query to stderr, trace and all, before it is raised.
+_TALKERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
 #: The last line of a Python traceback inside Spark's text: the error's class, with its module, and the sentence.
 _OURS: Final = re.compile(r"^(?:ternmq\.[\w.]+): (.+?)(?:\s+SQLSTATE: \w+)?$", re.MULTILINE)
+#: An error of Spark's own: its condition, and what it is about. Some only say that there is another inside.
+_SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.+?)(?= SQLSTATE: \w+|\n|\Z)", re.DOTALL)
+_WRAPPERS: Final = frozenset({"STREAM_FAILED"})
+_WRAPPED: Final = re.compile(r"^.*?terminated with exception: |\s*SQLSTATE: \w+.*$")
 
 
 def session(
@@ -78,6 +86,8 @@ def session(
             ) from error
         raise
     spark.sparkContext.setLogLevel(log_level)
+    for name in _TALKERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return spark
 
 
@@ -103,5 +113,8 @@ def sentence_of(error: BaseException) -> str:
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1]).strip()
+    sparks = [found for found in _SPARKS.findall(text) if found[0] not in _WRAPPERS]
+    if sparks:
+        return str(sparks[-1][1]).strip(" ;")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return _WRAPPED.sub("", lines[0]).rstrip(" ;") if lines else type(error).__name__

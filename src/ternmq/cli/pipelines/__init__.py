@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ternmq.cli.pipelines import archive
+from ternmq.cli.pipelines import archive, sql
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,3 +23,4 @@ def pipeline() -> None:
 
 app.command()(archive.archive)
 app.command()(archive.compact)
+app.command()(sql.sql)

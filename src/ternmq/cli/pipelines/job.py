@@ -198,6 +198,8 @@ def line_of(progress: Progress) -> str:
         parts.append(f"{progress.rows_per_s:,.0f}/s")
     if progress.lag is not None:
         parts.append(f"lag {progress.lag:,}")
+    if progress.left_out:
+        parts.append(f"{progress.left_out:,} left out")
     if progress.rows is None and progress.total is not None:
         parts.append(f"{progress.done or 0} of {progress.total} tasks")
     return ", ".join(parts)

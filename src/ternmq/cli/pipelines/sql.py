@@ -1,0 +1,142 @@
+"""``tern pipeline sql``: stream SQL over topics, and its rows in the terminal (U4)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output, ReaderGone, note
+from ternmq.cli.pipelines.job import Checkpoint, Master, Metrics, Once, Settings, spark_job
+from ternmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ternmq.spark.jobs import Watch
+    from ternmq.spark.pipelines.sql import Shown
+
+_SAMPLE_MESSAGES: Final = 1000
+
+
+def sql(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.sql", help="The script; - for stdin.")] = None,
+    text: Annotated[str, typer.Option("--execute", "-e", metavar="SQL", help="The script itself.")] = "",
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    checkpoint: Checkpoint = None,
+    once: Once = False,
+    every: Annotated[
+        str, typer.Option("--every", metavar="TIME", help="Between two batches, as '10 seconds'; at once by default.")
+    ] = "",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="Of the source, for all topics. May be repeated."),
+    ] = None,
+    bad_rows: Annotated[
+        str, typer.Option("--bad-rows", metavar="drop|fail", help="What to do with bodies that do not fit the columns.")
+    ] = "drop",
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, metavar="N", help="How many messages to find columns in.")
+    ] = _SAMPLE_MESSAGES,
+    master: Master = "",
+    settings: Settings = None,
+    metrics: Metrics = None,
+    as_json: Json = False,
+) -> None:
+    """Stream SQL from topics to topics, tables and the console.
+
+    A topic is a table by its name, its columns found in the last messages, or given by CREATE VIEW name (column TYPE,
+    …) FROM TOPIC topic. INSERT INTO TOPIC name SELECT … and INSERT INTO TABLE 'directory' SELECT … write; a SELECT
+    alone is shown. Statements are separated by semicolons.
+
+    Examples:
+
+        tern pipeline sql -e "SELECT customer, sum(amount) FROM orders GROUP BY customer" --once
+
+        tern pipeline sql alerts.sql --checkpoint /var/lib/alerts
+    """
+    script = _script(file, text)
+    pairs = dict(one.partition("=")[::2] for one in options or ())
+    if bad_rows not in ("drop", "fail"):
+        raise ConfigError(f"--bad-rows {bad_rows!r} is neither drop nor fail")
+    # The live line takes the terminal's stdout for itself while it is there, and must not have a pipe's.
+    piped = None if sys.stdout.isatty() else sys.stdout
+    with spark_job("sql", master=master, settings=settings, metrics_port=metrics, as_json=as_json) as (spark, watch):
+        from ternmq.spark.jobs import JobStopped
+        from ternmq.spark.pipelines.sql import run_sql
+        from ternmq.spark.pipelines.topic_views import BadRows
+
+        console = _Console(Output(as_json=as_json, stream=piped), watch)
+        done = run_sql(
+            spark,
+            script,
+            name_servers=name_servers,
+            checkpoint=checkpoint or "",
+            once=once,
+            every=every,
+            options=pairs,
+            bad_rows=BadRows(bad_rows),
+            sample_messages=sample,
+            show=console.show,
+            note=note,
+            watch=watch,
+        )
+        if console.is_closed:
+            return
+        if once and watch.stopped:
+            raise JobStopped("sql was stopped before its end; with a checkpoint it goes on from there")
+    output = Output(as_json=as_json)
+    for one in done:
+        if as_json:
+            output.item(
+                {"event": "done", "statement": one.statement, "messages": one.messages, "left_out": one.left_out}, ""
+            )
+        else:
+            note(f"{one.statement}: {one.messages:,} messages read")
+        if one.left_out:
+            note(
+                f"tern: {one.left_out:,} of them did not fit their columns and were left out; "
+                "the view NAME_bad of each view shows them"
+            )
+
+
+def _script(file: Path | None, text: str) -> str:
+    if (file is None) == (not text):
+        raise ConfigError("give a script: a file, - for stdin, or -e 'SELECT …'")
+    if file is None:
+        return text
+    if str(file) == "-":
+        return sys.stdin.read()
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8") from error
+
+
+class _Console:
+    """Shows the rows of queries, in a thread of Spark's."""
+
+    def __init__(self, output: Output, watch: Watch) -> None:
+        self._output = output
+        self._watch = watch
+        self.is_closed = False
+
+    def show(self, shown: Shown) -> None:
+        try:
+            if not self._output.as_json:
+                rows = [{name: _cell(row[name]) for name in shown.columns} for row in shown.rows]
+                self._output.rows(rows, columns=shown.columns, empty="")
+                return
+            place = {"statement": shown.statement} | ({} if shown.batch is None else {"batch": shown.batch})
+            for row in shown.rows:
+                self._output.item({"event": "row", **place, "row": row}, "")
+        except ReaderGone:
+            # As in `… | head`: the end of a pipe is the end of the job, and no error.
+            self.is_closed = True
+            self._watch.stop()
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value) if isinstance(value, dict | list) else value

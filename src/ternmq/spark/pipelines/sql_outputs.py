@@ -1,0 +1,73 @@
+"""How the rows of a query reach their target: as messages, and in which output mode (U4)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as everywhere
+from pyspark.sql.types import ArrayType, DataType
+
+from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, Query, ScriptError
+from ternmq.spark.session import sentence_of
+from ternmq.spark.sink_rows import READ_ONLY, WRITTEN
+
+#: The output modes to try, in this order: the console shows what changed, others take rows that stay as they are.
+_MODES: Final = {CONSOLE: ("Update", "Append", "Complete"), TOPIC: ("Append",), TABLE: ("Append",)}
+
+
+def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
+    """The output mode that suits a query; raises ``ScriptError`` if there is none.
+
+    Spark checks this when a stream starts. The same check is asked for here, by its own name, so that a script is known
+    to be sound before its first stream writes.
+    """
+    # ruff: noqa: SLF001
+    jvm = spark._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    refused: list[PySparkException] = []
+    for mode in _MODES[query.target.kind]:
+        try:
+            checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), getattr(modes, mode)())
+        except PySparkException as error:
+            refused.append(error)
+        else:
+            return mode.lower()
+    sentence = sentence_of(refused[0])
+    if query.target.kind != CONSOLE and "aggregations without watermark" in sentence:
+        sentence = (
+            f"a {query.target.kind} takes rows that do not change any more, and those of this aggregate always may; "
+            "give the view a WATERMARK and group by window(column, …) or by its column, or leave out INSERT to watch "
+            "them change"
+        )
+    raise ScriptError(query.line, sentence) from refused[0]
+
+
+def as_messages(frame: DataFrame, query: Query) -> DataFrame:
+    """The columns of the sink: the message's own by their names, and a body of all others. Raises ``ScriptError``."""
+    fields: list[Column] = []
+    columns: dict[str, Column] = {}
+    for field in frame.schema.fields:
+        name, column = field.name.lower().removeprefix("_"), F.col(f"`{field.name}`")
+        if not field.name.startswith("_") or name not in (*WRITTEN, *READ_ONLY):
+            fields.append(column)
+        # The statement names the topic, and what a sender cannot choose is passed over, as the sink does.
+        elif name in WRITTEN and name != TOPIC:
+            columns[name] = _typed(name, column, field.dataType).alias(name)
+    if "body" in columns and fields:
+        raise ScriptError(query.line, "_body is the whole body; leave it out, or all columns that do not begin with _")
+    if fields:
+        columns["body"] = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).alias("body")
+    if "body" not in columns:
+        raise ScriptError(query.line, "there is no column for the body; those that begin with _ are the message's own")
+    return frame.select(*columns.values())
+
+
+def _typed(name: str, column: Column, given: DataType) -> Column:
+    """A column of a type that the sink takes, where there is no doubt how."""
+    if name in ("keys", "tags", "sharding_key") and not isinstance(given, ArrayType):
+        return column.cast("string")
+    return column.cast("int") if name == "delay_level" else column
