@@ -104,6 +104,24 @@ async def test_dead_letters_are_listed_and_counted(shop: Shop, admin: Admin) -> 
         await admin.dead_letters.all(GROUP, count_max=0)
 
 
+async def test_those_that_a_function_chooses_are_sent_again(shop: Shop, admin: Admin) -> None:
+    """H2: the mark passes no letter that is left."""
+    letters = {letter.message.body: letter.message for letter in await shop.dead(b"1", b"2", b"3")}
+    assert {letter.queue: 0 for letter in letters.values()} == await admin.dead_letters.marks(GROUP)
+
+    async def resend(*bodies: bytes) -> list[bytes]:
+        done = await admin.dead_letters.resend(GROUP, chosen=lambda letter: letter.message.body in bodies)
+        return sorted(one.letter.message.body for one in done)
+
+    last = max((b"1", b"3"), key=lambda body: letters[body].queue_offset)
+    assert [last] == await resend(last)
+    assert 0 == (await admin.dead_letters.marks(GROUP))[letters[last].queue]
+    assert [b"1", b"3"] == await resend(b"1", b"3")
+    assert {letters[b"1"].queue: 2, letters[b"2"].queue: 0} == await admin.dead_letters.marks(GROUP)
+    with pytest.raises(ConfigError, match="name the dead letters, or choose them"):
+        await admin.dead_letters.resend(GROUP, [letters[b"1"].message_id], chosen=lambda _: True)
+
+
 async def test_dead_letters_are_found_by_each_of_their_ids(shop: Shop, admin: Admin) -> None:
     """H2"""
     receipt = await shop.send(b"other")

@@ -233,6 +233,9 @@ class SyncDeadLetters:
     def find(self, group: str, message_id: str) -> list[DeadLetter]:
         return self._run(self._noun().find(group, message_id))
 
+    def marks(self, group: str) -> dict[MessageQueue, int]:
+        return self._run(self._noun().marks(group))
+
     def resend(
         self,
         group: str,
@@ -240,6 +243,7 @@ class SyncDeadLetters:
         *,
         begin: datetime | int | None = None,
         end: datetime | int | None = None,
+        chosen: Callable[[DeadLetter], bool] | None = None,
         to_topic: bool = False,
         again: bool = False,
         dry_run: bool = False,
@@ -251,6 +255,7 @@ class SyncDeadLetters:
                 message_ids,
                 begin=begin,
                 end=end,
+                chosen=chosen,
                 to_topic=to_topic,
                 again=again,
                 dry_run=dry_run,

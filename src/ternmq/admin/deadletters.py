@@ -200,6 +200,12 @@ class DeadLetters:
             )
         return letters
 
+    async def marks(self, group: str) -> dict[MessageQueue, int]:
+        """For each queue of a group's dead letters, the first offset that nobody has dealt with."""
+        queues = await self._queues_of(group)
+        bounds = await self._queues.each(queues, self._bounds)
+        return {queue: mark for queue, (_, mark, _) in zip(queues, bounds, strict=True)}
+
     # --- Sending again ----------------------------------------------------------------------------------------------
 
     async def resend(
@@ -209,12 +215,14 @@ class DeadLetters:
         *,
         begin: datetime | int | None = None,
         end: datetime | int | None = None,
+        chosen: Callable[[DeadLetter], bool] | None = None,
         to_topic: bool = False,
         again: bool = False,
         dry_run: bool = False,
         on_resent: Callable[[Resent], None] | None = None,
     ) -> list[Resent]:
-        """Send dead letters again: those named, or all that nobody has dealt with, from ``begin`` to ``end``.
+        """Send dead letters again: those named, or all that nobody has dealt with, from ``begin`` to ``end``; of the
+        latter with ``chosen`` only those for which it is true.
 
         To the group's retry topic, or with ``to_topic`` to where they came from. One that was sent again before is left
         alone, unless ``again``. ``on_resent`` is told of each as it is done, so that an error in between leaves nobody
@@ -225,8 +233,8 @@ class DeadLetters:
             for resent in await admin.dead_letters.resend("billing", begin=datetime(2026, 1, 31)):
                 print(resent.letter.message.message_id, "already" if resent.earlier else "sent")
         """
-        if message_ids and (begin is not None or end is not None):
-            raise ConfigError("name the dead letters or a time, not both")
+        if message_ids and (begin is not None or end is not None or chosen is not None):
+            raise ConfigError("name the dead letters, or choose them by time and otherwise, not both")
         work = _Resending(self._instance, self._messages, group, to_topic=to_topic, again=again, dry_run=dry_run)
         done: list[Resent] = []
 
@@ -249,7 +257,7 @@ class DeadLetters:
             return done
         for queue in await self._queues_of(group):
             async for page in self._pages(group, queue, begin, end, handled=False):
-                await send(page)
+                await send(page if chosen is None else list(filter(chosen, page)))
         return done
 
     # --- Putting away -------------------------------------------------------------------------------------------------
