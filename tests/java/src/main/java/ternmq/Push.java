@@ -29,8 +29,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * timestamp), {@code timestamp} (yyyyMMddHHmmss), {@code instance}, {@code threads}, {@code batch}, {@code pullBatch},
  * {@code maxReconsumeTimes}, {@code strategy} (averagely, circle, hash), {@code failFirst} (the first N deliveries of
  * each key are refused), {@code pop} (leave the sharing of queues to the broker, which may say POP; with
- * {@code invisibleMs}; 5.2.0 only), {@code hang} (the listener never returns), and those of {@link Stop}. Events:
- * {@code ready}, {@code allocated}, {@code message}.
+ * {@code invisibleMs}; 5.2.0 only), {@code hang} (the listener never returns), {@code trace} (to RocketMQ's trace topic),
+ * and those of {@link Stop}. Events: {@code ready}, {@code allocated}, {@code message}.
  */
 final class Push {
     private final Options options;
@@ -55,7 +55,7 @@ final class Push {
     }
 
     private DefaultMQPushConsumer consumer() throws Exception {
-        var consumer = new DefaultMQPushConsumer(options.text("group"));
+        var consumer = new DefaultMQPushConsumer(options.text("group"), options.flag("trace", false), null);
         consumer.setNamesrvAddr(options.text("namesrv"));
         consumer.setInstanceName(options.text("instance", "peer"));
         consumer.setVipChannelEnabled(options.flag("vip", false));

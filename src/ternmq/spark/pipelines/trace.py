@@ -1,0 +1,472 @@
+"""Trace analytics: what the trace topic tells of latency, and of messages lost, duplicated and slow (U4).
+
+Three kinds of rows are made of the trace records, each step a DataFrame that others may use, too:
+
+- *records* (``read``): what clients wrote (``trace_records``), one row each;
+- *sends* and *calls*: a send of a message; a call of a listener with a message, its beginning and its end in one. Both
+  are there once, also where a client sent its trace twice;
+- *deliveries*: a message and a group that consumes its topic, and what became of the two.
+
+Only a ``Pub`` names the topic, so calls are joined to it by the message id, and a group consumes a topic if it was
+called with one of its messages. What is judged, and what not:
+
+- *lost*: sent with success, and the group was never called with it. Not judged are delayed messages, half messages that
+  nobody committed, those sent before the first message that the group got, and those of the last ``grace_ms`` of the
+  trace, which may be on their way (*waiting*);
+- *failed*: called, never with success, and not in the last ``grace_ms``; *duplicated*: more than one call with success;
+- *slow*: from send to the first call, or in one call, longer than ``slow_ms``.
+
+Producers' and consumers' clocks differ. From send to consume is the consumer's time minus the producer's, and right
+only as far as their clocks agree; the other two figures are of one clock each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from ternmq.admin.blocking import SyncAdmin
+from ternmq.errors import ConfigError, NotFound, RouteMissing
+from ternmq.names import TRACE_TOPIC
+from ternmq.spark.jobs import Watch
+from ternmq.spark.options import OptionTexts, name_servers
+from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, Sending, Step, TraceReport
+from ternmq.spark.trace_records import (
+    AFTER,
+    BAD,
+    BEFORE,
+    COMMITTED,
+    DELAYED,
+    END_TRANSACTION,
+    HALF,
+    PUB,
+    TraceRecord,
+    parse,
+)
+
+SLOW_MS: Final = 1_000
+GRACE_MS: Final = 60_000
+#: How many messages of each problem in each group, and how many records that cannot be read, a report shows.
+SAMPLES: Final = 20
+#: Points of time in a report's plots, at most.
+_POINTS: Final = 60
+_STEPS_MS: Final = tuple(
+    1_000 * step for step in (1, 5, 10, 30, 60, 300, 900, 3_600, 4 * 3_600, 12 * 3_600, 24 * 3_600)
+)
+#: Of percentiles; ten times Spark's own, and exact for as many values.
+_ACCURACY: Final = 100_000
+
+LOST: Final = "lost"
+FAILED: Final = "failed"
+DUPLICATED: Final = "duplicated"
+SLOW: Final = "slow"
+WAITING: Final = "waiting"
+PROBLEMS: Final = (LOST, FAILED, DUPLICATED, SLOW)
+
+_SCHEMA: Final = (
+    "kind STRING, time_ms BIGINT, group STRING, topic STRING, message_id STRING, request_id STRING, tags STRING, "
+    "keys STRING, broker STRING, body_bytes BIGINT, cost_ms BIGINT, message_type BIGINT, offset_id STRING, "
+    "success BOOLEAN, retries BIGINT, code BIGINT, state STRING, text STRING"
+)
+assert [column.split()[0] for column in _SCHEMA.split(", ")] == list(TraceRecord._fields)
+
+
+# --- The pipeline -----------------------------------------------------------------------------------------------------
+
+
+def trace(
+    spark: SparkSession,
+    *,
+    name_servers: str = "",
+    trace_topic: str = TRACE_TOPIC,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    topics: Sequence[str] = (),
+    by_tag: bool = False,
+    slow_ms: int = SLOW_MS,
+    grace_ms: int = GRACE_MS,
+    watch: Watch | None = None,
+) -> TraceReport:
+    """Read the trace topic from ``begin_ms`` to before ``end_ms`` (store time) and say what it tells.
+
+    ``topics``: only these. ``by_tag``: a group is expected to consume only those tags of a topic that it was called
+    with once at least, which fits groups that choose by tag. Raises ``NotFound`` where there is no trace.
+    """
+    records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
+
+    def work() -> TraceReport:
+        kept = records.persist()
+        try:
+            return report(
+                kept, trace_topic=trace_topic, topics=topics, by_tag=by_tag, slow_ms=slow_ms, grace_ms=grace_ms
+            )
+        finally:
+            kept.unpersist()
+
+    return (watch or Watch()).run("trace", spark, work)
+
+
+def path(
+    spark: SparkSession,
+    message_id: str,
+    *,
+    name_servers: str = "",
+    trace_topic: str = TRACE_TOPIC,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+    watch: Watch | None = None,
+) -> list[Step]:
+    """The stations of one message, in the order of the clients' clocks. Raises ``NotFound``."""
+    records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
+
+    def work() -> list[Step]:
+        mine = records.where(F.col("message_id") == message_id).distinct().persist()
+        try:
+            published = [row for row in mine.where(F.col("kind") == PUB).collect() if row["time_ms"] is not None]
+            sent_ms = min((row["time_ms"] for row in published), default=None)
+            told = mine.where(~F.col("kind").isin(BEFORE, AFTER)).collect()
+            steps = [_told(row, sent_ms) for row in told] + [_called(row, sent_ms) for row in calls(mine).collect()]
+        finally:
+            mine.unpersist()
+        if not steps:
+            raise NotFound(
+                f"{trace_topic} has no trace of the message {message_id!r} in this time; its clients may not trace "
+                "(see `tern message find`), or the log has forgotten it"
+            )
+        return sorted(steps, key=lambda step: (step.time_ms is None, step.time_ms or 0, step.what))
+
+    return (watch or Watch()).run("trace", spark, work)
+
+
+def read(
+    spark: SparkSession,
+    *,
+    name_servers: str = "",
+    trace_topic: str = TRACE_TOPIC,
+    begin_ms: int | None = None,
+    end_ms: int | None = None,
+) -> DataFrame:
+    """The trace records of a time, also those that cannot be read (kind ``bad``). Raises ``NotFound``."""
+    addresses = check_trace_topic(name_servers, trace_topic)
+    reader = spark.read.format("ternmq").option("nameServers", addresses).schema("body BINARY, born_host STRING")
+    if begin_ms is not None:
+        reader = reader.option("startingTimestamp", str(begin_ms))
+    if end_ms is not None:
+        reader = reader.option("endingTimestamp", str(end_ms))
+    # Spark's ways through Arrow ask for pandas, which this package does without.
+    records = F.udf(_parse, f"ARRAY<STRUCT<{_SCHEMA}>>", useArrow=False)
+    found = reader.load(trace_topic).select(F.explode(records("body")).alias("record"), F.col("born_host"))
+    return found.select("record.*", F.col("born_host").alias("client"))
+
+
+def check_trace_topic(servers: str, trace_topic: str) -> str:
+    """The name servers in one form; raises ``NotFound``, with the cure, where nobody has ever traced."""
+    addresses = name_servers(OptionTexts({"nameServers": servers} if servers else {}, known=("nameServers",)))
+    try:
+        with SyncAdmin(addresses) as admin:
+            admin.topics.route(trace_topic)
+    except RouteMissing as error:
+        raise NotFound(
+            f"there is no trace topic {trace_topic!r} at {addresses}; turn tracing on in Java's clients (new "
+            "DefaultMQProducer(group, true, null), new DefaultMQPushConsumer(group, true, null)) and set "
+            "traceTopicEnable=true at the brokers"
+        ) from error
+    return addresses
+
+
+def _parse(body: bytes) -> list[TraceRecord]:
+    """Executor."""
+    return list(parse(body))
+
+
+# --- Steps ------------------------------------------------------------------------------------------------------------
+
+
+def sends(records: DataFrame) -> DataFrame:
+    """Each record that a message makes in the log, once: ``topic``, ``group``, ``message_id``, ``sent_ms``, …"""
+    committed = (
+        records.where((F.col("kind") == END_TRANSACTION) & (F.col("state") == COMMITTED))
+        .select("message_id", F.lit(True).alias("is_committed"))
+        .distinct()
+    )
+    return (
+        records.where(F.col("kind") == PUB)
+        .dropDuplicates(["topic", "message_id", "offset_id"])
+        .join(committed, "message_id", "left")
+        .select(
+            "topic",
+            "group",
+            "message_id",
+            "tags",
+            "keys",
+            "broker",
+            "client",
+            F.col("time_ms").alias("sent_ms"),
+            "cost_ms",
+            "success",
+            (F.col("message_type") == DELAYED).alias("is_delayed"),
+            # A half message that nobody committed is not there for consumers.
+            ((F.col("message_type") != HALF) | F.coalesce("is_committed", F.lit(False))).alias("is_visible"),
+        )
+    )
+
+
+def calls(records: DataFrame) -> DataFrame:
+    """Each call of a listener with a message, once: ``group``, ``message_id``, ``begin_ms``, ``cost_ms``, …"""
+    is_before = F.col("kind") == BEFORE
+    return (
+        records.where(F.col("kind").isin(BEFORE, AFTER))
+        .groupBy("request_id", "message_id")
+        .agg(
+            F.max("group").alias("group"),
+            F.max("keys").alias("keys"),
+            F.min(F.when(is_before, F.col("time_ms"))).alias("before_ms"),
+            F.max(F.when(~is_before, F.col("time_ms"))).alias("end_ms"),
+            F.max("cost_ms").alias("cost_ms"),
+            F.max("success").alias("success"),
+            F.max("retries").alias("retries"),
+            F.max("code").alias("code"),
+            F.max("client").alias("client"),
+        )
+        # The beginning may be lost: trace is dropped when clients have too much of it.
+        .withColumn("begin_ms", F.coalesce("before_ms", F.col("end_ms") - F.col("cost_ms")))
+        .drop("before_ms")
+    )
+
+
+def deliveries(sent: DataFrame, called: DataFrame, *, by_tag: bool, slow_ms: int, judged_until_ms: int) -> DataFrame:
+    """Each message with each group that consumes its topic: calls, successes, times, and a flag for each problem."""
+    message = sent.groupBy("topic", "message_id").agg(
+        F.min("sent_ms").alias("sent_ms"),
+        F.max("keys").alias("keys"),
+        F.coalesce(F.max("tags"), F.lit("")).alias("tags"),
+        F.max("is_delayed").alias("is_delayed"),
+        F.max("success").alias("success"),
+        F.max("is_visible").alias("is_visible"),
+    )
+    tried = called.groupBy("message_id", "group").agg(
+        F.count(F.lit(1)).alias("calls"),
+        F.count_if(F.col("success")).alias("successes"),
+        F.min("begin_ms").alias("first_ms"),
+        F.max("begin_ms").alias("last_ms"),
+        F.max("cost_ms").alias("consume_ms"),
+    )
+    known = ["topic", "tags"] if by_tag else ["topic"]
+    # From its first message on a group is expected to get all.
+    groups = message.join(tried, "message_id").groupBy(*known, "group").agg(F.min("sent_ms").alias("since_ms"))
+    count = F.coalesce("calls", F.lit(0))
+    successes = F.coalesce("successes", F.lit(0))
+    is_called = count > 0
+    to_consume = F.col("first_ms") - F.col("sent_ms")
+    is_expected = F.col("success") & F.col("is_visible") & (F.col("sent_ms") >= F.col("since_ms"))
+    may_come = F.col("is_delayed") | (F.col("sent_ms") > judged_until_ms)
+    has_failed = is_called & (successes == 0)
+    # The last call may still run, or its end be on its way.
+    may_succeed = F.coalesce(F.col("last_ms") > judged_until_ms, F.lit(False))
+    return (
+        message.join(groups, known)
+        .join(tried, ["message_id", "group"], "left")
+        .where(is_called | is_expected)
+        .select(
+            "topic",
+            "group",
+            "message_id",
+            "keys",
+            "tags",
+            "sent_ms",
+            count.alias("calls"),
+            successes.alias("successes"),
+            to_consume.alias("to_consume_ms"),
+            "consume_ms",
+            (~is_called & ~may_come).alias(LOST),
+            (has_failed & ~may_succeed).alias(FAILED),
+            (successes > 1).alias(DUPLICATED),
+            F.coalesce((to_consume > slow_ms) | (F.col("consume_ms") > slow_ms), F.lit(False)).alias(SLOW),
+            ((~is_called & may_come) | (has_failed & may_succeed)).alias(WAITING),
+        )
+    )
+
+
+# --- The report -------------------------------------------------------------------------------------------------------
+
+
+def report(
+    records: DataFrame,
+    *,
+    trace_topic: str = TRACE_TOPIC,
+    topics: Sequence[str] = (),
+    by_tag: bool = False,
+    slow_ms: int = SLOW_MS,
+    grace_ms: int = GRACE_MS,
+) -> TraceReport:
+    """What some records tell; runs several jobs over them, so keep (``persist``) them before."""
+    if slow_ms < 0 or grace_ms < 0:
+        raise ConfigError(f"slow_ms={slow_ms} and grace_ms={grace_ms} cannot be below 0")
+    (span,) = records.agg(
+        F.count(F.lit(1)).alias("records"),
+        F.count_if(F.col("kind") == BAD).alias("bad"),
+        F.min("time_ms").alias("begin_ms"),
+        F.max("time_ms").alias("end_ms"),
+    ).collect()
+    begin_ms, end_ms = span["begin_ms"] or 0, span["end_ms"] or 0
+    step_ms = _step_ms(end_ms - begin_ms)
+    sent = sends(records)
+    if topics:
+        sent = sent.where(F.col("topic").isin(list(topics)))
+    called = calls(records)
+    made = deliveries(sent, called, by_tag=by_tag, slow_ms=slow_ms, judged_until_ms=end_ms - grace_ms)
+    made = made.persist()
+    try:
+        unknown = 0 if topics else called.join(sent, "message_id", "left_anti").count()
+        return TraceReport(
+            trace_topic=trace_topic,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            records=span["records"],
+            bad=span["bad"],
+            bad_samples=tuple(row["text"] for row in _bad(records)) if span["bad"] else (),
+            unknown_calls=unknown,
+            slow_ms=slow_ms,
+            grace_ms=grace_ms,
+            step_ms=step_ms,
+            sending=_sending(sent),
+            consuming=_consuming(made),
+            findings=_findings(made),
+            points=_points(made, step_ms),
+        )
+    finally:
+        made.unpersist()
+
+
+def _bad(records: DataFrame) -> list[Row]:
+    return records.where(F.col("kind") == BAD).select("text").limit(SAMPLES).collect()
+
+
+def problems(made: DataFrame) -> DataFrame:
+    """Deliveries with a problem, one row for each problem: for a table of all, where the report has some."""
+    named = F.array(*(F.when(F.col(name), F.lit(name)) for name in PROBLEMS))
+    return made.select(F.explode(F.array_compact(named)).alias("problem"), "*").drop(*PROBLEMS, WAITING)
+
+
+def _sending(sent: DataFrame) -> tuple[Sending, ...]:
+    rows = (
+        sent.groupBy("topic", "group")
+        .agg(
+            F.count(F.lit(1)).alias("sent"),
+            F.count_if(~F.col("success")).alias("failed"),
+            *_percentiles("cost_ms"),
+        )
+        .orderBy("topic", "group")
+        .collect()
+    )
+    return tuple(Sending(row["topic"], row["group"], row["sent"], row["failed"], _ms(row, "cost_ms")) for row in rows)
+
+
+def _consuming(made: DataFrame) -> tuple[Consuming, ...]:
+    rows = (
+        made.groupBy("topic", "group")
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.sum("calls").alias("calls"),
+            *(F.count_if(name).alias(name) for name in (*PROBLEMS, WAITING)),
+            *_percentiles("to_consume_ms"),
+            *_percentiles("consume_ms"),
+        )
+        .orderBy("topic", "group")
+        .collect()
+    )
+    return tuple(
+        Consuming(
+            topic=row["topic"],
+            group=row["group"],
+            messages=row["messages"],
+            calls=row["calls"],
+            lost=row[LOST],
+            failed=row[FAILED],
+            duplicated=row[DUPLICATED],
+            slow=row[SLOW],
+            waiting=row[WAITING],
+            to_consume_ms=_ms(row, "to_consume_ms"),
+            consume_ms=_ms(row, "consume_ms"),
+        )
+        for row in rows
+    )
+
+
+def _findings(made: DataFrame) -> tuple[Finding, ...]:
+    numbered = F.expr("row_number() OVER (PARTITION BY problem, topic, `group` ORDER BY sent_ms, message_id)")
+    rows = (
+        problems(made)
+        .withColumn("number", numbered)
+        .where(F.col("number") <= SAMPLES)
+        .orderBy("topic", "group", "problem", "number")
+        .collect()
+    )
+    names = Finding.__dataclass_fields__
+    return tuple(Finding(**{name: row[name] for name in names}) for row in rows)
+
+
+def _points(made: DataFrame, step_ms: int) -> tuple[Point, ...]:
+    rows = (
+        made.withColumn("begin_ms", F.col("sent_ms") - F.pmod("sent_ms", F.lit(step_ms)))
+        .groupBy("topic", "group", "begin_ms")
+        .agg(F.count(F.lit(1)).alias("messages"), *_percentiles("to_consume_ms"))
+        .orderBy("topic", "group", "begin_ms")
+        .collect()
+    )
+    return tuple(
+        Point(row["topic"], row["group"], row["begin_ms"], row["messages"], figures.p50, figures.p95)
+        for row in rows
+        for figures in (_ms(row, "to_consume_ms"),)
+    )
+
+
+def _percentiles(column: str) -> tuple[Column, Column]:
+    marks = F.array(*map(F.lit, (0.5, 0.95, 0.99)))
+    return (
+        F.percentile_approx(column, marks, F.lit(_ACCURACY)).alias(f"{column}_marks"),
+        F.max(column).alias(f"{column}_max"),
+    )
+
+
+def _ms(row: Row, column: str) -> Percentiles:
+    p50, p95, p99 = row[f"{column}_marks"] or (None, None, None)
+    return Percentiles(p50, p95, p99, row[f"{column}_max"])
+
+
+def _step_ms(span_ms: int) -> int:
+    return next((step for step in _STEPS_MS if span_ms <= step * _POINTS), _STEPS_MS[-1])
+
+
+def _told(row: Row, sent_ms: int | None) -> Step:
+    """A step of a record that stands for itself."""
+    results: dict[str, Any] = {PUB: "sent" if row["success"] else "not safe", END_TRANSACTION: row["state"]}
+    return Step(
+        time_ms=row["time_ms"],
+        since_send_ms=_since(row["time_ms"], sent_ms),
+        what={PUB: "send", END_TRANSACTION: "end of transaction"}.get(row["kind"], row["kind"].lower()),
+        group=row["group"],
+        where=f"{row['topic']} at {row['broker']}" if row["broker"] else row["topic"],
+        cost_ms=row["cost_ms"],
+        result=results.get(row["kind"]) or ("done" if row["success"] else "failed"),
+    )
+
+
+def _called(row: Row, sent_ms: int | None) -> Step:
+    results = {True: "success", False: f"failed (code {row['code']})", None: "no end"}
+    return Step(
+        time_ms=row["begin_ms"],
+        since_send_ms=_since(row["begin_ms"], sent_ms),
+        what="consume" if not row["retries"] else f"consume, retry {row['retries']}",
+        group=row["group"],
+        where=row["client"],
+        cost_ms=row["cost_ms"],
+        result=results[row["success"]],
+    )
+
+
+def _since(time_ms: int | None, sent_ms: int | None) -> int | None:
+    return None if time_ms is None or sent_ms is None else time_ms - sent_ms

@@ -1,0 +1,191 @@
+"""The records of the trace topic, from the text that clients write (U4, Q2).
+
+A client with tracing on gathers *records* and sends them, several in one message, to ``RMQ_SYS_TRACE_TOPIC``. The body
+is UTF-8 text; fields have \\x01 between them, records \\x02 behind them, and what is not there is the word ``null``:
+
+==============  ==================================================================================================
+``Pub``         time, region, group, topic, message id, tags, keys, broker, body bytes, cost, message type, offset id,
+                success; 4.8 and Go add their own address. Before offset ids there were twelve fields.
+``SubBefore``   time, region, group, request id, message id, retries, keys (and an address)
+``SubAfter``    request id, message id, cost, success, keys, code, time, group (the last two not on Alibaba's cloud)
+``EndTransaction``  time, region, group, topic, message id, tags, keys, broker, message type, transaction id, state,
+                whether a check asked for it
+``Recall``      time, region, group, topic, message id, success
+==============  ==================================================================================================
+
+A request id is one call of a listener, which may have been given several messages; it joins *before* and *after*. A
+``Pub`` of a batch has the ids of all its messages with commas between: it becomes one record for each.
+
+What is not of this form is a record of the kind ``bad``, so that it can be counted. ``parse`` never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+PUB: Final = "Pub"
+BEFORE: Final = "SubBefore"
+AFTER: Final = "SubAfter"
+END_TRANSACTION: Final = "EndTransaction"
+RECALL: Final = "Recall"
+BAD: Final = "bad"
+
+#: ``message_type`` of RocketMQ's ``MessageType``.
+HALF: Final = 1
+DELAYED: Final = 3
+#: ``state`` of a transaction that makes its message visible.
+COMMITTED: Final = "COMMIT_MESSAGE"
+
+_FIELD_END: Final = "\x01"
+_RECORD_END: Final = "\x02"
+_NOTHING: Final = "null"
+#: What is kept of a record that cannot be read, to show it to somebody.
+_BAD_LENGTH: Final = 120
+_INT64_MAX: Final = 2**63 - 1
+
+
+class TraceRecord(NamedTuple):
+    """One record. ``None`` where its kind has no such field, or its client had no such value."""
+
+    kind: str
+    #: On the clock of the client that wrote it: when a send, or a call of a listener, began (``SubAfter``: ended).
+    time_ms: int | None = None
+    #: Producers' for ``Pub``, ``EndTransaction`` and ``Recall``; else consumers'.
+    group: str | None = None
+    topic: str | None = None
+    message_id: str | None = None
+    #: One call of a listener.
+    request_id: str | None = None
+    tags: str | None = None
+    keys: str | None = None
+    broker: str | None = None
+    body_bytes: int | None = None
+    #: A send, or a listener's call divided by the number of its messages.
+    cost_ms: int | None = None
+    message_type: int | None = None
+    offset_id: str | None = None
+    success: bool | None = None
+    #: How often the group had tried the message before.
+    retries: int | None = None
+    #: Why a listener's call counts as it does: 0 success, 1 too late, 2 an exception, 3 nothing returned, 4 failed.
+    code: int | None = None
+    #: What became of a transaction.
+    state: str | None = None
+    #: The text of a record that could not be read.
+    text: str | None = None
+
+
+def parse(body: bytes) -> Iterator[TraceRecord]:
+    """All records of one trace message."""
+    for text in body.decode("utf-8", "replace").split(_RECORD_END):
+        if text:
+            try:
+                yield from _records(text.split(_FIELD_END))
+            except _Unreadable:
+                yield TraceRecord(BAD, text=text[:_BAD_LENGTH])
+
+
+class _Unreadable(Exception):
+    """A record is not of the form of its kind."""
+
+
+def _records(fields: list[str]) -> Iterator[TraceRecord]:
+    match fields:
+        case [kind, time, _region, group, topic, ids, tags, keys, broker, size, cost, message_type, *rest] if (
+            kind == PUB and 1 <= len(rest) <= 3
+        ):
+            offset_ids = _texts(rest[0]) if len(rest) > 1 else []
+            for number, message_id in enumerate(_names(ids)):
+                yield TraceRecord(
+                    PUB,
+                    _number(time),
+                    _name(group),
+                    _name(topic),
+                    message_id,
+                    tags=_text(tags),
+                    keys=_text(keys),
+                    broker=_text(broker),
+                    body_bytes=_number(size),
+                    cost_ms=_number(cost),
+                    message_type=_number(message_type),
+                    offset_id=offset_ids[number] if number < len(offset_ids) else None,
+                    success=_flag(rest[min(1, len(rest) - 1)]),
+                )
+        case [kind, time, _region, group, request_id, message_id, retries, keys, *rest] if (
+            kind == BEFORE and len(rest) <= 1
+        ):
+            yield TraceRecord(
+                BEFORE,
+                _number(time),
+                _name(group),
+                message_id=_name(message_id),
+                request_id=_name(request_id),
+                keys=_text(keys),
+                retries=_number(retries),
+            )
+        case [kind, request_id, message_id, cost, success, keys, code, *rest] if kind == AFTER and len(rest) in (0, 2):
+            yield TraceRecord(
+                AFTER,
+                _number(rest[0]) if rest else None,
+                _name(rest[1]) if rest else None,
+                message_id=_name(message_id),
+                request_id=_name(request_id),
+                keys=_text(keys),
+                cost_ms=_number(cost),
+                success=_flag(success),
+                code=_number(code),
+            )
+        case [kind, time, _region, group, topic, message_id, tags, keys, broker, message_type, _, state, _] if (
+            kind == END_TRANSACTION
+        ):
+            yield TraceRecord(
+                END_TRANSACTION,
+                _number(time),
+                _name(group),
+                _name(topic),
+                _name(message_id),
+                tags=_text(tags),
+                keys=_text(keys),
+                broker=_text(broker),
+                message_type=_number(message_type),
+                state=_name(state),
+            )
+        case [kind, time, _region, group, topic, message_id, success] if kind == RECALL:
+            yield TraceRecord(
+                RECALL, _number(time), _name(group), _name(topic), _name(message_id), success=_flag(success)
+            )
+        case _:
+            raise _Unreadable
+
+
+def _text(field: str) -> str | None:
+    return None if field in ("", _NOTHING) else field
+
+
+def _name(field: str) -> str:
+    """A text that must be there."""
+    if field in ("", _NOTHING):
+        raise _Unreadable
+    return field
+
+
+def _texts(field: str) -> list[str]:
+    return [] if field in ("", _NOTHING) else field.split(",")
+
+
+def _names(field: str) -> list[str]:
+    return list(map(_name, field.split(",")))
+
+
+def _number(field: str) -> int:
+    digits = field.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and int(digits) <= _INT64_MAX):
+        raise _Unreadable
+    return int(field)
+
+
+def _flag(field: str) -> bool:
+    if field not in ("true", "false"):
+        raise _Unreadable
+    return field == "true"
