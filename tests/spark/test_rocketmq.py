@@ -1,4 +1,4 @@
-"""The source on Apache RocketMQ 4.9.4 and 5.2.0, which have no PySpark connector of their own (U1, V2)."""
+"""The source and pipelines on Apache RocketMQ 4.9.4 and 5.2.0, which have no PySpark connector (U1, U4, V2)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from ternmq import Message
+from ternmq.spark.pipelines import deadletters
+from ternmq.spark.pipelines.reconcile import reconcile
+from ternmq.spark.pipelines.reconcile_sides import Sides
 from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.interop.rocketmq import RocketMQ
+from tests.spark.givingup import give_up
 from tests.spark.test_stream import Collected
 from tests.spark.topics import Topics, bodies_of, numbered
 
@@ -34,3 +39,28 @@ def test_topics_of_rocketmq_are_tables(any_rocketmq: RocketMQ, spark: SparkSessi
     ms = round(middle.timestamp() * 1000)
     expected = sorted(bytes(row["body"]) for row in rows if row["store_time"] >= middle)
     assert expected == bodies_of(topics.read("spark-interop", startingTimestamp=ms).collect())
+
+
+@pytest.mark.interop
+def test_dead_letters_of_rocketmq_are_sent_again_and_its_topics_reconciled(
+    any_rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path
+) -> None:
+    """U4, V2."""
+    names = any_rocketmq.address
+    Topics(spark, names).create("spark-dead")
+    orders = [Message("spark-dead", b"", keys=key, properties={"error": f"code {key}"}) for key in ("1", "2", "2", "4")]
+    give_up(names, "spark-billing", "spark-dead", orders)
+
+    report = deadletters.examine(spark, deadletters.letters(spark, ["spark-billing"], name_servers=names))
+    assert [("spark-billing", "spark-dead", "code #", 4)] == [
+        (one.group, one.origin_topic, one.why, one.count) for one in report.groups
+    ]
+    waiting = deadletters.letters(spark, ["spark-billing"], name_servers=names)
+    assert 4 == len(deadletters.redrive(spark, waiting, name_servers=names, dry_run=False))
+    assert 0 == deadletters.letters(spark, ["spark-billing"], name_servers=names).count()
+
+    (tmp_path / "sent.csv").write_text("id\n1\n2\n3\n")
+    sides = Sides(spark, "spark-dead", name_servers=names, by="keys")
+    sent, consumed = sides.sent(str(tmp_path / "sent.csv")), sides.consumed("group:spark-billing")
+    result = reconcile(spark, "spark-dead", sides.stored(), sent=sent, consumed=consumed, late_ms=0)
+    assert {"missing stored": 1, "double stored": 1, "unexpected stored": 1} == result.problems

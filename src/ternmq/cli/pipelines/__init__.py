@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ternmq.cli.pipelines import archive, sql
+from ternmq.cli.pipelines import archive, deadletters, reconcile, sql, trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,3 +24,6 @@ def pipeline() -> None:
 app.command()(archive.archive)
 app.command()(archive.compact)
 app.command()(sql.sql)
+app.command()(trace.trace)
+app.command()(deadletters.deadletters)
+app.command()(reconcile.reconcile)

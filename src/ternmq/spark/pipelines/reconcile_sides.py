@@ -1,0 +1,217 @@
+"""The sides of a reconciliation: what was sent, what is stored, what was consumed (U4).
+
+Each is a table of ``id`` (text; null where a row has none) and ``time``. What names a message is up to the
+application: its message id, its keys, a property, a field of a JSON body. So ``by`` is an expression in Spark's SQL on
+the columns of a message; ids in files have an expression of their own.
+
+Sides by text, for the command line:
+
+==================  ============================================================================================
+``trace``           sent: what producers traced; consumed, as ``trace:GROUP``: calls of the group with success
+``group:GROUP``     consumed: what lies before the offsets that the group has committed; it tells no time
+``topic:TOPIC``     messages of another topic, such as acknowledgements
+``table:NAME``      a table that Spark knows
+anything else       a path that Spark can read: ``.parquet``, ``.csv``, ``.json``, ``.jsonl``, or a directory of Parquet
+==================  ============================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DataType, NumericType, StringType, TimestampNTZType, TimestampType
+
+from ternmq.admin.blocking import SyncAdmin
+from ternmq.errors import ConfigError, NotFound
+from ternmq.names import TRACE_TOPIC
+from ternmq.spark.columns import COLUMNS
+from ternmq.spark.pipelines import trace
+from ternmq.spark.session import sentence_of
+
+MESSAGE_ID: Final = "message_id"
+KEYS: Final = "keys"
+
+#: How much further than the span in question messages are looked for.
+MARGIN_MS: Final = 600_000
+
+#: Columns of files that are taken for the id and the time, where nobody names one.
+_ID_NAMES: Final = ("id", "message_id", "key", "keys")
+_TIME_NAMES: Final = ("time", "timestamp", "time_ms", "sent_time", "consumed_time", "ts")
+_FORMATS: Final = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    "": "parquet",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Sides:
+    """Makes sides of one topic: where it is, what names a message, and which time is in question."""
+
+    spark: SparkSession
+    topic: str
+    name_servers: str = ""
+    by: str = MESSAGE_ID
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    trace_topic: str = TRACE_TOPIC
+
+    # --- By text ------------------------------------------------------------------------------------------------------
+
+    def sent(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
+        """What was sent. ``by`` and ``time`` are expressions on the columns of a file, table or other topic."""
+        if text == "trace":
+            return self.sent_by_trace()
+        if text.startswith(("group:", "trace:")):
+            raise ConfigError(f"{text!r} cannot say what was sent; give trace, topic:NAME, table:NAME or a file")
+        return self._of_text(text, by=by, time=time)
+
+    def consumed(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
+        """What was consumed."""
+        kind, _, name = text.partition(":")
+        if kind == "trace":
+            if not name:
+                raise ConfigError("whose trace? write trace:GROUP")
+            return self.consumed_by_trace(name)
+        if kind == "group" and name:
+            return self.consumed_by_offsets(name)
+        return self._of_text(text, by=by, time=time)
+
+    def _of_text(self, text: str, *, by: str, time: str) -> DataFrame:
+        kind, _, name = text.partition(":")
+        if kind == "topic" and name:
+            return self.of_topic(name, by=by)
+        return self.of_file(text, by=by, time=time)
+
+    # --- Topics -------------------------------------------------------------------------------------------------------
+
+    def stored(self) -> DataFrame:
+        """What the topic holds, with the place of each message."""
+        end_ms = None if self.end_ms is None else self.end_ms + MARGIN_MS
+        return self._messages(self.topic, self.by, end_ms=end_ms)
+
+    def of_topic(self, topic: str, *, by: str = "") -> DataFrame:
+        """Messages of another topic; what they are about is said by ``by``, or by what names those of the first."""
+        return self._messages(topic, by or self.by, end_ms=None).select("id", "time")
+
+    def _messages(self, topic: str, by: str, *, end_ms: int | None) -> DataFrame:
+        reader = self.spark.read.format("ternmq").option("topic", topic)
+        if self.name_servers:
+            reader = reader.option("nameServers", self.name_servers)
+        if self.begin_ms is not None:
+            reader = reader.option("startingTimestamp", str(max(0, self.begin_ms - MARGIN_MS)))
+        if end_ms is not None:
+            reader = reader.option("endingTimestamp", str(end_ms))
+        places = ("broker", "queue_id", "queue_offset", "store_time")
+        # Only what the expression asks for is decoded.
+        columns = [name for name in COLUMNS if name in places or name in by]
+        schema = ", ".join(f"{name} {COLUMNS[name].spark_type.simpleString()}" for name in columns)
+        found = reader.schema(schema).load()
+        return found.select(
+            _id(found, by, where=f"messages of {topic}, which have the columns {', '.join(COLUMNS)}"),
+            F.col("store_time").alias("time"),
+            *places[:3],
+        )
+
+    # --- Traces and offsets -------------------------------------------------------------------------------------------
+
+    def sent_by_trace(self) -> DataFrame:
+        """What producers traced to have sent to the topic with success."""
+        sent = trace.sends(self._traces()).where((F.col("topic") == self.topic) & F.col("success"))
+        return sent.where("is_visible").select(self._traced_id(), F.timestamp_millis("sent_ms").alias("time"))
+
+    def consumed_by_trace(self, group: str) -> DataFrame:
+        """Calls of a group's listeners with success. A trace does not name the topic, so others' are among them."""
+        called = trace.calls(self._traces()).where((F.col("group") == group) & F.col("success"))
+        ended = F.coalesce("end_ms", F.col("begin_ms") + F.col("cost_ms"))
+        return called.select(self._traced_id(), F.timestamp_millis(ended).alias("time"))
+
+    def _traces(self) -> DataFrame:
+        begin_ms = None if self.begin_ms is None else max(0, self.begin_ms - MARGIN_MS)
+        return trace.read(self.spark, name_servers=self.name_servers, trace_topic=self.trace_topic, begin_ms=begin_ms)
+
+    def _traced_id(self) -> Column:
+        if self.by not in (MESSAGE_ID, KEYS):
+            raise ConfigError(f"traces know messages by {MESSAGE_ID} and {KEYS} only, not by {self.by!r}")
+        return F.col(self.by).alias("id")
+
+    def consumed_by_offsets(self, group: str) -> DataFrame:
+        """What lies before the committed offsets of a group. Such as failed and will come again is among it."""
+        with SyncAdmin(self.name_servers) as admin:
+            offsets = admin.offsets.of(group, topic=self.topic)
+        if not offsets:
+            raise NotFound(f"group {group!r} has committed no offsets of {self.topic!r}; see `tern group progress`")
+        rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
+        progress = self.spark.createDataFrame(rows, "broker STRING, queue_id INT, next_offset BIGINT")
+        before = self.stored().join(F.broadcast(progress), ["broker", "queue_id"]).where("queue_offset < next_offset")
+        return before.select("id", F.lit(None).cast("timestamp").alias("time"))
+
+    # --- Files and tables ---------------------------------------------------------------------------------------------
+
+    def of_file(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
+        """A file, a directory or a table (``table:NAME``)."""
+        kind, _, name = text.partition(":")
+        try:
+            if kind == "table" and name:
+                return self.of_table(self.spark.table(name), what=text, by=by, time=time)
+            suffix = PurePosixPath(text.rstrip("/")).suffix.lower()
+            if suffix not in _FORMATS:
+                raise ConfigError(
+                    f"{text!r} is of no kind that is known; there are {', '.join(filter(None, _FORMATS))}"
+                )
+            form = _FORMATS[suffix]
+            reader = self.spark.read.format(form)
+            if form == "csv":
+                reader = reader.option("header", "true")
+            return self.of_table(reader.load(text), what=text, by=by, time=time)
+        except AnalysisException as error:
+            raise ConfigError(f"{text!r} cannot be read: {sentence_of(error)}") from error
+
+    def of_table(self, table: DataFrame, *, what: str = "the table", by: str = "", time: str = "") -> DataFrame:
+        """Any table that has something like an id, and perhaps a time."""
+        by = by or next((name for name in _ID_NAMES if name in table.columns), "")
+        if not by:
+            raise ConfigError(
+                f"{what} has none of the columns {', '.join(_ID_NAMES)} but {', '.join(table.columns)}; say which "
+                "names a message"
+            )
+        time = time or next((name for name in _TIME_NAMES if name in table.columns), "")
+        there = f"{what}, which has the columns {', '.join(table.columns)}"
+        return table.select(_id(table, by, where=there), _time(table, time, where=there))
+
+
+def _id(table: DataFrame, by: str, *, where: str) -> Column:
+    _type_of(table, by, where=where)
+    return F.expr(f"nullif(CAST(({by}) AS STRING), '')").alias("id")
+
+
+def _time(table: DataFrame, time: str, *, where: str) -> Column:
+    """A time of any form: a timestamp, its text, or ms since 1970."""
+    if not time:
+        return F.lit(None).cast("timestamp").alias("time")
+    match _type_of(table, time, where=where):
+        case TimestampType() | TimestampNTZType():
+            return F.expr(f"CAST(({time}) AS TIMESTAMP)").alias("time")
+        case NumericType():
+            return F.timestamp_millis(F.expr(f"CAST(({time}) AS BIGINT)")).alias("time")
+        case StringType():
+            # CSV knows texts only.
+            ms = F.timestamp_millis(F.expr(f"try_cast(({time}) AS BIGINT)"))
+            return F.coalesce(ms, F.expr(f"try_cast(({time}) AS TIMESTAMP)")).alias("time")
+        case other:
+            raise ConfigError(f"{time!r} of {where} is no time but {other.simpleString()}")
+
+
+def _type_of(table: DataFrame, expression: str, *, where: str) -> DataType:
+    try:
+        return table.select(F.expr(expression).alias("it")).schema["it"].dataType
+    except (AnalysisException, ParseException) as error:
+        raise ConfigError(f"{expression!r} does not fit {where}: {sentence_of(error)}") from error
