@@ -38,6 +38,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
                 "spark.driver.memory": "768m",
                 "spark.driver.extraJavaOptions": SMALL_JVM,
                 "spark.sql.shuffle.partitions": "2",
+                # To compile a plan takes longer than to interpret it for a handful of rows: half the time of a test.
+                "spark.sql.codegen.wholeStage": "false",
+                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+                "spark.sql.adaptive.enabled": "false",
                 "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },

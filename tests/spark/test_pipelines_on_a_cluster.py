@@ -49,7 +49,7 @@ def tern(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
 @pytest.mark.timeout(600)
 def test_pipelines_run_on_a_cluster(master: str, tmp_path: Path) -> None:
     """U4, U5: trace with its page, dead letters sent again, and what is missing, each by one command."""
-    orders = [Message("orders", b"", keys=str(number), tags="even" if number % 2 else "odd") for number in range(4)]
+    orders = [Message("orders", b"body", keys=str(number), tags="even" if number % 2 else "odd") for number in range(4)]
     with EmbeddedCluster() as cluster:
         names = cluster.name_servers
         where = ("--name-server", names, "--master", master)
@@ -58,7 +58,7 @@ def test_pipelines_run_on_a_cluster(master: str, tmp_path: Path) -> None:
         )
         give_up(names, "billing", "orders", orders)
         with SyncProducer("shop", name_servers=names) as producer:
-            producer.send(Message("orders", b"", keys="0"))
+            producer.send(Message("orders", b"body", keys="0"))
         (tmp_path / "sent.csv").write_text("id\n0\n1\n2\n3\n4\n")
 
         traced = tern(

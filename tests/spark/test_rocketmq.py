@@ -48,7 +48,9 @@ def test_dead_letters_of_rocketmq_are_sent_again_and_its_topics_reconciled(
     """U4, V2."""
     names = any_rocketmq.address
     Topics(spark, names).create("spark-dead")
-    orders = [Message("spark-dead", b"", keys=key, properties={"error": f"code {key}"}) for key in ("1", "2", "2", "4")]
+    orders = [
+        Message("spark-dead", b"body", keys=key, properties={"error": f"code {key}"}) for key in ("1", "2", "2", "4")
+    ]
     give_up(names, "spark-billing", "spark-dead", orders)
 
     report = deadletters.examine(spark, deadletters.letters(spark, ["spark-billing"], name_servers=names))
