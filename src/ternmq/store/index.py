@@ -277,6 +277,13 @@ class IndexFile:
         self.used_slots = slots - array("I", page[INDEX_HEADER_BYTES:slots_end].tobytes()).count(0)
 
 
+def file_name(now_ms: int, last: str) -> str:
+    """The name of a new file, by local time; ``last`` is that of the file before, or empty."""
+    name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+    # Names must rise, also within one ms and when the clock or summer time steps back.
+    return name if name > last else f"{int(last) + 1:017d}"
+
+
 class Index:
     """All index files of a store, derived from the log (``store.dispatch.Derived``)."""
 
@@ -360,7 +367,7 @@ class Index:
 
     def _next_file(self) -> IndexFile:
         last = self._files[-1] if self._files else None
-        path = self.directory / self._name(last.path.name if last is not None else "")
+        path = self.directory / file_name(self._now_ms(), last.path.name if last is not None else "")
         self._disk.open_segment(path, size=self._file_bytes, create=True)
         file = self._file(path, bytes(INDEX_HEADER_BYTES))
         if last is not None:
@@ -380,12 +387,6 @@ class Index:
             return self._disk.open_segment(path, size=self._file_bytes)
 
         return IndexFile(path, header, map_it, slots=self._slots, entries=self._entries)
-
-    def _name(self, last: str) -> str:
-        now_ms = self._now_ms()
-        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
-        # Names must rise, also within one ms and when the clock or summer time steps back.
-        return name if name > last else f"{int(last) + 1:017d}"
 
     # --- Derived --------------------------------------------------------------------------------------------------
 

@@ -20,15 +20,16 @@ LIGHT_PREFIX: Final = "%LMQ%"
 #: In ``config/``: how far consumers of light queues are.
 LIGHT_TABLE: Final = "lmqConsumerOffset.json"
 
+#: Properties: the queues, and a record's queue offset in each.
 _NAMES: Final = "INNER_MULTI_DISPATCH"
-_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+OFFSETS_PROPERTY: Final = "INNER_MULTI_QUEUE_OFFSET"
 
 
 def light_places(properties: str) -> Iterator[tuple[str, int]]:
     """Topic and queue offset of a record in each light queue that it is in."""
-    if _OFFSETS not in properties:
+    if OFFSETS_PROPERTY not in properties:
         return
-    names, offsets = find(properties, _NAMES) or "", find(properties, _OFFSETS) or ""
+    names, offsets = find(properties, _NAMES) or "", find(properties, OFFSETS_PROPERTY) or ""
     for name, offset in zip(names.split(","), offsets.split(","), strict=False):
         if name.startswith(LIGHT_PREFIX) and offset.isascii() and offset.isdigit():
             yield name, int(offset)

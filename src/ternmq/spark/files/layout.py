@@ -25,6 +25,7 @@ from ternmq.errors import StoreError
 from ternmq.store.commitlog import HEAD_BYTES, head_store_time, record_size
 from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.sizes import usual_length
+from ternmq.store.inspect.view import StoreView
 from ternmq.store.segment import NAME_DIGITS, segment_files
 
 KEY: Final = "mappedFileSizeCommitLog"
@@ -75,6 +76,13 @@ def find_segments(paths: Sequence[Path], *, segment_bytes: int | None = None, le
     for directories, is_closed in logs:
         found += _up_to_tail(disk, _of_log(disk, directories, segment_bytes, lenient=lenient), is_closed=is_closed)
     return found
+
+
+def segments_of(view: StoreView) -> list[Segment]:
+    """The segments of a store that was opened, up to its tail."""
+    size = view.sizes.segment
+    segments = [Segment(path, start, size) for start, path in view.segments.items()]
+    return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
 
 
 def _is_directory(path: Path) -> bool:

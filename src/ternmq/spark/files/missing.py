@@ -102,9 +102,8 @@ def _of_topics(records: DataFrame, root: Path) -> DataFrame:
     known = view.known_topics()
     if known is not None:
         records = records.where(topic.isin(sorted(known | {name for name, _ in view.queues.table})))
-    foreign = [name for name, _, is_directory in view.disk.list(root / "batchconsumequeue") if is_directory]
-    if foreign:
-        records = records.where(~topic.isin(foreign))
+    if view.foreign_topics:
+        records = records.where(~topic.isin(sorted(view.foreign_topics)))
     for name, log_offset in view.deleted.ends.items():
         records = records.where((topic != name) | (F.col("log_offset") >= log_offset))
     return records

@@ -1,7 +1,7 @@
 """Queues and index made anew from the log (C5).
 
-They are built beside the old ones, with the same folds that a broker uses, and take their place when they are whole and
-on the disk::
+They are built aside, with the same folds that a broker uses, and take the place of the old ones when they are whole and
+on the disk (``fresh_parts``, for whoever builds them)::
 
     DIR/rebuild.tmp/consumequeue  ─┐  first the old ones go to DIR/replaced.tmp, then the new ones come,
     DIR/rebuild.tmp/index         ─┴▶ then the old ones are removed
@@ -17,8 +17,8 @@ nothing leads to them any more; filters then look at each message.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -65,39 +65,64 @@ def rebuild(
     Raises ``StoreLocked`` while a broker holds the directory that is to be changed, other ``StoreError``s for what
     cannot be read or written; then the old files are as they were.
     """
+    with fresh_parts(root, config, out=out) as (view, fresh):
+        return _build(view, FileDisk(), fresh, clock, progress)
+
+
+@contextmanager
+def fresh_parts(
+    root: Path, config: InspectConfig | None = None, *, out: Path | None = None
+) -> Iterator[tuple[StoreView, Path]]:
+    """A store, and an empty directory for its new ``consumequeue`` and ``index``. At the end of the block they take the
+    place of the old ones, or become ``out``; if it raises, nothing is left of them.
+
+    Raises as ``rebuild``.
+    """
     view = StoreView(root, config, on_corrupt=lambda _: None)
     disk = FileDisk()
     if out is not None and (out.is_file() or (out.is_dir() and disk.list(out))):
         raise StoreError(f"{out} exists and is not empty; name a new directory for what is made")
+    fresh = out.with_name(f"{out.name}.tmp") if out is not None else root / _FRESH
     with ExitStack() as stack:
         if out is None:
             # Whoever else looks at the lock, broker or second rebuild, stays out.
             stack.callback(disk.lock(root / "lock").release)
-            disk.remove(root / _FRESH)
-        fresh = out or root / _FRESH
-        rebuilt = _build(view, disk, fresh, clock, progress)
+        disk.remove(fresh)
+        try:
+            yield view, fresh
+        except BaseException:
+            disk.remove(fresh)
+            raise
         if out is None:
             _swap(disk, root)
-    return rebuilt
+        elif fresh.exists():
+            disk.move(fresh, out)
+
+
+def index_sizes(view: StoreView) -> tuple[int, int]:
+    """Slots and entries of an index file. Raises ``StoreError`` if nobody can tell."""
+    slots, entries = view.sizes.index_slots, view.sizes.index_entries
+    if slots is None or entries is None:
+        raise StoreError(
+            f"nothing in {view.root} shows how large its index files are; give both numbers of the broker's settings "
+            "with --set maxHashSlotNum=… --set maxIndexNum=…"
+        )
+    return slots, entries
 
 
 def _build(
     view: StoreView, disk: FileDisk, fresh: Path, clock: Clock, progress: Callable[[int, int], object] | None
 ) -> Rebuilt:
     sizes = view.sizes
-    if sizes.index_slots is None or sizes.index_entries is None:
-        raise StoreError(
-            f"nothing in {view.root} shows how large its index files are; give both numbers of the broker's settings "
-            "with --set maxHashSlotNum=… --set maxIndexNum=…"
-        )
+    slots, entries = index_sizes(view)
     queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
-    queues.foreign = _Foreign(view)
+    queues.foreign = left_out(view)
     queues.has_light = view.queues.has_light
     index = Index(
         disk,
         fresh / "index",
-        slots=sizes.index_slots,
-        entries=sizes.index_entries,
+        slots=slots,
+        entries=entries,
         file_bytes=sizes.index_file,
         now_ms=clock.now_ms,
     )
@@ -123,7 +148,7 @@ def _build(
             damages += scan.damages
             assert following.log_offset > replay.position, "both agree on what a record is"
             replay.position = following.log_offset
-        _keep_numbers(view, queues)
+        keep_numbers(view, queues)
         if replay.count:
             index.ensure_file()
         queues.close()
@@ -133,19 +158,26 @@ def _build(
     return Rebuilt(replay.count, replay.position - begin, len(queues), damages)
 
 
-class _Foreign:
+@dataclass(slots=True, frozen=True)
+class LeftOut:
     """Topics that get no queues: RocketMQ's with queues of another kind, and deleted ones."""
 
-    def __init__(self, view: StoreView) -> None:
-        self._others = view.queues.foreign
-        topics = view.known_topics()
-        self._known = topics | {topic for topic, _ in view.queues.table} if topics is not None else None
+    foreign: frozenset[str]
+    #: Topics that exist; None if nobody can tell.
+    known: frozenset[str] | None
 
     def __contains__(self, topic: object) -> bool:
-        return topic in self._others or (self._known is not None and topic not in self._known)
+        return topic in self.foreign or (self.known is not None and topic not in self.known)
 
 
-def _keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
+def left_out(view: StoreView) -> LeftOut:
+    """The topics of a store that get no queues."""
+    topics = view.known_topics()
+    known = frozenset(topics | {topic for topic, _ in view.queues.table}) if topics is not None else None
+    return LeftOut(view.foreign_topics, known)
+
+
+def keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
     """Let queues that the log has no record of go on with the queue offset that is next."""
     for key, old in view.queues.table.items():
         if key not in queues.table and old.next_offset > 0:

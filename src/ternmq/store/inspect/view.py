@@ -9,7 +9,7 @@ ask ``may_lag``: newest entries may be in the broker's memory only, and after a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -94,6 +94,17 @@ class StoreView:
             for name, length_bytes, is_directory in self.disk.list(directory)
             if not is_directory and name.isascii() and name.isdigit()
         ]
+
+    @property
+    def foreign_topics(self) -> frozenset[str]:
+        """Topics that RocketMQ 5 keeps in queues of another kind."""
+        listed = self.disk.list(self.root / "batchconsumequeue")
+        return frozenset(topic for topic, _, is_directory in listed if is_directory)
+
+    @property
+    def segments(self) -> Mapping[int, Path]:
+        """Where each segment of the log starts, and its file, in order."""
+        return self._segments
 
     def table(self, name: str, kind: type[BodyT]) -> BodyT | None:
         """A table of ``config/``, or its backup; None without one. Raises ``CorruptFile``."""
