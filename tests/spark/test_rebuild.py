@@ -42,8 +42,10 @@ def test_recorded_directories_are_rebuilt_to_the_byte(
 def odd_store(root: Path) -> InspectConfig:
     """A store with all that a fold has rules for: queues that start over, gaps, delays, light queues, deleted topics,
     halves of transactions, damage; and a log that retention has cut."""
-    levels = InspectConfig(message_delay_level="7s 9s", max_hash_slot_num=7, max_index_num=10)
-    config = small_config(root, mapped_file_size_commit_log=8192, message_delay_level=levels.message_delay_level)
+    levels = InspectConfig(message_delay_level="7s 9s", max_hash_slot_num=7, max_index_num=60)
+    config = small_config(
+        root, mapped_file_size_commit_log=8192, max_index_num=60, message_delay_level=levels.message_delay_level
+    )
     with quiet_store(config) as store:
         for number in range(120):
             store.put(

@@ -179,7 +179,7 @@ def rebuild(
     if out is None and holder is not None:
         raise StoreLocked(str(directory))
     if out is None and not yes:
-        _ask(f"replace queues and index of {directory}?")
+        ask(f"replace queues and index of {directory}?")
     clock = SystemClock()
     began = clock.monotonic()
     with progress_bar("rebuild") as tell:
@@ -292,7 +292,8 @@ def _speed(log_bytes: int, seconds: float) -> float:
     return round(log_bytes / _MB / seconds, 1) if seconds else 0.0
 
 
-def _ask(question: str) -> None:
+def ask(question: str) -> None:
+    """Go on only if somebody says yes. Raises ``ConfigError`` if nobody can."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} Nobody can answer here; add --yes")
     typer.confirm(question, abort=True)

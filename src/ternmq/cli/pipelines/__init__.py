@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ternmq.cli.pipelines import archive, deadletters, reconcile, sql, trace
+from ternmq.cli.pipelines import archive, deadletters, rebuild, reconcile, sql, trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,3 +27,4 @@ app.command()(sql.sql)
 app.command()(trace.trace)
 app.command()(deadletters.deadletters)
 app.command()(reconcile.reconcile)
+app.command()(rebuild.rebuild)

@@ -13,11 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ternmq.spark.files.index import INDEX_ENTRIES
 from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.sizes import INDEX_HEADER, index_file_bytes
 
-_ENTRY: Final = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOT: Final = np.dtype(">i4")
 _SECONDS_MAX: Final = 0x7FFFFFFF
 
@@ -34,7 +34,7 @@ class IndexWriter:
         self._segment.reserve(0, entries_at + (count + 1) * INDEX_ENTRY_BYTES)
         page = self._segment.page
         self._slots = np.frombuffer(page, _SLOT, slots, INDEX_HEADER_BYTES)
-        self._entries = np.frombuffer(page, _ENTRY, count + 1, entries_at)
+        self._entries = np.frombuffer(page, INDEX_ENTRIES, count + 1, entries_at)
         self._next = 1
         self._used_slots = 0
         self._begin_ms = before_ms

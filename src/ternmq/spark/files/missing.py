@@ -87,6 +87,10 @@ def lost(
         records = _of_topics(records, root)
     if name_servers:
         return _not_served(spark, records, topics, name_servers, broker)
+    if not _is_store(root):
+        raise StoreError(
+            f"{root} has no queues to compare with; give the directory that storePathRootDir names, or name_servers"
+        )
     return _not_queued(spark, records, root)
 
 

@@ -43,10 +43,11 @@ class OnCorrupt(enum.StrEnum):
 
 
 class Part(enum.StrEnum):
-    """Which table of a store: the records of its log, or the entries of its ConsumeQueues."""
+    """Which table of a store: the records of its log, or the entries of its ConsumeQueues or its index."""
 
     LOG = "log"
     QUEUES = "queues"
+    INDEX = "index"
 
 
 @dataclass(slots=True, frozen=True)

@@ -72,9 +72,9 @@ class QueueReader(DataSourceReader):
     def _files(self) -> Iterator[tuple[QueueFile, int]]:
         disk = FileDisk(writable=False)
         for root in self._options.paths:
+            if not root.is_dir():
+                raise StoreError(f"there is no directory {root} here; give the one that storePathRootDir names")
             directory = root / "consumequeue"
-            if not directory.is_dir():
-                raise StoreError(f"{root} has no consumequeue; give the directory that storePathRootDir names")
             for topic, _, is_topic in disk.list(directory):
                 if not is_topic or not self._options.selects(topic):
                     continue

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from ternmq.errors import CorruptRecord
 from ternmq.spark.columns import Batches, check_schema, spark_schema
-from ternmq.spark.files import layout, queues
+from ternmq.spark.files import index, layout, queues
 from ternmq.spark.files.columns import LOG_COLUMNS, LogRows, damage_batch, damage_rows
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
@@ -37,7 +37,7 @@ from ternmq.store.inspect.scan import Damaged
 
 log = logging.getLogger(__name__)
 
-_SCHEMAS: Final = {Part.LOG: spark_schema(LOG_COLUMNS), Part.QUEUES: queues.SCHEMA}
+_SCHEMAS: Final = {Part.LOG: spark_schema(LOG_COLUMNS), Part.QUEUES: queues.SCHEMA, Part.INDEX: index.SCHEMA}
 
 
 class FilesSource(DataSource):
@@ -54,7 +54,13 @@ class FilesSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = FilesOptions.parse(self.options)
         check_schema(schema, _SCHEMAS[options.part])
-        return LogReader(options, schema) if options.part is Part.LOG else queues.QueueReader(options, schema)
+        match options.part:
+            case Part.LOG:
+                return LogReader(options, schema)
+            case Part.QUEUES:
+                return queues.QueueReader(options, schema)
+            case Part.INDEX:
+                return index.IndexReader(options, schema)
 
 
 class LogReader(DataSourceReader):

@@ -27,14 +27,14 @@ from typing import Any, Final
 
 import numpy as np
 from pyspark import RDD, StorageLevel, TaskContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from ternmq.env import Clock, SystemClock
 from ternmq.spark.files import layout
 from ternmq.spark.files.derive import KEYED, Rules
 from ternmq.spark.files.derived import Keys, QueueKey, Run, Sum, derived
 from ternmq.spark.files.index_file import IndexWriter
-from ternmq.spark.files.options import SLICE_BYTES
+from ternmq.spark.files.options import NAME, SLICE_BYTES
 from ternmq.spark.files.queue_writer import QueueWriter
 from ternmq.spark.jobs import Watch
 from ternmq.store.file_disk import FileDisk
@@ -46,6 +46,10 @@ from ternmq.store.inspect.view import StoreView
 from ternmq.store.queues import ConsumeQueues
 
 JOB: Final = "rebuild"
+
+_QUEUE_COLUMNS: Final = (
+    "topic STRING, queue_id INT, queue_offset BIGINT, log_offset BIGINT, record_bytes INT, tags_code BIGINT"
+)
 
 #: Where workers put what they make, below the directory that is built.
 _PARTS: Final = "parts.tmp"
@@ -82,6 +86,59 @@ def rebuild(
     with fresh_parts(Path(store_dir).absolute(), config, out=out) as (view, fresh):
         job = _Rebuild(spark, view, fresh, slice_bytes=slice_bytes, clock=clock or SystemClock())
         return (watch or Watch()).run(JOB, spark, job.run)
+
+
+@dataclass(slots=True, frozen=True)
+class Checked:
+    """How the queues and the index that are there differ from what the log makes, in entries."""
+
+    rebuilt: Rebuilt
+    #: Entries that should be there and are not, or differ; and those that belong to no record.
+    queue_missing: int
+    queue_extra: int
+    index_missing: int
+    index_extra: int
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.queue_missing or self.queue_extra or self.index_missing or self.index_extra)
+
+
+def check(
+    spark: SparkSession,
+    store_dir: str | Path,
+    *,
+    config: InspectConfig | None = None,
+    slice_bytes: int = SLICE_BYTES,
+    watch: Watch | None = None,
+) -> Checked:
+    """Rebuild beside the store, as ``STORE_DIR.check``, compare, and remove it again: the store stays as it is.
+
+    Entries of records that the log has forgotten are no difference. Raises as ``rebuild``.
+    """
+    root, watch = Path(store_dir).absolute(), watch or Watch()
+    fresh = root.with_name(f"{root.name}.check")
+    try:
+        made = rebuild(spark, root, output=fresh, config=config, slice_bytes=slice_bytes, watch=watch)
+        log_min = StoreView(root, config, on_corrupt=lambda _: None).log.min_offset
+
+        def compare(part: str, columns: str) -> tuple[int, int]:
+            """How many entries only the new one has, and only the old one."""
+
+            def table(directory: Path) -> DataFrame:
+                reader = spark.read.format(NAME).option("part", part).schema(columns)
+                return reader.load(str(directory)).where(f"log_offset >= {log_min}")
+
+            new, old = table(fresh), table(root)
+            return new.exceptAll(old).count(), old.exceptAll(new).count()
+
+        return watch.run(
+            JOB,
+            spark,
+            lambda: Checked(made, *compare("queues", _QUEUE_COLUMNS), *compare("index", "key_hash INT, log_offset BIGINT")),
+        )
+    finally:
+        FileDisk().remove(fresh)
 
 
 class _Rebuild:

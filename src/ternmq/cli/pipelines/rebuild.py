@@ -1,0 +1,95 @@
+"""``tern pipeline rebuild``: queues and index of a huge log, made by many workers (U4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ternmq.cli.options import ConfigFile, Json
+from ternmq.cli.output import Output, note
+from ternmq.cli.pipelines.job import Master, Settings, spark_job
+from ternmq.cli.store import Directory, Sizes, ask, config_of
+from ternmq.env import SystemClock
+from ternmq.errors import ConfigError
+
+_MB: Final = 1_000_000
+
+
+def rebuild(
+    directory: Directory,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Make the files there, and leave the store as it is."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only compare what is there with what the log makes; 1 if they differ.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    slice_bytes: Annotated[
+        int | None, typer.Option("--slice-bytes", min=1, metavar="BYTES", help="How much of the log one task reads.")
+    ] = None,
+    sizes: Sizes = None,
+    config: ConfigFile = None,
+    master: Master = "",
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Make queues and index of a store anew from its log, on a Spark cluster.
+
+    The result is that of `tern store rebuild`, to the byte. All workers need the directory under the same path. The
+    old files are replaced when the new ones are whole; if anything fails, nothing has changed.
+
+    Examples:
+
+        tern pipeline rebuild /data/broker-a --master spark://host:7077
+
+        tern pipeline rebuild /data/broker-a --check
+    """
+    if check and output is not None:
+        raise ConfigError("--check makes nothing that --output could name; give one of both")
+    inspect = config_of(sizes, config)
+    if output is None and not check and not yes:
+        ask(f"replace queues and index of {directory}?")
+    clock = SystemClock()
+    with spark_job("rebuild", master=master, settings=settings, as_json=as_json) as (spark, watch):
+        from ternmq.spark.files.options import SLICE_BYTES
+        from ternmq.spark.pipelines import rebuild as pipeline
+
+        began = clock.monotonic()
+        slice_bytes = slice_bytes or SLICE_BYTES
+        checked = made = None
+        if check:
+            checked = pipeline.check(spark, directory, config=inspect, slice_bytes=slice_bytes, watch=watch)
+        else:
+            made = pipeline.rebuild(
+                spark, directory, output=output, config=inspect, slice_bytes=slice_bytes, watch=watch
+            )
+        seconds = clock.monotonic() - began
+    rebuilt = checked.rebuilt if checked is not None else made
+    assert rebuilt is not None
+    for damaged in rebuilt.damages:
+        note(f"passed over log offset {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
+    fields: dict[str, object] = {
+        "directory": str(output or directory),
+        "records": rebuilt.records,
+        "log_bytes": rebuilt.log_bytes,
+        "queues": rebuilt.queues,
+        "index_files": rebuilt.index_files,
+        "damaged_places": len(rebuilt.damages),
+        "seconds": round(seconds, 3),
+        "mb_per_second": round(rebuilt.log_bytes / _MB / seconds, 1) if seconds else 0.0,
+    }
+    speed = f"({rebuilt.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {fields['mb_per_second']} MB/s)"
+    if checked is None:
+        text = f"{rebuilt.queues:,} queues and the index made of {rebuilt.records:,} records in {output or directory} "
+        Output(as_json=as_json).item(fields, text + speed)
+        return
+    counts = {key: value for key, value in dataclasses.asdict(checked).items() if key != "rebuilt"}
+    words = [f"{value:,} {key.replace('_', ' entries ')}" for key, value in counts.items() if value]
+    verdict = ", ".join(words) or "queues and index are what the log makes"
+    Output(as_json=as_json).item(fields | counts, f"{verdict} {speed}")
+    if not checked.is_right:
+        raise typer.Exit(1)
