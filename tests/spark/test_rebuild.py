@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from ternmq.errors import StoreError, StoreLocked
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.spark.jobs import JobFailed
-from ternmq.spark.pipelines.rebuild import rebuild
+from ternmq.spark.pipelines.rebuild import check, rebuild
 from ternmq.store.inspect.rebuild import rebuild as rebuild_alone
 from ternmq.store.inspect.sizes import InspectConfig
 from tests.manual_clock import ManualClock
@@ -47,7 +47,7 @@ def odd_store(root: Path) -> InspectConfig:
         root, mapped_file_size_commit_log=8192, max_index_num=60, message_delay_level=levels.message_delay_level
     )
     with quiet_store(config) as store:
-        for number in range(120):
+        for number in range(70):
             store.put(
                 draft("orders", number % 3, b"b" * 300, KEYS=f"k{number} all", TAGS=f"T{number % 2}", UNIQ_KEY="U")
             )
@@ -59,7 +59,7 @@ def odd_store(root: Path) -> InspectConfig:
                 names, offsets = "%LMQ%a,%LMQ%b", f"{number // 10},{100 + number // 10}"
                 store.put(draft("light", 0, INNER_MULTI_DISPATCH=names, INNER_MULTI_QUEUE_OFFSET=offsets))
                 store.put(draft("deleted", 0, b"d"))
-            if number == 60:
+            if number == 40:
                 store.delete_topics(["deleted"])
     segments = sorted((root / "commitlog").iterdir())
     segments[0].unlink()
@@ -75,7 +75,7 @@ def test_odd_stores_are_rebuilt_as_by_one_process(spark: SparkSession, tmp_path:
     rebuild_alone(root, levels, out=tmp_path / "alone", clock=ManualClock())
     (root / "consumequeue_ext").mkdir()
 
-    made = rebuild(spark, root, config=levels, slice_bytes=3_000)
+    made = rebuild(spark, root, config=levels, slice_bytes=5_000)
 
     _, queues, index = log_queues_index(tmp_path / "alone")
     assert (queues, index) == log_queues_index(root)[1:]
@@ -84,6 +84,19 @@ def test_odd_stores_are_rebuilt_as_by_one_process(spark: SparkSession, tmp_path:
         path.name for path in (root / "consumequeue").iterdir()
     }
     assert not [*root.glob("*.tmp")]
+
+    before = files(root)
+    edit(min((root / "consumequeue" / "orders" / "0").iterdir()), 8, b"\0\0\0\x7f")
+    checked = check(spark, root, config=levels)
+    assert (False, 1, 1, 0, 0) == (
+        checked.is_right,
+        checked.queue_missing,
+        checked.queue_extra,
+        checked.index_missing,
+        checked.index_extra,
+    )
+    assert before.keys() == files(root).keys()
+    assert ["alone", "store"] == sorted(path.name for path in tmp_path.iterdir())
 
 
 def test_a_rebuild_that_cannot_end_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The source on a Spark cluster: a master and two workers as processes of this machine (U1, U5)."""
+"""On a Spark cluster, a master and two workers as processes of this machine: sources and pipelines (U1, U3 to U5)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ import pytest
 from ternmq.embedded import EmbeddedCluster
 from tests.interop.rocketmq import free_port
 from tests.spark.conftest import SMALL_JVM
+from tests.spark.stores import write_store
+from tests.store.small import log_queues_index
 
 PROGRAM = """
 import os, signal, sys
@@ -61,6 +63,27 @@ spark.stop()
 """
 
 
+FILES_PROGRAM = """
+import sys
+from ternmq.cli.main import main
+from ternmq.spark.session import session
+
+store, output, master = sys.argv[1:]
+settings = {
+    "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m", "spark.executor.memory": "512m",
+    "spark.driver.extraJavaOptions": JVM, "spark.executor.extraJavaOptions": JVM, "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+spark = session(master=master, settings=settings)
+frame = spark.read.format("ternmq_files").option("sliceBytes", 16384).load(store)
+print(frame.select("log_offset").distinct().count(), frame.count(), frame.rdd.getNumPartitions() > 2, flush=True)
+spark.stop()
+given = [part for pair in settings.items() for part in ("--conf", "=".join(pair))]
+sys.argv = ["tern", "pipeline", "rebuild", store, "--output", output, "--master", master, *given]
+main()
+"""
+
+
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
     """The address of a master that two workers of one core each belong to."""
@@ -100,3 +123,21 @@ def test_executors_of_a_cluster_read_slices_side_by_side(master: str, tmp_path: 
             check=False,
         )
     assert ["200 200", "2", "True True"] == done.stdout.splitlines(), done.stderr[-2_000:]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_workers_read_a_store_and_rebuild_it(master: str, tmp_path: Path) -> None:
+    """U3, U4, U5: the command as a user types it."""
+    store = write_store(tmp_path / "ternmq")
+    done = subprocess.run(
+        [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{FILES_PROGRAM}", str(store), str(tmp_path / "out"), master],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    read, made = done.stdout.splitlines() or ("", done.stderr[-2_000:])
+    assert "310 310 True" == read, done.stderr[-2_000:]
+    assert made.startswith(f"3 queues and the index made of 310 records in {tmp_path / 'out'} (")
+    assert log_queues_index(store)[1:] == log_queues_index(tmp_path / "out")[1:]

@@ -51,6 +51,11 @@ _QUEUE_COLUMNS: Final = (
     "topic STRING, queue_id INT, queue_offset BIGINT, log_offset BIGINT, record_bytes INT, tags_code BIGINT"
 )
 
+_INDEX_COLUMNS: Final = "key_hash INT, log_offset BIGINT"
+
+#: Queue entries that make one more task worth its while.
+_TASK_RECORDS: Final = 250_000
+
 #: Where workers put what they make, below the directory that is built.
 _PARTS: Final = "parts.tmp"
 
@@ -132,11 +137,10 @@ def check(
             new, old = table(fresh), table(root)
             return new.exceptAll(old).count(), old.exceptAll(new).count()
 
-        return watch.run(
-            JOB,
-            spark,
-            lambda: Checked(made, *compare("queues", _QUEUE_COLUMNS), *compare("index", "key_hash INT, log_offset BIGINT")),
-        )
+        def compare_all() -> Checked:
+            return Checked(made, *compare("queues", _QUEUE_COLUMNS), *compare("index", _INDEX_COLUMNS))
+
+        return watch.run(JOB, spark, compare_all)
     finally:
         FileDisk().remove(fresh)
 
@@ -163,11 +167,11 @@ class _Rebuild:
         try:
             told = scanned.filter(lambda each: isinstance(each, (Sum, Damaged))).collect()
             sums = sorted(each for each in told if isinstance(each, Sum))
-            queues = self._write_queues(scanned)
+            records = sum(each.records for each in sums)
+            queues = self._write_queues(scanned, records)
             files = self._write_index(scanned, sums)
         finally:
             scanned.unpersist()
-        records = sum(each.records for each in sums)
         if records and not files:
             # None at all would mean that the index was thrown away.
             files = [self._empty_index()]
@@ -179,9 +183,10 @@ class _Rebuild:
 
     # --- Queues -----------------------------------------------------------------------------------------------------
 
-    def _write_queues(self, scanned: RDD[Any]) -> int:
+    def _write_queues(self, scanned: RDD[Any], records: int) -> int:
         parts, file_bytes = self._parts, self._view.sizes.queue_file
-        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        tasks_max = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        tasks = min(tasks_max, records // _TASK_RECORDS + 1)
         written: list[tuple[str, int, Path]] = (
             scanned.filter(lambda each: isinstance(each, Run))
             .map(lambda run: (run.key, run.entries))
