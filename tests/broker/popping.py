@@ -99,7 +99,7 @@ def messages(response: Response, group: str, topic: str, broker_name: str = "bro
         else:
             handle = Handle.parse(text)
             assert record.queue_offset in offsets[handle.retry, record.queue_id]
-            assert record.topic == topic
+            assert (record.topic, record.queue_offset) == (topic, handle.queue_offset)
         properties.setdefault(Property.FIRST_POP_TIME, str(reply.pop_time_ms))
         found.append(Popped(group, topic, record, bytes(record.body), properties, handle))
     return found

@@ -9,9 +9,13 @@ import pytest
 from ternmq import names
 from ternmq.errors import DiskFull
 from ternmq.pop.revive_log import ACK_TAG, BATCH_ACK_TAG, CHECK_POINT_TAG
+from ternmq.store.draft import Draft
 from ternmq.wire import properties as props
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.pop import CheckPointRecord
 from ternmq.wire.handles import RETRY_V1, RETRY_V2
-from tests.pop.world import GROUP, REVIVE_QUEUES, REVIVE_TOPIC, TOPIC, Options, World
+from ternmq.wire.properties import join
+from tests.pop.world import GROUP, HOST, REVIVE_QUEUES, REVIVE_TOPIC, TOPIC, Options, World
 from tests.store.small import read_all
 
 
@@ -92,6 +96,8 @@ def test_a_short_invisible_time_leaves_no_time_to_write_it_first() -> None:
     world.pop(invisible_ms=3_000)
 
     world.pass_time(3.1)
+    # They are not on the disk yet: a power cut could take them, and must not leave the offset behind them.
+    assert -1 == world.committed()
     world.store.flush_now()
 
     assert ([], 2) == (revive_tags(world), world.committed())
@@ -110,6 +116,8 @@ def test_unacked_messages_come_again_from_the_retry_topic_not_a_millisecond_earl
     world.pass_time(59.999)
     assert world.topics.get(world.retry_topic(GROUP, kind)) is None
     world.pass_time(0.001)
+    # Whoever reads this store from now on finds where the group is in its retry topic.
+    assert 0 == world.offsets.get(GROUP, world.retry_topic(GROUP, kind), 0)
     again = world.pop(retry=kind)
 
     assert [(b"0", 1), (b"2", 1)] == [(message.body, message.reconsume_times) for message in again]
@@ -156,6 +164,61 @@ def test_a_changed_time_is_in_the_log_before_the_old_check_point_ends() -> None:
     assert world.topics.get(world.retry_topic(GROUP, RETRY_V1)) is None
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_changed_time_counts_from_the_change_and_the_message_comes_once(restarts: bool) -> None:
+    """F9: the old check point lies in the log by then, and its ack behind it."""
+    world = sent(1)
+    (message,) = world.pop(invisible_ms=30_000)
+    world.pass_time(20)
+    world.change(message, 30_000)
+    if restarts:
+        world.stop()
+        world.start()
+
+    world.pass_time(29.5)
+    assert world.topics.get(world.retry_topic(GROUP, RETRY_V1)) is None
+    world.pass_time(0.5)
+
+    assert [(b"0", 1)] == [(each.body, each.reconsume_times) for each in world.pop(retry=RETRY_V1)]
+
+
+def test_a_group_that_pulled_meanwhile_does_not_go_back() -> None:
+    """D4, F9: acks of what was popped before."""
+    world = sent(5)
+    messages = world.pop(count_max=2)
+    world.offsets.commit(GROUP, TOPIC, 0, 4)
+
+    world.ack(*messages)
+
+    assert (4, [b"4"]) == (world.committed(), [message.body for message in world.pop()])
+
+
+def test_a_moved_group_is_moved_on_by_what_it_pops_from_then_on_only() -> None:
+    """D4, F9: acks of what was in flight then say nothing any more."""
+    world = sent(4)
+    old = world.pop()
+    world.offsets.reset(GROUP, TOPIC, 0, 1, has_readers=True)
+    world.taker.reset((GROUP, TOPIC, 0))
+
+    world.ack(*old)
+    assert 1 == world.committed()
+    again = world.pop()
+    world.ack(*again)
+
+    assert ([b"1", b"2", b"3"], 4) == ([message.body for message in again], world.committed())
+
+
+def test_a_pop_of_the_same_name_takes_the_place_of_the_old_one() -> None:
+    """F9: the group was moved back and pops within the same millisecond; only one of them is in the buffer."""
+    world = sent(1, Options(count_max=1))
+    world.pop()
+    world.taker.reset((GROUP, TOPIC, 0))
+    (message,) = world.pop()
+
+    assert (1, []) == (len(world.buffer), revive_tags(world))
+    assert 1 == world.ack(message)
+
+
 def test_a_stop_keeps_what_is_in_flight_and_handles_stay_good() -> None:
     """F9: nothing is popped twice."""
     world = sent(4)
@@ -170,6 +233,41 @@ def test_a_stop_keeps_what_is_in_flight_and_handles_stay_good() -> None:
     assert 2 == world.ack(*messages[1:])
     world.pass_time(100)
     assert [b"3"] == [message.body for message in world.pop(retry=RETRY_V1)]
+
+
+def test_acks_of_what_lies_in_the_log_outlive_a_kill() -> None:
+    """F9: one by one, and many at once."""
+    world = sent(4)
+    messages = world.pop()
+    world.pass_time(11)
+    world.store.flush_now()
+    world.ack(messages[0])
+    world.ack(*messages[1:3])
+    world.save()
+
+    world.kill()
+    world.start()
+    world.pass_time(60)
+
+    assert [b"3"] == [message.body for message in world.pop(retry=RETRY_V1)]
+    assert [] == world.pop()
+
+
+def test_messages_with_gaps_between_them_outlive_a_kill() -> None:
+    """F9, K1: a filter has left out some; those that it let through come again, and an ack of one is of that one."""
+    world = sent(7)
+    messages = world.pop(matches=lambda code: code == ord("A"))
+    assert [b"1", b"3", b"5"] == [message.body for message in messages]
+    world.pass_time(11)
+    world.store.flush_now()
+    world.ack(messages[1])
+    world.save()
+
+    world.kill()
+    world.start()
+    world.pass_time(60)
+
+    assert [b"1", b"5"] == [message.body for message in world.pop(retry=RETRY_V1)]
 
 
 def test_a_kill_forgets_what_was_in_memory_only_and_pops_it_again() -> None:
@@ -276,6 +374,32 @@ def full(_draft: object) -> None:
     raise DiskFull("no space left; free some")
 
 
+def test_a_disk_that_fills_up_in_the_middle_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F9: of three messages one is in the retry topic already when the others are tried again."""
+    world = sent(3)
+    world.pop(invisible_ms=1_000)
+    put = world.store.put
+    puts = iter([put, full])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "put", lambda draft: next(puts)(draft))
+        world.pass_time(1)
+    world.pass_time(11)
+
+    assert [b"0", b"1", b"2"] == [message.body for message in world.pop(retry=RETRY_V1)]
+
+
+def test_what_no_filter_lets_through_is_not_looked_at_again() -> None:
+    """F9, K1: the offset moves on with it, behind what is in flight."""
+    world = sent(6)
+    first = world.pop(count_max=1)
+    assert [] == world.pop(matches=lambda _code: False)
+
+    assert 6 == world.buffer.next_offset((GROUP, TOPIC, 0), world.committed())
+    world.ack(*first)
+    assert 6 == world.committed()
+
+
 def test_one_that_takes_long_is_written_again_so_that_a_start_has_little_to_read() -> None:
     """F9: with the acks that it has."""
     world = sent(20, Options(enabled=False, carry_records=6))
@@ -287,6 +411,8 @@ def test_one_that_takes_long_is_written_again_so_that_a_start_has_little_to_read
     assert -1 == world.offsets.get(names.REVIVE_GROUP, REVIVE_TOPIC, 0)
 
     world.buffer.tend()
+    # Not before the disk has the new record: a power cut would take both.
+    assert -1 == world.offsets.get(names.REVIVE_GROUP, REVIVE_TOPIC, 0)
     world.store.flush_now()
     # Once is enough.
     world.buffer.tend()
@@ -330,3 +456,39 @@ def test_what_others_put_into_the_revive_log_is_found() -> None:
 
     # The check point, and the ack that says that its messages were written again.
     assert (0, 1) == (len(world.buffer), world.offsets.get(names.REVIVE_GROUP, REVIVE_TOPIC, queue))
+
+
+def test_what_others_put_there_before_our_own_record_is_found() -> None:
+    """F9: also an old check point that names no differences: its messages lie side by side."""
+    world = sent(5, Options(enabled=False))
+    theirs = CheckPointRecord(
+        start_offset=1,
+        pop_time_ms=world.clock.now_ms(),
+        invisible_ms=60_000,
+        count=3,
+        queue_id=0,
+        topic=TOPIC,
+        group=GROUP,
+    )
+    draft = Draft(REVIVE_TOPIC, 0, encode(theirs), join({"TAGS": CHECK_POINT_TAG}), world.clock.now_ms(), HOST)
+    world.store.put(draft)
+    ours = world.pop(count_max=1, revive_queue_id=0)
+
+    world.buffer.tend()
+    assert 2 == len(world.buffer)
+    world.ack(*ours)
+    world.pass_time(60)
+
+    assert [b"1", b"2", b"3"] == [message.body for message in world.pop(retry=RETRY_V1)]
+
+
+def test_bits_are_written_as_java_reads_them() -> None:
+    """F9: 32 of them are an int, and the last one is its sign."""
+    world = sent(32)
+    messages = world.pop()
+    world.ack(messages[-1], messages[0])
+
+    world.pass_time(11)
+
+    (record,) = [record for queue in range(REVIVE_QUEUES) for record in read_all(world.store, REVIVE_TOPIC, queue)]
+    assert -(2**31) + 1 == decode(record.body, CheckPointRecord).bits

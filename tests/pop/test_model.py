@@ -79,7 +79,7 @@ class Pops(RuleBasedStateMachine):
         changed = self.world.change(message, invisible_ms)
         if changed is not None:
             self.in_hand.append(changed)
-            self.known[message.body].hidden_until_ms = changed.pop_time_ms + invisible_ms
+            self.known[message.body].hidden_until_ms = self.world.clock.now_ms() + invisible_ms
 
     # --- What happens to the broker -------------------------------------------------------------------------------
 

@@ -194,3 +194,12 @@ def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:
 
     assert [b"A"] == bodies(pop(world, matches=lambda code: code == ord("A")))
     assert 0 <= world.committed() <= 3
+
+
+def test_an_ordered_pop_does_not_look_again_at_what_nobody_wants() -> None:
+    """F9, K1"""
+    world = sent()
+
+    assert [] == pop(world, matches=lambda _code: False)
+
+    assert 5 == world.committed()

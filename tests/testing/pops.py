@@ -310,7 +310,8 @@ class _Popper:
             invisible_ms=self._node.random.choice((1_000, 10_000)),
         )
         # Its time may be shorter from now on, whether the answer arrives or not.
-        span.release(self._simulation.now_ms())
+        asked_ms = self._simulation.now_ms()
+        span.release(asked_ms)
         address = self._instance.broker_address(broker.name)
         code = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
         response = await self._instance.ask(address, code, header, timeout_ms=CALL_MS)
@@ -318,6 +319,8 @@ class _Popper:
             # In order, that is answered as if it counted.
             return message, span
         message = message.changed(response.read(ChangeInvisibleTimeReply))
+        if hidden_ms(message.handle)[1] < asked_ms + header.invisible_ms:
+            self._simulation.fail(Broken(f"the changed time of {message.body!r} does not count from the change"))
         queue = MessageQueue(TOPIC, broker.name, message.handle.queue_id)
         key = queue if self._options.ordered else message.body
         return message, self._simulation.hide(key, message.handle, is_own=True)
