@@ -208,6 +208,17 @@ def test_a_moved_group_is_moved_on_by_what_it_pops_from_then_on_only() -> None:
     assert ([b"1", b"2", b"3"], 4) == ([message.body for message in again], world.committed())
 
 
+def test_an_offset_behind_the_end_is_put_right() -> None:
+    """D1, F9: of a queue that was longer once; what comes from now on is popped, and not left out."""
+    world = sent(3)
+    world.offsets.commit(GROUP, TOPIC, 0, 100)
+
+    assert ([], 3) == (world.pop(), world.committed())
+    world.send(b"new")
+
+    assert [b"new"] == [message.body for message in world.pop()]
+
+
 def test_a_pop_of_the_same_name_takes_the_place_of_the_old_one() -> None:
     """F9: the group was moved back and pops within the same millisecond; only one of them is in the buffer."""
     world = sent(1, Options(count_max=1))

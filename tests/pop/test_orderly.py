@@ -105,6 +105,22 @@ def test_a_changed_time_blocks_the_queue_for_longer() -> None:
     assert [b"1", b"2"] == bodies(pop(world))
 
 
+def test_a_queue_is_blocked_until_the_last_of_its_messages_is_visible() -> None:
+    """F9: whichever of them was changed, to a shorter time or a longer one."""
+    world = sent()
+    first, second = pop(world)
+    world.orders.change(KEY, first.queue_offset, first.pop_time_ms, world.clock.now_ms() + 1_000)
+    world.pass_time(9)
+    assert ([], []) == (pop(world), world.freed)
+
+    world.orders.change(KEY, second.queue_offset, second.pop_time_ms, world.clock.now_ms() + 20_000)
+    world.pass_time(19)
+    assert ([], []) == (pop(world), world.freed)
+    world.pass_time(1)
+
+    assert ([b"0", b"1"], {KEY}) == (bodies(pop(world)), {*world.freed})
+
+
 def test_an_ack_of_a_message_that_was_not_handed_out_is_illegal() -> None:
     """F9"""
     world = sent()

@@ -40,7 +40,7 @@ from ternmq.wire.requests import (
     ResetOffset,
 )
 from ternmq.wire.requests_admin import DeleteGroup, Topic
-from tests.broker.calls import FAR_MS, Caller, dialled, serving, settings, small_store
+from tests.broker.calls import FAR_MS, Caller, dialled, serving, settings, small_store, v2
 from tests.broker.popping import Popped, ack, change, held_pop, messages, pop, popped
 
 
@@ -122,6 +122,21 @@ async def test_one_message_wakes_one_of_those_who_wait(broker: Caller) -> None:
     assert (1, 1, 1) == (len(done), len(done_later), len(pending))
 
 
+async def test_what_one_leaves_in_another_queue_wakes_the_next(broker: Caller) -> None:
+    """F8, F9: two messages come at once, and whoever is woken takes only one."""
+    for queue_id in (0, 1):
+        await broker.sent("orders", b"old", queue_id=queue_id)
+    await popped(broker, "orders")
+    waiting = [held_pop(broker, "orders", count_max=1, poll_ms=FAR_MS) for _ in range(2)]
+    sending = [
+        broker.peer.start_call(RequestCode.SEND_MESSAGE_V2, v2("orders", queue_id=queue_id), b"new")
+        for queue_id in (0, 1)
+    ]
+
+    async with asyncio.timeout(FAR_MS / 2000):
+        await asyncio.gather(*sending, *waiting)
+
+
 async def test_a_pop_that_waits_in_vain_is_told_so_with_all_numbers(broker: Caller) -> None:
     """F8: Java reads the numeric fields whatever the code."""
     await broker.sent("orders", b"0")
@@ -175,6 +190,19 @@ async def test_a_pop_takes_what_its_filter_lets_through_and_moves_on(broker: Cal
         await ack(broker, message)
 
     assert 6 == await committed(broker, "orders")
+
+
+async def test_a_filter_is_not_held_up_by_much_that_it_leaves_out(tmp_path: Path) -> None:
+    """F8, F9, K1: more than one pop looks through at once; the next look does not wait for a message to come."""
+    async with serving(tmp_path, store={"max_filter_message_size": 20}) as broker:
+        for number in range(200):
+            await broker.sent("orders", b"%d" % number, properties={"TAGS": "A"})
+        await broker.sent("orders", b"wanted", properties={"TAGS": "B"})
+
+        async with asyncio.timeout(FAR_MS / 2000):
+            found = await popped(broker, "orders", subscription="B", poll_ms=FAR_MS)
+
+        assert [b"wanted"] == bodies(found)
 
 
 async def test_old_messages_are_read_beside_the_loop_and_popped_once(tmp_path: Path) -> None:
@@ -271,10 +299,10 @@ async def test_who_is_gone_takes_no_messages_with_him(tmp_path: Path) -> None:
 
 
 async def test_a_reply_does_not_grow_beyond_a_frame(tmp_path: Path) -> None:
-    """F9, B1: 32 messages of 1 MiB are not one reply."""
+    """F9, B1: 8 messages of 1 MiB, each in a queue of its own, are not one reply."""
     async with serving(tmp_path, store={"mapped_file_size_commit_log": 64 << 20}) as broker:
         for number in range(12):
-            await broker.sent("orders", bytes(1 << 20), queue_id=number % 4)
+            await broker.sent("orders", bytes(1 << 20), queue_id=number % 8, default_topic_queue_nums=8)
 
         sizes = []
         while found := await popped(broker, "orders"):
