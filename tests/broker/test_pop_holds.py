@@ -91,6 +91,45 @@ async def test_a_burst_wakes_one_of_each_group_the_longest_first(waiting: Waitin
     assert (1, 1) == (len(waiting.holds), waiting.holds.count("g", "orders", ALL_QUEUES))
 
 
+async def test_one_message_is_for_every_group_and_for_every_way_to_ask_for_it(waiting: Waiting) -> None:
+    """F8: the group that asks for that queue alone, and the one that asks for all."""
+    waiting.add(1)
+    waiting.add(2, queue_id=3)
+    waiting.add(3, group="others")
+
+    waiting.arrive(queue_id=3)
+    await turn()
+
+    assert [1, 2, 3] == waiting.resumed
+
+
+async def test_a_queue_that_is_free_wakes_who_asks_for_it_and_who_asks_for_all(waiting: Waiting) -> None:
+    """F8, F9: of its group."""
+    waiting.add(1)
+    waiting.add(2, queue_id=3)
+    waiting.add(3, queue_id=4)
+    waiting.add(4, group="others")
+
+    waiting.holds.wake("g", "orders", 3)
+    await turn()
+
+    assert {1, 2} == {*waiting.resumed}
+
+
+async def test_who_was_answered_is_not_told_that_time_ran_out(waiting: Waiting) -> None:
+    """F8"""
+    waiting.add(1, timeout_ms=1)
+    waiting.add(2, group="others", timeout_ms=20)
+    waiting.holds.wake("g", "orders", ALL_QUEUES)
+    await turn()
+    assert [1] == waiting.resumed
+
+    waiting.changed.clear()
+    await asyncio.wait_for(waiting.changed.wait(), 10)
+
+    assert ([1, 2], 0) == (waiting.resumed, len(waiting.holds))
+
+
 async def test_a_queue_and_a_filter_choose(waiting: Waiting) -> None:
     """F8, K1: but what comes back in the retry topic is for all."""
     waiting.add(1, queue_id=1)

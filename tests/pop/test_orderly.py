@@ -121,6 +121,17 @@ def test_a_queue_is_blocked_until_the_last_of_its_messages_is_visible() -> None:
     assert ([b"0", b"1"], {KEY}) == (bodies(pop(world)), {*world.freed})
 
 
+def test_who_waits_is_told_when_a_shortened_time_is_over() -> None:
+    """F8, F9: not only when the first one would have been."""
+    world = sent()
+    (message,) = pop(world, 1)
+
+    world.orders.change(KEY, message.queue_offset, message.pop_time_ms, world.clock.now_ms() + 1_000)
+    world.pass_time(1)
+
+    assert [KEY] == world.freed
+
+
 def test_an_ack_of_a_message_that_was_not_handed_out_is_illegal() -> None:
     """F9"""
     world = sent()
@@ -146,6 +157,56 @@ def test_a_stop_keeps_blocked_queues_and_a_kill_hands_out_again() -> None:
     world.start()
     world.pass_time(10)
     assert [b"1", b"2"] == bodies(pop(world))
+
+
+def test_a_stop_keeps_all_that_is_known_of_a_batch() -> None:
+    """F9: acks, changed times and the attempt; who waits then is told when the queue is free."""
+    world = sent()
+    first, second, third = pop(world, 3, attempt_id="a")
+    ack(world, first)
+    ack(world, third)
+    world.orders.change(KEY, second.queue_offset, second.pop_time_ms, world.clock.now_ms() + 60_000)
+
+    world.stop()
+    world.start()
+
+    assert (False, True) == (world.orders.is_blocked(KEY, "a"), world.orders.is_blocked(KEY, "b"))
+    world.pass_time(59)
+    assert [] == world.freed
+    world.pass_time(1)
+    assert [KEY] == world.freed
+    ack(world, second)
+    assert 3 == world.committed()
+
+
+def test_a_stop_keeps_the_counts() -> None:
+    """F9"""
+    world = sent()
+    pop(world, 1)
+    world.pass_time(10)
+    pop(world, 1)
+
+    world.stop()
+    world.start()
+    world.pass_time(10)
+
+    counts = world.orders.popped(
+        KEY, pop_time_ms=world.clock.now_ms(), invisible_ms=1, queue_offsets=[0], attempt_id=None
+    )
+    assert ({0: 2}, 2) == counts
+
+
+def test_a_change_of_an_earlier_pop_is_left_alone() -> None:
+    """F9: the message was handed out again since."""
+    world = sent()
+    (late, *_) = pop(world)
+    world.pass_time(10)
+    pop(world)
+
+    world.orders.change(KEY, late.queue_offset, late.pop_time_ms, world.clock.now_ms() + 60_000)
+    world.pass_time(10)
+
+    assert [b"0", b"1"] == bodies(pop(world))
 
 
 def test_a_moved_or_deleted_group_is_not_blocked() -> None:
