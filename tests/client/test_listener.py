@@ -80,10 +80,12 @@ def returning(value: object) -> Callable[[object], object]:
         (ConsumeResult.SUCCESS, ConsumeResult.SUCCESS, None),
         (ConsumeResult.RETRY, ConsumeResult.RETRY, None),
         (True, ConsumeResult.RETRY, TypeError),
+        (ConsumeResult.COMMIT, ConsumeResult.RETRY, TypeError),
+        (ConsumeResult.ROLLBACK, ConsumeResult.RETRY, TypeError),
     ],
 )
 def test_a_result_means_what_it_says(value: object, result: ConsumeResult, error: type[Exception] | None) -> None:
-    """F1: nonsense is no success."""
+    """F1: nonsense is no success, and only an orderly listener decides for several calls at once."""
     context = context_of()
     BoundListener(returning(value), single=True).call(context)  # type: ignore[arg-type]  # nonsense is among them
     assert result is context.result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
 from ternmq.client.consumer import PushConsumer
-from ternmq.client.consumer_config import PushConfig
+from ternmq.client.consumer_config import FlowLimits, PushConfig
 from ternmq.client.listener import ConsumeContext, ConsumeResult, Listener
 from ternmq.client.offsets import StartPosition
 from ternmq.client.producer import Producer
@@ -185,6 +185,90 @@ async def test_a_batch_listener_may_do_a_part(cluster: EmbeddedCluster, producer
     async with consumer_of(cluster, listener, replace(ORDERLY, batch_max=4)):
         await eventually(lambda: sum(map(len, calls)) == 9)
     assert [numbered(4), numbered(4, 3), numbered(1, 7)] == calls
+
+
+class Ledger:
+    """A listener that commits or rolls back several messages of one queue at once."""
+
+    def __init__(self, *results: ConsumeResult | Exception) -> None:
+        self._results = deque(results)
+        self.seen: list[int] = []
+
+    async def __call__(self, message: ReceivedMessage, context: ConsumeContext) -> ConsumeResult:
+        self.seen.append(message.queue_offset)
+        result = self._results.popleft() if self._results else ConsumeResult.SUCCESS
+        if isinstance(result, Exception):
+            raise result
+        context.auto_commit = False
+        return result
+
+
+async def committed(cluster: EmbeddedCluster, queue: MessageQueue) -> int | None:
+    async with PullConsumer("billing", name_servers=cluster.name_servers) as puller:
+        return await puller.committed(queue)
+
+
+@pytest.mark.parametrize("how", ["async", "threads"])
+async def test_what_was_taken_since_the_last_commit_comes_again_after_a_rollback(
+    cluster: EmbeddedCluster, producer: Producer, how: str
+) -> None:
+    """F2: in its order, and neither more nor less often tried."""
+    success, commit, rollback = ConsumeResult.SUCCESS, ConsumeResult.COMMIT, ConsumeResult.ROLLBACK
+    ledger = Ledger(success, commit, success, rollback, success, success, success, commit)
+    (queue,) = await fill(producer, 5, queues=1)
+    times: list[int] = []
+
+    def plain(message: ReceivedMessage, context: ConsumeContext) -> ConsumeResult:
+        times.append(message.reconsume_times)
+        return asyncio.run(ledger(message, context))
+
+    async with consumer_of(cluster, ledger if how == "async" else plain):
+        await eventually(lambda: len(ledger.seen) == 7)
+    assert [0, 1, 2, 3, 2, 3, 4] == ledger.seen
+    assert {0} >= set(times)
+    # The second commit would have come with a sixth message.
+    assert 2 == await committed(cluster, queue)
+
+
+async def test_what_was_not_committed_comes_again_to_the_next_owner(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F2: and a commit counts for all that was taken before it."""
+    (queue,) = await fill(producer, 4, queues=1)
+    first = Ledger(ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
+    async with consumer_of(cluster, first):
+        await eventually(lambda: len(first.seen) == 4)
+    assert 2 == await committed(cluster, queue)
+    second = Ledger(ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
+    async with consumer_of(cluster, second):
+        await eventually(lambda: len(second.seen) == 2)
+    assert [2, 3] == second.seen
+    assert 4 == await committed(cluster, queue)
+
+
+async def test_a_failure_commits_nothing_and_a_dead_letter_only_itself(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F2: a listener may raise before it could say that it decides itself."""
+    (queue,) = await fill(producer, 4, queues=1)
+    ledger = Ledger(ConsumeResult.SUCCESS, RuntimeError("no"), RuntimeError("never"), ConsumeResult.ROLLBACK)
+    async with consumer_of(cluster, ledger, replace(ORDERLY, max_reconsume_times=1)):
+        await eventually(lambda: len(ledger.seen) == 7)
+    # 1 is a dead letter after two attempts; what was taken before it is rolled back with 2.
+    assert [0, 1, 1, 2, 0, 2, 3] == ledger.seen
+    assert 0 == (await committed(cluster, queue) or 0)
+
+
+async def test_who_never_commits_gets_no_more_than_may_be_under_way_and_is_told(
+    cluster: EmbeddedCluster, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F2, M2."""
+    await fill(producer, 9, queues=1)
+    ledger = Ledger()
+    config = replace(ORDERLY, limits=FlowLimits(count=4), pull_count_max=2)
+    async with consumer_of(cluster, ledger, config):
+        await eventually(lambda: "commit earlier" in caplog.text)
+        assert [0, 1, 2, 3] == ledger.seen
 
 
 async def test_members_come_and_go_and_every_queue_keeps_its_order(

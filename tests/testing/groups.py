@@ -21,7 +21,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from ternmq import Admin, ConsumeContext, Message, Producer, PushConfig, PushConsumer, SendReceipt
+from ternmq import Admin, ConsumeContext, ConsumeResult, Message, Producer, PushConfig, PushConsumer, SendReceipt
 from ternmq.client.instance import ClientInstance
 from ternmq.client.offsets import BrokerOffsets
 from ternmq.errors import TernError
@@ -29,7 +29,7 @@ from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import retry_topic
 from ternmq.testing.checkers import Broken, Journal, check_owned_once
 from ternmq.testing.cluster import Cluster, Node
-from ternmq.testing.deliveries import Deliveries
+from ternmq.testing.deliveries import Deliveries, Promises
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.swarm import Storm
 from tests.testing.options import Options
@@ -95,10 +95,16 @@ class GroupSimulation:
         with simulated_loop() as loop:
             self.cluster = Cluster(loop, self.seed)
             self.trace = self.cluster.trace
-            self.options = Options.choose(self.cluster.random)
-            self.deliveries = Deliveries(self.options.promises(orderly=self.orderly), loop.time)
+            self.options = self._choose(self.cluster.random)
+            self.deliveries = Deliveries(self._promises(), loop.time)
             loop.run_until_complete(self._live())
             loop.check()
+
+    def _choose(self, random: Random) -> Options:
+        return Options.choose(random)
+
+    def _promises(self) -> Promises:
+        return self.options.promises(orderly=self.orderly)
 
     async def _live(self) -> None:
         options, cluster = self.options, self.cluster
@@ -149,19 +155,26 @@ class GroupSimulation:
         async with Producer("shop", client=node.client_config(), env=node.env) as producer:
             node.is_ready()
             while not node.stopping.is_set():
-                self._sent += 1
-                body = b"%d" % self._sent
-                message = self._message(node, body)
-                self.deliveries.sent(body, not_before=self.cluster.loop.time() + self._delay_s(message))
-                try:
-                    receipt = await producer.send(message)
-                except TernError as error:
-                    self.cluster.note("not sent", body, type(error).__name__)
-                else:
-                    self.journal.acknowledged[body] = self._place(message, receipt)
-                    self.deliveries.acknowledged(body)
-                    self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
+                await self._send(node, producer)
                 await asyncio.sleep(node.random.choice(self._gaps_s))
+            await self._say_farewell(node, producer)
+
+    async def _send(self, node: Node, producer: Producer, queue: MessageQueue | None = None) -> None:
+        self._sent += 1
+        body = b"%d" % self._sent
+        message = self._message(node, body)
+        self.deliveries.sent(body, not_before=self.cluster.loop.time() + self._delay_s(message))
+        try:
+            receipt = await producer.send(message, queue=queue)
+        except TernError as error:
+            self.cluster.note("not sent", body, type(error).__name__)
+        else:
+            self.journal.acknowledged[body] = self._place(message, receipt)
+            self.deliveries.acknowledged(body)
+            self.cluster.note("sent", body, str(receipt.queue), receipt.queue_offset)
+
+    async def _say_farewell(self, node: Node, producer: Producer) -> None:
+        """Nothing is sent after this."""
 
     def _message(self, node: Node, body: bytes) -> Message:
         return Message(TOPIC, body)
@@ -175,12 +188,12 @@ class GroupSimulation:
 
     async def _called(
         self, node: Node, messages: ReceivedMessage | list[ReceivedMessage], context: ConsumeContext
-    ) -> None:
+    ) -> ConsumeResult | None:
         """What a listener is called with."""
         batch = messages if isinstance(messages, list) else [messages]
         self._begin(node, context.queue, batch)
         try:
-            await self._listen(node, context.queue, batch)
+            return await self._listen(node, context, batch)
         finally:
             self._end(node, context.queue, batch)
 
@@ -202,9 +215,9 @@ class GroupSimulation:
         self._members.pop(node, None)
         self.deliveries.died(node.name)
 
-    async def _listen(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+    async def _listen(self, node: Node, context: ConsumeContext, batch: list[ReceivedMessage]) -> ConsumeResult | None:
         """What a listener does with messages."""
-        options, chance = self.options, node.random
+        options, chance, queue = self.options, node.random, context.queue
         keys = [message.body for message in batch]
         may_fail = all(self.journal.failed[key] < FAILURES_MAX for key in keys)
         if not self.orderly and may_fail and self._hangs < HANGS_MAX and chance.random() < options.hanging:
@@ -225,6 +238,15 @@ class GroupSimulation:
             self.deliveries.failed(queue, batch, delay_s=self._retry_s(batch))
             self.cluster.note("failed", node.name, keys)
             raise RuntimeError("this listener has a bad day")
+        return self._decide(node, context, batch)
+
+    def _decide(self, node: Node, context: ConsumeContext, batch: list[ReceivedMessage]) -> ConsumeResult | None:
+        """All went well."""
+        self._done(node, context.queue, batch)
+        return None
+
+    def _done(self, node: Node, queue: MessageQueue, batch: list[ReceivedMessage]) -> None:
+        keys = [message.body for message in batch]
         self.journal.consumed.update(keys)
         self.deliveries.done(node.name, queue, batch)
         self.cluster.note("consumed", node.name, keys)

@@ -262,7 +262,7 @@ class PushConsumer:
 
     def _calls_of(self, listener: Listener, member: Member) -> Outlet:
         config, clock = self.config, member.instance.env.clock
-        bound = BoundListener(listener, single=config.batch_max == 1, hooks=self._hooks)
+        bound = BoundListener(listener, single=config.batch_max == 1, hooks=self._hooks, orderly=config.orderly)
         assert self._tasks is not None
         if config.orderly:
             return Orderly(

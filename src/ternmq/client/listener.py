@@ -9,6 +9,10 @@ It may be a plain function, which runs in a thread, or an ``async`` one, which r
 
 Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means «again later»: the messages come back with
 ``reconsume_times`` one higher. In an orderly consumer (F2) it means «again in a moment, and nothing else before».
+
+An orderly listener may also decide for several calls at once. With ``context.auto_commit = False`` what is done is not
+done for good, but *taken*, until a later call on the same queue returns ``COMMIT``, for all that was taken, or
+``ROLLBACK``: then all of it comes again.
 """
 
 from __future__ import annotations
@@ -28,10 +32,17 @@ log = logging.getLogger(__name__)
 
 class ConsumeResult(enum.Enum):
     """What became of messages. RocketMQ's CONSUME_SUCCESS and RECONSUME_LATER; in an orderly consumer its SUCCESS and
-    SUSPEND_CURRENT_QUEUE_A_MOMENT."""
+    SUSPEND_CURRENT_QUEUE_A_MOMENT. COMMIT and ROLLBACK are for orderly consumers only."""
 
     SUCCESS = "SUCCESS"
     RETRY = "RETRY"
+    #: Done, and with it all that was taken from this queue since the last commit.
+    COMMIT = "COMMIT"
+    #: These messages come again after a moment, and with them all that was taken from this queue since the last commit.
+    ROLLBACK = "ROLLBACK"
+
+
+_OF_ORDERLY: Final = (ConsumeResult.COMMIT, ConsumeResult.ROLLBACK)
 
 
 @dataclass(slots=True)
@@ -50,6 +61,8 @@ class ConsumeContext:
     #: To set, in an orderly consumer: after how many ms messages that failed are tried again in place, 10 to 30,000.
     #: None: ``orderly_retry_ms`` of the settings, 1 s.
     retry_ms: int | None = None
+    #: To set to False, in an orderly consumer: what is done counts with the next COMMIT only.
+    auto_commit: bool = True
     #: After the call, for hooks: the result, and the error that the listener raised.
     result: ConsumeResult | None = None
     error: BaseException | None = None
@@ -57,7 +70,7 @@ class ConsumeContext:
     @property
     def failed(self) -> Sequence[ReceivedMessage]:
         """The messages that must come back."""
-        if self.result is not ConsumeResult.SUCCESS:
+        if self.result is not ConsumeResult.SUCCESS and self.result is not ConsumeResult.COMMIT:
             return self.messages
         return () if self.done_count is None else self.messages[max(0, self.done_count) :]
 
@@ -81,11 +94,14 @@ Listener = Callable[..., Awaitable[ConsumeResult | None] | ConsumeResult | None]
 class BoundListener:
     """A listener with its signature looked up once, and its hooks."""
 
-    __slots__ = ("_call", "_hooks", "_single", "_wants_context", "is_async")
+    __slots__ = ("_call", "_hooks", "_orderly", "_single", "_wants_context", "is_async")
 
-    def __init__(self, listener: Listener, *, single: bool, hooks: Sequence[ConsumeHook] = ()) -> None:
+    def __init__(
+        self, listener: Listener, *, single: bool, hooks: Sequence[ConsumeHook] = (), orderly: bool = False
+    ) -> None:
         self._call: Final = listener
         self._single: Final = single
+        self._orderly: Final = orderly
         self._hooks: Final = tuple(hooks)
         self.is_async: Final = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
             getattr(listener, "__call__", None)  # noqa: B004 - asks what calling would give, not whether it can be called
@@ -96,7 +112,7 @@ class BoundListener:
         """Call a plain listener; whatever it does ends up in ``context``."""
         self._tell("before_consume", context)
         try:
-            context.result = _checked(self._start(context))
+            context.result = self._checked(self._start(context))
         except Exception as error:
             self._raised(context, error)
         self._tell("after_consume", context)
@@ -105,7 +121,7 @@ class BoundListener:
         """The same for an ``async`` listener; a cancellation of ours passes through."""
         self._tell("before_consume", context)
         try:
-            context.result = _checked(await self._start(context))
+            context.result = self._checked(await self._start(context))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -119,6 +135,17 @@ class BoundListener:
     def _start(self, context: ConsumeContext) -> Any:
         argument = context.messages[0] if self._single else list(context.messages)
         return self._call(argument, context) if self._wants_context else self._call(argument)
+
+    def _checked(self, result: object) -> ConsumeResult:
+        if result is None:
+            return ConsumeResult.SUCCESS
+        if not isinstance(result, ConsumeResult):
+            raise TypeError(
+                f"a listener returned {result!r}; return None, ConsumeResult.SUCCESS or ConsumeResult.RETRY"
+            )
+        if result in _OF_ORDERLY and not self._orderly:
+            raise TypeError(f"a listener returned {result}; only an orderly consumer (orderly=True) can do that")
+        return result
 
     @staticmethod
     def _raised(context: ConsumeContext, error: BaseException) -> None:
@@ -136,14 +163,6 @@ class BoundListener:
                 getattr(hook, method)(context)
             except Exception:
                 log.exception("a consume hook failed", extra={"hook": type(hook).__name__})
-
-
-def _checked(result: object) -> ConsumeResult:
-    if result is None:
-        return ConsumeResult.SUCCESS
-    if isinstance(result, ConsumeResult):
-        return result
-    raise TypeError(f"a listener returned {result!r}; return None, ConsumeResult.SUCCESS or ConsumeResult.RETRY")
 
 
 def _takes_two(listener: Listener) -> bool:

@@ -150,6 +150,7 @@ class Member:
         return ConsumedDirectly(
             consume_result=_told(context),
             order=self._config.orderly,
+            auto_commit=context.auto_commit,
             remark=None if context.error is None else repr(context.error),
             spent_ms=int((clock.monotonic() - began) * 1000),
         )
@@ -242,4 +243,12 @@ class Member:
 def _told(context: ConsumeContext) -> ToldResult:
     if context.error is not None:
         return ToldResult.THROW_EXCEPTION
-    return ToldResult.SUCCESS if context.result is ConsumeResult.SUCCESS else ToldResult.LATER
+    return _TOLD[context.result or ConsumeResult.RETRY]
+
+
+_TOLD: Final = {
+    ConsumeResult.SUCCESS: ToldResult.SUCCESS,
+    ConsumeResult.RETRY: ToldResult.LATER,
+    ConsumeResult.COMMIT: ToldResult.COMMIT,
+    ConsumeResult.ROLLBACK: ToldResult.ROLLBACK,
+}

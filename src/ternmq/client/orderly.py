@@ -6,6 +6,10 @@ tried again, with ``reconsume_times`` one higher, and after ``max_reconsume_time
 
     No message of a queue is begun before the one before it is done, here or in any other member.
 
+A listener that sets ``context.auto_commit = False`` decides later: what it is done with is *taken* out of the line, but
+stays in the process queue, so that no progress passes it, until a call returns COMMIT. ROLLBACK puts it back, first in
+line, and so does whatever takes the queue away: its next owner begins behind the last commit.
+
 *Here*, a line is worked on by one task at a time, and lines belong to queues, not to what is held of them: when a queue
 is reset, or lost and taken up anew, its new messages wait until the call that still runs has ended. *In other members*
 the broker's lock says so (``locks``): no call begins without a lock that is trusted, and whoever lets go of a queue
@@ -31,7 +35,7 @@ from typing import Final, NamedTuple
 
 from ternmq.client.consumer_config import PushConfig
 from ternmq.client.fetch import QueueReader
-from ternmq.client.listener import BoundListener, ConsumeContext
+from ternmq.client.listener import BoundListener, ConsumeContext, ConsumeResult
 from ternmq.client.locks import Locks
 from ternmq.client.process_queue import ProcessQueue
 from ternmq.client.settle import Settling
@@ -60,11 +64,14 @@ class _Place(NamedTuple):
 class _Line:
     """The messages of one queue that wait, those of a running call first."""
 
-    __slots__ = ("is_busy", "is_closing", "is_reported", "queue", "quiet", "started", "waiting")
+    __slots__ = ("is_busy", "is_closing", "is_reported", "is_stalled", "queue", "quiet", "started", "taken", "waiting")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
         self.waiting: deque[_Place] = deque()
+        #: Done, but not committed; and whether it was reported that nothing more comes before that.
+        self.taken: list[_Place] = []
+        self.is_stalled = False
         #: A task works on it, or will: it is among those that are ready, or a timer will put it there.
         self.is_busy = False
         #: No more calls; see ``Orderly.release``.
@@ -81,8 +88,25 @@ class _Line:
         waiting = self.waiting
         while waiting and waiting[0].held.dropped:
             waiting.popleft()
+        if self.taken and self.taken[0].held.dropped:
+            self.taken.clear()
         places = list(islice(waiting, count_max))
         return [place for place in places if place.held is places[0].held]
+
+    def take(self, count: int) -> None:
+        """The first messages are done, but not for good."""
+        self.taken.extend(self.waiting.popleft() for _ in range(count))
+
+    def commit(self) -> list[ReceivedMessage]:
+        """All that was taken is done for good; returns it."""
+        committed, self.taken = [place.message for place in self.taken], []
+        self.is_stalled = False
+        return committed
+
+    def roll_back(self) -> None:
+        """All that was taken is to be done again."""
+        self.waiting.extendleft(reversed(self.taken))
+        self.taken = []
 
 
 class Orderly:
@@ -226,19 +250,41 @@ class Orderly:
         held.last_consumed_ms = self._clock.now_ms()
         took_s = self._clock.monotonic() - began
         self._settling.stats.consumed(line.queue.topic, done=done_count, failed=len(failed), took_s=took_s)
-        if failed:
-            done_count += await self._give_up(held, failed, context)
+        is_rollback = context.result is ConsumeResult.ROLLBACK
+        buried_count = 0 if is_rollback else await self._give_up(held, failed, context)
         if held.dropped:
             return 0.0
-        self._settling.settle(reader, held, done=context.messages[:done_count], again=self.put)
-        for _ in range(done_count):
-            line.waiting.popleft()
-        if done_count == len(places):
+        if is_rollback:
+            line.roll_back()
+            return self._retry_s(context)
+        line.take(done_count)
+        # Not after an exception, which may come before the listener could say that it decides itself.
+        is_success = context.result is ConsumeResult.SUCCESS
+        if context.result is ConsumeResult.COMMIT or (is_success and context.auto_commit):
+            self._settling.settle(reader, held, done=line.commit(), again=self.put)
+        elif is_success:
+            self._warn_if_stalled(line, held)
+        if buried_count:
+            buried = [line.waiting.popleft().message for _ in range(buried_count)]
+            self._settling.settle(reader, held, done=buried, again=self.put)
+        if done_count + buried_count == len(places):
             return 0.0
-        for message in context.messages[done_count:]:
+        for message in failed[buried_count:]:
             message.reconsume_times += 1
+        return self._retry_s(context)
+
+    def _retry_s(self, context: ConsumeContext) -> float:
         retry_ms = self._config.orderly_retry_ms if context.retry_ms is None else context.retry_ms
         return min(max(retry_ms, RETRY_MS_MIN), RETRY_MS_MAX) / 1000
+
+    def _warn_if_stalled(self, line: _Line, held: ProcessQueue) -> None:
+        limit = self._config.limits.reached(held, topic_queues=1, orderly=True)
+        if limit is not None and not line.waiting and not line.is_stalled:
+            line.is_stalled = True
+            log.warning(
+                "a listener has taken as much as may be under way without a COMMIT, and gets no more; commit earlier",
+                extra={"group": self._group, "queue": str(line.queue), "taken": len(line.taken), "limit": limit},
+            )
 
     async def _give_up(self, held: ProcessQueue, failed: Sequence[ReceivedMessage], context: ConsumeContext) -> int:
         """Have the first of these become dead letters if it is time; returns how many are."""
