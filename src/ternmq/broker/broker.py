@@ -39,6 +39,7 @@ from ternmq.broker.handlers.query import QueryHandlers
 from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers
+from ternmq.broker.handlers.slaves import SlaveHandlers
 from ternmq.broker.holds import SCAN_S as HOLDS_SCAN_S
 from ternmq.broker.holds import Holds
 from ternmq.broker.intake import Intake
@@ -319,6 +320,7 @@ class Broker:
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server.lanes)
+        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
         server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
@@ -425,6 +427,7 @@ class Broker:
                 broker_name=name,
                 on_server=self.config.use_server_side_reset_offset,
                 moved=moved,
+                clock=clock,
             ).routes(),
             **ConnectionHandlers(clients=clients, clock=clock).routes(),
             **BrokerHandlers(

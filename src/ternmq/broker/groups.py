@@ -1,7 +1,8 @@
 """The subscription groups of a broker (D2): ``config/subscriptionGroup.json``.
 
 A group's configuration says whether it may consume (also in broadcast), how often a message is tried again and over how
-many retry queues, which broker to read from when it lags, and whether its members are told of each other. Groups are
+many retry queues, which broker to read from when it lags, and whether its members are told of each other. A group may
+be forbidden to read single topics. Groups are
 created by an administrator, or when a consumer first uses the name, unless ``autoCreateSubscriptionGroup`` is off.
 """
 
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ternmq import names
+from ternmq.broker.config import READ
 from ternmq.broker.versions import counted_on
 from ternmq.env import Clock
 from ternmq.errors import GroupMissing, InvalidName, InvalidParameter
@@ -37,7 +39,7 @@ class Groups:
         self._broker_name = broker_name
         self._auto_create = auto_create
         self._table: dict[str, SubscriptionGroupConfig] = {}
-        # Of RocketMQ 5: topics that a group may not read. Kept as it is for whoever opens this store next.
+        # Of RocketMQ 5: what a group may not do with a topic, as bits; other bits than ours are kept as they are.
         self._forbidden: dict[str, dict[str, int]] | None = None
         self.data_version = DataVersion()
 
@@ -102,6 +104,20 @@ class Groups:
             raise InvalidParameter(f"{group} belongs to the system and cannot be deleted")
         if self._table.pop(group, None) is not None:
             self._save()
+
+    def may_read(self, group: str, topic: str) -> bool:
+        """Whether an administrator lets the group read the topic."""
+        return not self._forbidden or not self._forbidden.get(group, {}).get(topic, 0) & READ
+
+    def let_read(self, group: str, topic: str, *, readable: bool) -> None:
+        """Let a group read a topic, or forbid it."""
+        if readable == self.may_read(group, topic):
+            return
+        topics = (self._forbidden or {}).get(group, {})
+        bits = topics.get(topic, 0) & ~READ if readable else topics.get(topic, 0) | READ
+        others = {name: bits for name, bits in topics.items() if name != topic}
+        self._forbidden = (self._forbidden or {}) | {group: others | ({topic: bits} if bits else {})}
+        self._save()
 
     def _save(self) -> None:
         self.data_version = counted_on(self.data_version, self._clock.now_ms())

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from ternmq.wire.bodies.clients import GroupSubscription
 from ternmq.wire.bodies.codec import by_queue, decode, encode
-from ternmq.wire.bodies.groups import GroupConfigs, GroupTable, SubscriptionGroupConfig
-from ternmq.wire.bodies.stats import ConsumeStats
+from ternmq.wire.bodies.groups import GroupConfigs, GroupReadable, GroupTable, SubscriptionGroupConfig
+from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats
+from ternmq.wire.bodies.topics import TopicList
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests import QueryOffset, UpdateOffset
-from ternmq.wire.requests_admin import ConsumeStatsQuery, DeleteGroup, Group
+from ternmq.wire.requests import PullMessage, QueryOffset, UpdateOffset
+from ternmq.wire.requests_admin import (
+    BrokerConsumeStatsQuery,
+    ConsumeStatsQuery,
+    DeleteGroup,
+    Group,
+    GroupForbidden,
+    TopicOfGroup,
+)
 from tests.broker.handlers.conftest import Client
 
 
@@ -94,3 +103,66 @@ async def test_a_topic_that_the_group_does_not_subscribe_to_any_more_is_left_out
     await client.consume("a", "g", "orders")
 
     assert set(await progress(client)) == {("orders", 0)}
+
+
+async def test_the_progress_of_all_groups_at_once(client: Client) -> None:
+    """D4, D6: 317, all topics or the ordered ones."""
+    await client.create_topic("orders", queues=1)
+    await client.create_topic("steps", queues=1, order=True)
+    await client.send("orders", b"1", b"2", b"3")
+    await client.send("steps", b"1", b"2")
+    for topic, group in (("orders", "g"), ("steps", "g"), ("orders", "h")):
+        await commit(client, topic, 1, group=group)
+
+    async def lags(*, is_order: bool) -> tuple[dict[str, list[int]], int]:
+        header = BrokerConsumeStatsQuery(is_order=is_order)
+        found = decode((await client.ok(RequestCode.GET_BROKER_CONSUME_STATS, header)).body, BrokerConsumeStats)
+        by_group = {
+            group: [queue.broker_offset - queue.consumer_offset for one in stats for queue in one.offset_table.values()]
+            for table in found.consume_stats_list
+            for group, stats in table.items()
+        }
+        return by_group, found.total_diff
+
+    assert ({"g": [2, 1], "h": [2]}, 5) == await lags(is_order=False)
+    assert ({"g": [1]}, 1) == await lags(is_order=True)
+
+
+async def test_which_topics_a_group_reads_and_what_it_wants_of_them(client: Client) -> None:
+    """D6: 343 and 345."""
+    await client.create_topic("orders")
+    await commit(client, "orders", 1)
+    topics = decode((await client.ok(RequestCode.QUERY_TOPICS_BY_CONSUMER, Group(group="g"))).body, TopicList)
+    assert ["orders"] == topics.topic_list
+
+    async def wanted() -> str | None:
+        header = TopicOfGroup(group="g", topic="orders")
+        body = (await client.ok(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, header)).body
+        found = decode(body, GroupSubscription).subscription_data
+        return None if found is None else found.sub_string
+
+    assert None is await wanted()
+    await client.consume("me", "g", "orders")
+    assert "*" == await wanted()
+
+
+async def test_a_group_may_be_forbidden_to_read_a_topic(client: Client) -> None:
+    """D2: 353, kept in the groups' file."""
+    await client.create_topic("orders")
+    await client.send("orders", b"1")
+    await client.consume("me", "g", "orders")
+
+    async def readable(asked: bool | None = None) -> bool:
+        header = GroupForbidden(group="g", topic="orders", readable=asked)
+        body = (await client.ok(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header)).body
+        return decode(body, GroupReadable).readable
+
+    async def pull() -> int:
+        header = PullMessage(consumer_group="g", topic="orders", queue_id=0, queue_offset=0, count_max=1, sysflag=0)
+        return (await client.call(RequestCode.PULL_MESSAGE, header)).code
+
+    assert (True, ResponseCode.SUCCESS) == (await readable(), await pull())
+    assert (False, ResponseCode.NO_PERMISSION) == (await readable(asked=False), await pull())
+    table = decode((await client.ok(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body, GroupTable)
+    assert {"g": {"orders": 4}} == table.forbidden_table
+    assert (True, ResponseCode.SUCCESS) == (await readable(asked=True), await pull())

@@ -12,6 +12,7 @@ from ternmq.broker.broker import Broker
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import MessageModel, QueueOffsets
 from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.wire.bodies.stats import CorrectionOffsets, TimeSpans
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.requests import (
@@ -25,7 +26,7 @@ from ternmq.wire.requests import (
     UnregisterClient,
     UpdateOffset,
 )
-from ternmq.wire.requests_admin import CloneGroupOffset
+from ternmq.wire.requests_admin import CloneGroupOffset, CorrectionOffset, TopicOfGroup
 from tests.broker.handlers.conftest import Client, Connect, broker_config, connecting, store_config
 
 
@@ -255,3 +256,31 @@ async def test_a_group_is_cloned_on_one_topic_or_on_all(tool: Client) -> None:
 
     assert (await offset_of(tool, "one"), await offset_of(tool, "one", "other")) == (2, None)
     assert (await offset_of(tool, "all"), await offset_of(tool, "all", "other")) == (2, 0)
+
+
+async def test_the_times_of_a_queue_and_where_a_group_stands_in_it(tool: Client) -> None:
+    """D4: 303, of RocketMQ's consoles."""
+    header = TopicOfGroup(topic="orders", group="g")
+    body = (await tool.ok(RequestCode.QUERY_CONSUME_TIME_SPAN, header)).body
+    full, empty = sorted(decode(body, TimeSpans).consume_time_span_set, key=lambda span: span.message_queue.queue_id)
+    assert 0 < full.min_time_stamp <= full.consume_time_stamp <= full.max_time_stamp
+    assert full.delay_time >= 0
+    assert (-1, -1, 0) == (empty.min_time_stamp, empty.max_time_stamp, empty.delay_time)
+    missing = await tool.call(RequestCode.QUERY_CONSUME_TIME_SPAN, TopicOfGroup(topic="nowhere", group="g"))
+    assert ResponseCode.TOPIC_NOT_EXIST == missing.code
+
+
+async def test_the_smallest_offset_of_all_groups_of_a_topic(tool: Client) -> None:
+    """D4: 308; the group to compare with is told when it is behind them all."""
+    late = UpdateOffset(consumer_group="late", topic="orders", queue_id=0, commit_offset=1)
+    await tool.ok(RequestCode.UPDATE_CONSUMER_OFFSET, late)
+
+    async def smallest(compare: str, filtered: str | None = None) -> dict[int, int]:
+        header = CorrectionOffset(topic="orders", compare_group=compare, filter_groups=filtered)
+        body = (await tool.ok(RequestCode.QUERY_CORRECTION_OFFSET, header)).body
+        return dict(decode(body, CorrectionOffsets).correction_offsets)
+
+    assert {0: 1} == await smallest("g")
+    assert {0: 2} == await smallest("g", "late")
+    assert {0: (1 << 63) - 1} == await smallest("late", "late")
+    assert {} == await smallest("g", "g,late")

@@ -1,9 +1,9 @@
-"""Subscription groups, as tools create, change, list and delete them, and how far they are: 200, 201, 207, 208, 225
-and 352 (D2, D4, D6)."""
+"""Subscription groups, as tools create, change, list and delete them, what they read and how far they are: 200, 201,
+207, 208, 225, 317, 343, 345, 352 and 353 (D2, D4, D6)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
@@ -15,12 +15,21 @@ from ternmq.errors import GroupMissing
 from ternmq.message import MessageQueue
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.clients import GroupSubscription
 from ternmq.wire.bodies.codec import by_key, decode, encode
-from ternmq.wire.bodies.groups import GroupConfigs, SubscriptionGroupConfig
-from ternmq.wire.bodies.stats import ConsumeStats, QueueProgress
+from ternmq.wire.bodies.groups import GroupConfigs, GroupReadable, SubscriptionGroupConfig
+from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats, QueueProgress
+from ternmq.wire.bodies.topics import TopicList
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.requests_admin import ConsumeStatsQuery, DeleteGroup, Group
+from ternmq.wire.requests_admin import (
+    BrokerConsumeStatsQuery,
+    ConsumeStatsQuery,
+    DeleteGroup,
+    Group,
+    GroupForbidden,
+    TopicOfGroup,
+)
 
 
 class GroupHandlers:
@@ -55,6 +64,10 @@ class GroupHandlers:
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Route(self.get, ADMIN),
             RequestCode.DELETE_SUBSCRIPTIONGROUP: Route(self.delete, ADMIN),
             RequestCode.GET_CONSUME_STATS: Route(self.progress, ADMIN),
+            RequestCode.GET_BROKER_CONSUME_STATS: Route(self.progress_of_all, ADMIN),
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: Route(self.topics, ADMIN),
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: Route(self.subscription, ADMIN),
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: Route(self.forbid, ADMIN),
         }
 
     def update(self, _peer: Peer, request: Request[object]) -> Reply:
@@ -101,6 +114,43 @@ class GroupHandlers:
             topics = [topic for topic in header.topic_list.split(";") if topic]
         else:
             topics = self._offsets.topics_of(group)
+        return Reply(body=encode(self._progress_of(group, topics)))
+
+    def progress_of_all(self, _peer: Peer, request: Request[BrokerConsumeStatsQuery]) -> Reply:
+        """How far each group is on each topic it has offsets for, or on the ordered ones of them."""
+        found: list[dict[str, list[ConsumeStats]]] = []
+        lag = 0
+        for group in sorted(self._groups.all):
+            topics = self._offsets.topics_of(group)
+            if request.fields.is_order:
+                topics = [topic for topic in topics if (config := self._topics.get(topic)) is not None and config.order]
+            stats = [one for topic in topics if (one := self._progress_of(group, [topic])).offset_table]
+            lag += sum(
+                queue.broker_offset - queue.consumer_offset for one in stats for queue in one.offset_table.values()
+            )
+            if stats:
+                found.append({group: stats})
+        return Reply(body=encode(BrokerConsumeStats(consume_stats_list=found, total_diff=lag)))
+
+    def topics(self, _peer: Peer, request: Request[Group]) -> Reply:
+        """The topics on which a group has offsets."""
+        return Reply(body=encode(TopicList(topic_list=self._offsets.topics_of(request.fields.group))))
+
+    def subscription(self, _peer: Peer, request: Request[TopicOfGroup]) -> Reply:
+        """What the members of a group want of a topic; nothing when none is connected."""
+        group, topic = request.fields.group, request.fields.topic
+        wanted = self._clients.subscription(group, topic)
+        return Reply(body=encode(GroupSubscription(group=group, topic=topic, subscription_data=wanted)))
+
+    def forbid(self, _peer: Peer, request: Request[GroupForbidden]) -> Reply:
+        """Let a group read a topic or forbid it, if asked to; answers how it is."""
+        header = request.fields
+        if header.readable is not None:
+            self._groups.let_read(header.group, header.topic, readable=header.readable)
+        readable = self._groups.may_read(header.group, header.topic)
+        return Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))
+
+    def _progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
         online = self._clients.group_info(group)
         table: dict[MessageQueue, QueueProgress] = {}
         rate = 0.0
@@ -111,7 +161,7 @@ class GroupHandlers:
             for queue_id in range(config.read_queue_nums):
                 table[MessageQueue(topic, self._broker_name, queue_id)] = self._queue_progress(group, topic, queue_id)
             rate += self._stats.got_rate(topic, group)
-        return Reply(body=encode(ConsumeStats(offset_table=by_key(table), consume_tps=rate)))
+        return ConsumeStats(offset_table=by_key(table), consume_tps=rate)
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
         consumer_offset = max(self._offsets.get(group, topic, queue_id), 0)

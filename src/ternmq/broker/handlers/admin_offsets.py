@@ -1,4 +1,5 @@
-"""Offsets of whole groups, as tools move them: reset by time 222, clone 314 (D4, D6).
+"""Offsets of whole groups, as tools move and compare them: reset by time 222, clone 314, times 303, smallest 308
+(D4, D6).
 
 A group that is connected holds its offsets itself and would soon overwrite what is changed here. So its members must
 be told, in one of two ways (``useServerSideResetOffset``):
@@ -25,21 +26,24 @@ from ternmq.broker.flow import ADMIN
 from ternmq.broker.groups import Groups
 from ternmq.broker.offsets import Offsets
 from ternmq.broker.topics import Topics
+from ternmq.env import Clock
 from ternmq.errors import ConsumerOffline, GroupMissing, NetworkError, StoreError
 from ternmq.message import MessageQueue
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel, QueueOffsets, encode_reset
-from ternmq.wire.bodies.codec import by_key, encode
+from ternmq.wire.bodies.codec import Queue, by_key, encode
+from ternmq.wire.bodies.stats import CorrectionOffsets, QueueTimeSpan, TimeSpans
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import ResetOffset
-from ternmq.wire.requests_admin import CloneGroupOffset
+from ternmq.wire.requests_admin import CloneGroupOffset, CorrectionOffset, TopicOfGroup
 
 log = logging.getLogger(__name__)
 
 #: What tools of RocketMQ 5 write where they mean no queue in particular.
 ALL_QUEUES: Final = -1
+_LONG_MAX: Final = (1 << 63) - 1
 
 
 class GroupOffsetHandlers:
@@ -56,6 +60,7 @@ class GroupOffsetHandlers:
         broker_name: str,
         on_server: bool,
         moved: Callable[[str, str, int], None],
+        clock: Clock,
     ) -> None:
         self._offsets = offsets
         self._store = store
@@ -65,11 +70,14 @@ class GroupOffsetHandlers:
         self._broker_name = broker_name
         self._on_server = on_server
         self._moved = moved
+        self._clock = clock
 
     def routes(self) -> dict[int, Route]:
         return {
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Route(self.reset, ADMIN),
             RequestCode.CLONE_GROUP_OFFSET: Route(self.clone, ADMIN),
+            RequestCode.QUERY_CONSUME_TIME_SPAN: Route(self.times, ADMIN),
+            RequestCode.QUERY_CORRECTION_OFFSET: Route(self.smallest, ADMIN),
         }
 
     def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply | Awaitable[Reply]:
@@ -146,6 +154,47 @@ class GroupOffsetHandlers:
                 for queue_id in self._offsets.of_group(header.target_group, topic):
                     self._moved(header.target_group, topic, queue_id)
         return Reply()
+
+    def times(self, _peer: Peer, request: Request[TopicOfGroup]) -> Reply:
+        """By queue: from when its messages are, where a group stands, and for how long its next message has waited."""
+        topic, group = request.fields.topic, request.fields.group
+        spans = [
+            self._time_span(group, MessageQueue(topic, self._broker_name, queue_id))
+            for queue_id in range(self._topics.find(topic).read_queue_nums)
+        ]
+        return Reply(body=encode(TimeSpans(consume_time_span_set=spans)))
+
+    def _time_span(self, group: str, queue: MessageQueue) -> QueueTimeSpan:
+        topic, queue_id = queue.topic, queue.queue_id
+        store_time, end = self._store.store_time, self._store.max_offset(topic, queue_id)
+        committed = self._offsets.get(group, topic, queue_id)
+        first_ms = self._store.earliest_store_time(topic, queue_id)
+        waits = 0 <= committed < end
+        return QueueTimeSpan(
+            message_queue=Queue.of(queue),
+            min_time_stamp=first_ms,
+            max_time_stamp=store_time(topic, queue_id, end - 1),
+            consume_time_stamp=store_time(topic, queue_id, committed - 1) if committed > 0 else first_ms,
+            delay_time=self._clock.now_ms() - store_time(topic, queue_id, committed) if waits else 0,
+        )
+
+    def smallest(self, _peer: Peer, request: Request[CorrectionOffset]) -> Reply:
+        """By queue, the smallest offset of all groups of a topic but the filtered ones.
+
+        Where the group to compare with is behind that, RocketMQ answers with the largest number there is.
+        """
+        header = request.fields
+        filtered = set((header.filter_groups or "").split(","))
+        found: dict[int, int] = {}
+        for group in self._offsets.groups_of(header.topic):
+            for queue_id, queue_offset in self._offsets.of_group(group, header.topic).items():
+                # Who stands before the first message has long given up the queue.
+                if group not in filtered and queue_offset >= self._store.min_offset(header.topic, queue_id):
+                    found[queue_id] = min(found.get(queue_id, queue_offset), queue_offset)
+        for queue_id, queue_offset in self._offsets.of_group(header.compare_group, header.topic).items():
+            if found.get(queue_id, -1) > queue_offset:
+                found[queue_id] = _LONG_MAX
+        return Reply(body=encode(CorrectionOffsets(correction_offsets=found)))
 
     def _target(self, header: ResetOffset, queue_id: int, found: Mapping[int, int]) -> int:
         current = self._offsets.get(header.group, header.topic, queue_id)

@@ -231,6 +231,11 @@ class PullHandlers:
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
             )
         topic = self._topics.find(header.topic)
+        if not self._groups.may_read(header.consumer_group, header.topic):
+            raise NoPermission(
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]; an administrator "
+                "can allow it again (353)"
+            )
         if header.topic == SCHEDULE_TOPIC and header.consumer_group != TOOLS_GROUP:
             raise NoPermission(
                 f"the topic[{header.topic}] pulling message is forbidden: its messages wait for their time; subscribe "

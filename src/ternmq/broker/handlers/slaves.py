@@ -1,0 +1,37 @@
+"""What a slave copies from its master besides the log: all consumer offsets 43, the delay levels' progress 45 (D4, I1).
+
+Slaves ask every 10 s and write the answers to their own files as they come, so these are the files' texts. Topics 21,
+groups 201 and request modes 402, which they copy too, are with the tables that tools ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ternmq.broker.flow import ADMIN
+from ternmq.broker.offsets import Offsets
+from ternmq.net.peer import Peer, Route
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.stats import DelayOffsets
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+
+
+class SlaveHandlers:
+    """All methods belong to the broker's loop. ``delays`` gives the progress of the delay levels."""
+
+    def __init__(self, *, offsets: Offsets, delays: Callable[[], DelayOffsets]) -> None:
+        self._offsets = offsets
+        self._delays = delays
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.GET_ALL_CONSUMER_OFFSET: Route(self.consumer_offsets, ADMIN),
+            RequestCode.GET_ALL_DELAY_OFFSET: Route(self.delay_offsets, ADMIN),
+        }
+
+    def consumer_offsets(self, _peer: Peer, _request: Request[object]) -> Reply:
+        return Reply(body=encode(self._offsets.body()))
+
+    def delay_offsets(self, _peer: Peer, _request: Request[object]) -> Reply:
+        return Reply(body=encode(self._delays()))
