@@ -1,0 +1,118 @@
+"""The pipeline *sql* as a command, on a Spark cluster, and on Apache RocketMQ (U4, U5, V2)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from ternmq.embedded import EmbeddedCluster
+from tests.cli.conftest import ENVIRONMENT, TERN, tern
+from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
+from tests.interop.rocketmq import RocketMQ
+from tests.spark.conftest import SMALL_JVM
+from tests.spark.test_sql import Run, bodies, order
+from tests.spark.test_standalone import master
+from tests.spark.topics import Topics, bodies_of
+
+__all__ = ["any_rocketmq", "master", "rocketmq_4", "rocketmq_5"]
+
+SMALL = ("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}", "--conf", "spark.driver.memory=512m")
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_the_command_shows_rows_until_ctrl_c_and_goes_on_afterwards(topics: Topics, tmp_path: Path) -> None:
+    """U4, U5: a script from a file, events on stdout, an exit code of 0, and no row twice."""
+    script = tmp_path / "orders.sql"
+    script.write_text("CREATE VIEW o (id INT NOT NULL) FROM TOPIC `sql-command`;\nSELECT id, _tags FROM o")
+    topics.create("sql-command", queues=1)
+    topics.send("sql-command", [*bodies(order(number) for number in range(3)), b"no order"], tags=["new"])
+    command = [TERN, "pipeline", "sql", str(script), "-n", topics.name_servers, "--checkpoint", str(tmp_path / "state")]
+    command += ["--json", *SMALL]
+
+    with (tmp_path / "stderr").open("wb") as stderr:
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=ENVIRONMENT)
+        assert running.stdout is not None
+        events: list[dict[str, Any]] = []
+        # The batch is in the checkpoint when its progress is told.
+        while not any(event["event"] == "progress" and event.get("rows") == 4 for event in events):
+            line = running.stdout.readline()
+            assert line, (tmp_path / "stderr").read_text()
+            events.append(json.loads(line))
+        running.send_signal(signal.SIGINT)
+        rest, _ = running.communicate(timeout=120)
+    events += map(json.loads, rest.splitlines())
+    assert 0 == running.returncode, (tmp_path / "stderr").read_text()
+    rows = [event["row"] for event in events if event["event"] == "row"]
+    assert [{"id": number, "_tags": "new"} for number in range(3)] == sorted(rows, key=lambda row: row["id"])
+    assert {"event": "done", "statement": "console", "messages": 4, "left_out": 1} == events[-1]
+    assert "tern: 1 of them did not fit their columns and were left out; " in (tmp_path / "stderr").read_text()
+
+    topics.send("sql-command", bodies([order(3)]), tags=["paid"])
+    again = subprocess.run(
+        [*command[:-5], "--once", *SMALL], capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT
+    )
+    assert (0, "id\t_tags\n3\tpaid\n") == (again.returncode, again.stdout), again.stderr
+
+
+def test_the_command_wants_one_script(tmp_path: Path) -> None:
+    """U4: one sentence, and no Spark started for it."""
+    (tmp_path / "bad.sql").write_bytes(b"SELECT '\xff'")
+    for arguments, sentence in (
+        ([], "give a script: a file, - for stdin, or -e 'SELECT …'"),
+        (["x.sql", "-e", "SELECT 1"], "give a script: a file, - for stdin, or -e 'SELECT …'"),
+        ([str(tmp_path / "bad.sql")], f"{tmp_path}/bad.sql is no text in UTF-8"),
+        (["-e", "SELECT 1", "--bad-rows", "keep"], "--bad-rows 'keep' is neither drop nor fail"),
+    ):
+        done = tern("pipeline", "sql", *arguments)
+        assert (1, "", f"tern: {sentence}\n") == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_executors_of_a_cluster_join_topics_side_by_side(master: str) -> None:
+    """U4, U5: by one setting, the master."""
+    with EmbeddedCluster() as cluster:
+        rows: dict[str, list[dict[str, Any]]] = {
+            "people": [{"id": number, "name": f"n{number}"} for number in range(20)],
+            "points": [{"id": number % 5, "amount": number} for number in range(20)],
+        }
+        for topic, sent in rows.items():
+            tern("send", topic, "-n", cluster.name_servers, "-f", "-", stdin=b"\n".join(bodies(sent)))
+        query = "SELECT name, amount FROM people JOIN points ON people.id = points.id"
+        conf = [f"spark.{who}.extraJavaOptions={SMALL_JVM}" for who in ("driver", "executor")]
+        conf += ["spark.driver.host=127.0.0.1", "spark.driver.memory=512m", "spark.executor.memory=512m"]
+        flags = [part for one in (*conf, "spark.sql.shuffle.partitions=2") for part in ("--conf", one)]
+        command = [TERN, "pipeline", "sql", "-e", query, "-n", cluster.name_servers, "--once", "--master", master]
+        done = subprocess.run(
+            [*command, *flags], capture_output=True, text=True, timeout=250, check=False, env=ENVIRONMENT
+        )
+    expected = sorted(f"n{number % 5}\t{number}" for number in range(20))
+    assert expected == sorted(line for line in done.stdout.splitlines() if line != "name\tamount"), done.stderr[-2_000:]
+
+
+@pytest.mark.interop
+def test_a_topic_of_rocketmq_becomes_another(any_rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+    """V2: found columns, windows, and messages that are written once over a restart."""
+    topics = Topics(spark, any_rocketmq.address)
+    for topic in ("sql-interop", "sql-interop-out"):
+        topics.create(topic, queues=2)
+    script = """
+        CREATE VIEW sales FROM TOPIC `sql-interop` WATERMARK at DELAY 1 SECOND;
+        INSERT INTO TOPIC `sql-interop-out`
+            SELECT customer AS _keys, customer, sum(amount) AS spent
+            FROM sales GROUP BY customer, window(at, '1 minute')
+    """
+    first = [order(number, customer="ab"[number % 2], at=f"00:{number:02}") for number in range(60)]
+    topics.send("sql-interop", bodies([*first, order(60, customer="c", at="02:00")]))
+    Run(topics, script, checkpoint=str(tmp_path))
+    topics.send("sql-interop", bodies([order(61, customer="c", at="09:00")]))
+    Run(topics, script, checkpoint=str(tmp_path))
+    sums = [json.loads(body) for body in bodies_of(topics.read("sql-interop-out").collect())]
+    assert [("a", 300), ("b", 300), ("c", 10)] == [(row["customer"], row["spent"]) for row in sums]
