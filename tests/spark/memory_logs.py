@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ternmq.errors import MessagesLost, NetworkError, RouteMissing, SystemBusy
@@ -18,7 +18,7 @@ from ternmq.message import MessageQueue, Property
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.spark.cluster import Bounds
 from ternmq.spark.logs import Parcel, Stored
-from ternmq.spark.publish import WHEEL_TOPIC
+from ternmq.spark.publish import TIMER_SETTING, WHEEL_TOPIC
 from ternmq.spark.sink_rows import TIMER_DELIVER_MS
 from ternmq.wire import properties as property_texts
 from ternmq.wire.batch import unpack_messages
@@ -186,6 +186,15 @@ class Driver:
         await self._call()
         found = [one.queue_offset for one in self.world.brokers[queue.broker_name].queues[queue] if one.keys == key]
         return min(found) if found and self.world.chance.random() < 0.7 else None
+
+    async def indexed(self, broker: str, topic: str, unique_key: str) -> bool:
+        await self._call()
+        shown = self.world.brokers[broker].queues[MessageQueue(topic, broker, 0)]
+        return any(one.unique_key == unique_key for one in shown)
+
+    async def settings(self, broker: str) -> Mapping[str, str]:
+        await self._call()
+        return {TIMER_SETTING: "true"} if broker in self.world.brokers else {}
 
     def monotonic(self) -> float:
         return self.world.now_s

@@ -195,3 +195,12 @@ def test_what_lay_in_an_inbox_is_behind_the_fence(marks: int, is_enough: bool, m
             results.append(numbered(0, 20) == bodies(world))
     assert results
     assert is_enough == all(results)
+
+
+def test_small_batches_take_turns_over_the_queues() -> None:
+    """U2: a stream of one chunk a batch does not fill one queue."""
+    world = World(5, topics={"orders": 3, "stage": 1})
+    for batch in range(40):
+        assert run(Driver(world), Work("q", batch), stage(world, [b"%04d" % (22 + batch * 70)]))
+    used = {queue for broker in world.brokers.values() for queue, _ in broker.log if queue.topic == "orders"}
+    assert 6 == len(used)

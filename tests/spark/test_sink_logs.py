@@ -63,6 +63,10 @@ class Sink:
         committer = Committer(self.logs, ledger, at_once=3, timeout_ms=TIMEOUT_MS, on_step=on_step)
         self.cluster.run(committer.commit(staged))
 
+    def write(self, topic: str, batch: int, given: pa.RecordBatch) -> None:
+        """One micro-batch of a query of that name."""
+        self.commit(Work(topic, batch), self.ship(given, topic, chunk_bytes=2_000))
+
     def bodies(self, *topics: str) -> list[bytes]:
         """All that queues of these topics hold."""
 

@@ -1,4 +1,4 @@
-"""On a Spark cluster, a master and two workers as processes of this machine: sources and pipelines (U1, U3 to U5)."""
+"""On a Spark cluster, a master and two workers as processes of this machine: source, sink, pipelines (U1 to U5)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from tests.store.small import log_queues_index
 
 PROGRAM = """
 import os, signal, sys
-from ternmq import Message, SyncProducer
+from ternmq import Message, SyncAdmin, SyncProducer
 from ternmq.spark.session import session
 
 name_servers, master, directory = sys.argv[1:]
+with SyncAdmin(name_servers) as admin:
+    admin.topics.create("near", queues=2)
 with SyncProducer("tests", name_servers=name_servers) as producer:
     for number in range(200):
         producer.send(Message("far", b"%d" % number))
 spark = session(master=master, settings={
     "spark.driver.host": "127.0.0.1", "spark.driver.memory": "512m", "spark.executor.memory": "512m",
     "spark.driver.extraJavaOptions": JVM, "spark.executor.extraJavaOptions": JVM, "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
 })
-frame = spark.read.format("ternmq").option("nameServers", name_servers).option("sliceMessages", 5).load("far")
+frame = spark.read.format("ternmq").option("nameServers", name_servers).option("sliceMessages", 20).load("far")
 print(frame.selectExpr("CAST(body AS STRING)").distinct().count(), frame.count())
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 print(executors)
@@ -59,6 +62,10 @@ writer = stream.writeStream.foreachBatch(
     lambda batch, number: streamed.extend(batch.rdd.mapPartitions(bodies_of_a_dying_executor).collect()))
 writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).start().awaitTermination()
 print(os.path.exists(f"{directory}/killed"), sorted(streamed) == list(range(200)))
+sink = stream.select("body").writeStream.format("ternmq").option("nameServers", name_servers)
+sink.option("checkpointLocation", f"{directory}/sink").trigger(availableNow=True).start("near").awaitTermination()
+copy = spark.read.format("ternmq").option("nameServers", name_servers).load("near")
+print(copy.select("body").distinct().count(), copy.count())
 spark.stop()
 """
 
@@ -111,18 +118,19 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_executors_of_a_cluster_read_slices_side_by_side(master: str, tmp_path: Path) -> None:
-    """U1, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice."""
+@pytest.mark.timeout(400)
+def test_executors_of_a_cluster_read_slices_and_stage_rows_side_by_side(master: str, tmp_path: Path) -> None:
+    """U1, U2, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice;
+    then one into a topic, where the driver commits what executors of other processes have staged."""
     with EmbeddedCluster() as cluster:
         done = subprocess.run(
             [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{PROGRAM}", cluster.name_servers, master, str(tmp_path)],
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=300,
             check=False,
         )
-    assert ["200 200", "2", "True True"] == done.stdout.splitlines(), done.stderr[-2_000:]
+    assert ["200 200", "2", "True True", "200 200"] == done.stdout.splitlines(), done.stderr[-2_000:]
 
 
 @pytest.mark.spark

@@ -109,9 +109,20 @@ class Ledger:
 
     async def open(self) -> None:
         """Find the brokers that have the ledger; make it if none has."""
+        what = f"looking for the ledger of {self._work.key}"
+        await patiently(self._logs, what, self._open, timeout_ms=self._timeout_ms)
+
+    async def _open(self) -> None:
         try:
             self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
         except RouteMissing:
+            if self._work.batch > 0:
+                # A new one would know nothing of what the brokers that are away have decided.
+                raise NetworkError(
+                    f"no broker that is registered has the topic {LEDGER_TOPIC}, which the batches before wrote to; "
+                    f"start its brokers. If those batches were written with at-least-once, create it: `tern topic "
+                    f"create {LEDGER_TOPIC} --queues {LEDGER_QUEUES}`"
+                ) from None
             await self.extend()
 
     async def extend(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -25,10 +25,11 @@ from ternmq.admin.queues import Queues
 from ternmq.admin.topics import Topics
 from ternmq.client.config import ProducerConfig
 from ternmq.client.outgoing import Outgoing, shrink
+from ternmq.client.routes import MASTER_ID
 from ternmq.client.sender import Sender
-from ternmq.errors import MessagesLost, NetworkError, NotFound, SendFailed, TernError
+from ternmq.errors import MessagesLost, NetworkError, NotFound, RouteMissing, SendFailed, TernError
 from ternmq.filter.tags import ALL
-from ternmq.message import Message, MessageQueue, Property, SendReceipt
+from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.spark.cluster import Bounds, Cluster
 from ternmq.spark.columns import Rows
 from ternmq.spark.plan import Slice
@@ -107,6 +108,14 @@ class Logs(Protocol):
         """The first queue offset at which an index knows the key. An index may forget: None means nothing."""
         ...
 
+    async def indexed(self, broker: str, topic: str, unique_key: str) -> bool:
+        """Whether the index of a broker knows a message: for topics whose queues cannot be read."""
+        ...
+
+    async def settings(self, broker: str) -> Mapping[str, str]:
+        """What a broker is set to, by RocketMQ's names; it is one of a topic whose route is known."""
+        ...
+
     def monotonic(self) -> float:
         """Seconds since some fixed moment."""
         ...
@@ -151,7 +160,10 @@ class ClusterLogs:
 
     async def make(self, topic: str, *, queues: int) -> None:
         brokers = Brokers(self._instance)
-        for cluster in {master.cluster for master in await brokers.masters()}:
+        masters = [broker for broker in await brokers.all() if broker.broker_id == MASTER_ID]
+        if not masters:
+            raise NetworkError(f"no broker is registered, so none can have the topic {topic!r}")
+        for cluster in {master.cluster for master in masters}:
             await Topics(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
         await self._instance.routes.refresh(topic)
 
@@ -180,7 +192,7 @@ class ClusterLogs:
 
     async def bounds(self, queue: MessageQueue) -> Bounds:
         async def ask() -> Bounds:
-            await self._instance.routes.of(queue.topic)
+            await self._find(queue)
             offsets = self._queues.bounds
             first, end = await asyncio.gather(offsets.min(queue), offsets.max(queue))
             return Bounds(first, end)
@@ -205,24 +217,44 @@ class ClusterLogs:
 
     async def hint(self, queue: MessageQueue, key: str) -> int | None:
         query = QueryMessage(topic=queue.topic, key=key, count_max=COUNT_MAX, begin_ms=0, end_ms=_EVER_MS)
+        found = await self._query(queue, query)
+        return min((one.queue_offset for one in found if one.queue == queue and key in one.keys), default=None)
 
-        async def ask() -> list[int]:
-            await self._instance.routes.of(queue.topic)
+    async def indexed(self, broker: str, topic: str, unique_key: str) -> bool:
+        query = QueryMessage(
+            topic=topic, key=unique_key, count_max=COUNT_MAX, begin_ms=0, end_ms=_EVER_MS, by_unique_id=True
+        )
+        found = await self._query(MessageQueue(topic, broker, 0), query)
+        return any(one.properties.get(Property.UNIQUE_KEY) == unique_key for one in found)
+
+    async def _query(self, queue: MessageQueue, query: QueryMessage) -> list[ReceivedMessage]:
+        async def ask() -> list[ReceivedMessage]:
             address = self._instance.broker_address(queue.broker_name)
             try:
                 response = await self._instance.ask(address, RequestCode.QUERY_MESSAGE, query)
             except NotFound:
                 return []
-            found = (to_message(record, queue.broker_name) for record in unpack_records(response.body))
-            return [one.queue_offset for one in found if one.queue == queue and key in one.keys]
+            return [to_message(record, queue.broker_name) for record in unpack_records(response.body)]
 
-        return min(await self._patiently(queue, ask), default=None)
+        return await self._patiently(queue, ask)
+
+    async def settings(self, broker: str) -> Mapping[str, str]:
+        response = await self._instance.ask(self._instance.broker_address(broker), RequestCode.GET_BROKER_CONFIG)
+        lines = bytes(response.body).decode().splitlines()
+        return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
     def monotonic(self) -> float:
         return self._instance.env.clock.monotonic()
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def _find(self, queue: MessageQueue) -> None:
+        """Let the route of a queue be known. It exists, so a topic that is not known has brokers that are away."""
+        try:
+            await self._instance.routes.of(queue.topic)
+        except RouteMissing as error:
+            raise NetworkError(str(error), address=queue.broker_name) from error
 
     async def _patiently(self, queue: MessageQueue, ask: Callable[[], Awaitable[T]]) -> T:
         return await self._cluster.patiently(queue, ask, timeout_ms=self._wanted.retry_timeout_ms)

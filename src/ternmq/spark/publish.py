@@ -10,6 +10,7 @@ first rows of a batch, the others are. Before each such look stands a fence (``l
 does not show yet would be sent again.
 
 A message with a delay shows in the topic in which its broker keeps it until its time comes, and stays there afterwards.
+RocketMQ 5 does not let anybody read that of messages with a delivery time: its index is asked, for row after row.
 """
 
 from __future__ import annotations
@@ -17,23 +18,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Final
 
+import msgspec
+
 from ternmq import names
-from ternmq.errors import ConfigError, MessagesLost, RouteMissing
+from ternmq.errors import ConfigError, MessagesLost
 from ternmq.message import MessageQueue
 from ternmq.spark.ledger import Decision, Done, Ledger, Staged
 from ternmq.spark.logs import Logs, Parcel, patiently, read_one
 from ternmq.spark.sink_rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
 from ternmq.tasks import Tasks
 from ternmq.wire.batch import pack_messages, unpack_messages
+from ternmq.wire.ids import java_hash
 
 log = logging.getLogger(__name__)
 
-#: Where RocketMQ 5 keeps messages with a delivery time. A broker without this topic has no such messages.
+#: Where RocketMQ 5 keeps messages with a delivery time.
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
+#: The setting of a broker that does so.
+TIMER_SETTING: Final = "timerWheelEnable"
 
 #: A broker that loses power forgets what it had not synced, and gives the same queue offsets again: chunks may then lie
 #: a little before the end that the decision knew.
@@ -52,12 +58,11 @@ def landings(chunk: Staged) -> Sequence[MessageQueue]:
     """The queues in which the rows of a chunk show when they are stored."""
     queue = chunk.queue
     assert queue is not None
-    broker = queue.broker_name
-    if chunk.delay == TIMED:
-        # What is due already is not kept waiting.
-        return (MessageQueue(WHEEL_TOPIC, broker, 0), queue)
+    if chunk.delay <= 0:
+        # Also rows with a delivery time, if that is over.
+        return (queue,)
     # A broker with fewer levels takes its last one.
-    return [MessageQueue(names.SCHEDULE_TOPIC, broker, level) for level in range(chunk.delay)] or (queue,)
+    return [MessageQueue(names.SCHEDULE_TOPIC, queue.broker_name, level) for level in range(chunk.delay)]
 
 
 class Committer:
@@ -102,24 +107,19 @@ class Committer:
 
     async def _placed(self, staged: Sequence[Staged]) -> Decision:
         """Choose a queue for each chunk that may go to any, and note where the queues end."""
-        turns = {topic: cycle(await self._logs.writable(topic)) for topic in {chunk.topic for chunk in staged}}
+        topics = {chunk.topic for chunk in staged if chunk.queue is None}
+        turns = {topic: _turns(await self._writable(topic), staged[0].chunk_id) for topic in topics}
         chunks = [
-            chunk
-            if chunk.queue is not None
-            else Staged(
-                chunk.stage,
-                chunk.stage_offset,
-                chunk.chunk_id,
-                chunk.topic,
-                next(turns[chunk.topic]),
-                chunk.delay,
-                chunk.rows,
-            )
+            chunk if chunk.queue is not None else msgspec.structs.replace(chunk, queue=next(turns[chunk.topic]))
             for chunk in staged
         ]
         queues = sorted({queue for chunk in chunks for queue in landings(chunk)})
         ends = await asyncio.gather(*map(self._logs.bounds, queues))
         return Decision(chunks, [(queue, bounds.end) for queue, bounds in zip(queues, ends, strict=True)])
+
+    async def _writable(self, topic: str) -> Sequence[MessageQueue]:
+        what = f"looking for the queues of {topic!r}"
+        return await patiently(self._logs, what, lambda: self._logs.writable(topic), timeout_ms=self._timeout_ms)
 
     async def _publish(self, decision: Decision, *, is_fresh: bool) -> None:
         by_queue: dict[MessageQueue, list[Staged]] = defaultdict(list)
@@ -182,6 +182,12 @@ class Committer:
         return found.body
 
 
+def _turns(queues: Sequence[MessageQueue], chance: str) -> Iterator[MessageQueue]:
+    """All queues in turn. Many batches have one chunk only, so each begins elsewhere."""
+    first = abs(java_hash(chance)) % len(queues)
+    return cycle([*queues[first:], *queues[:first]])
+
+
 def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = None) -> Iterable[Parcel]:
     """What is to be sent of a staged chunk: all of it, or some rows."""
     if not chunk.delay and (rows is None or len(rows) == chunk.rows):
@@ -213,7 +219,16 @@ class Presence:
             async with self._locks[queue]:
                 await self._read(queue)
         found = self._found[chunk.chunk_id]
+        if chunk.delay == TIMED:
+            await self._ask_index(chunk, found)
         return [row for row in range(chunk.rows) if row not in found]
+
+    async def _ask_index(self, chunk: Staged, found: set[int]) -> None:
+        assert chunk.queue is not None
+        for row in range(chunk.rows):
+            key = row_key(chunk.chunk_id, row)
+            if row not in found and await self._logs.indexed(chunk.queue.broker_name, WHEEL_TOPIC, key):
+                found.add(row)
 
     async def _read(self, queue: MessageQueue) -> None:
         bounds = await self._logs.bounds(queue)
@@ -236,13 +251,10 @@ class Presence:
 
 async def check_timed(logs: Logs, topic: str) -> None:
     """Raise ``ConfigError`` unless all brokers of a topic keep messages until a time of their own."""
-    brokers = {queue.broker_name for queue in await logs.writable(topic)}
-    try:
-        able = set(await logs.brokers_of(WHEEL_TOPIC))
-    except RouteMissing:
-        able = set()
-    if unable := sorted(brokers - able):
+    brokers = sorted({queue.broker_name for queue in await logs.writable(topic)})
+    settings = await asyncio.gather(*map(logs.settings, brokers))
+    if unable := [name for name, one in zip(brokers, settings, strict=True) if one.get(TIMER_SETTING) != "true"]:
         raise ConfigError(
             f"{', '.join(unable)} of topic {topic!r} cannot deliver at a given time (RocketMQ 5 can, with "
-            "timerWheelEnable); use delay_level instead of deliver_time"
+            f"{TIMER_SETTING}); use delay_level instead of deliver_time"
         )

@@ -83,7 +83,8 @@ CHUNK_ID_LENGTH: Final = 28
 OPEN_BYTES_MAX: Final = 32 << 20
 
 _SHOWN_LENGTH_MAX: Final = 40
-_UNIQUE_KEY_BYTES: Final = len(Property.UNIQUE_KEY) + CHUNK_ID_LENGTH + 6
+#: What a row takes beside its body and what its columns say: lengths, flag, and the unique id.
+_ROW_FIXED_BYTES: Final = FIXED_BYTES + len(Property.UNIQUE_KEY) + CHUNK_ID_LENGTH + 6
 
 
 @dataclass(slots=True, frozen=True)
@@ -208,7 +209,9 @@ class Packer:
             strict=False,  # what is repeated has no end
         )
         unique = f"{Property.UNIQUE_KEY}\x01"
-        chunk_bytes = self._chunk_bytes
+        chunk_bytes, open_chunks = self._chunk_bytes, self._open
+        #: Of rows that name neither topic nor queue nor time: most of them, so it is not made for each.
+        plain: _Group | None = None
         for at, (body, topic, keys, tags, properties, sharding_key, level, time_ms) in enumerate(rows):
             try:
                 if not body or len(body) > ROW_BYTES_MAX:
@@ -216,19 +219,24 @@ class Packer:
                 text = ""
                 if keys or tags or properties or sharding_key or level or time_ms is not None:
                     text = self._properties(keys, tags, properties, sharding_key, level, time_ms)
-                group = self._group(topic, sharding_key, level, time_ms)
+                if plain is not None and not (sharding_key or level or time_ms is not None):
+                    group = plain
+                else:
+                    group = self._group(topic, sharding_key, level, time_ms)
+                    if self._topic and group.queue is None and not group.delay:
+                        plain = group
             except (InvalidMessage, ConfigError) as error:
                 raise self._refused(batch, at, error) from error
             text_bytes = len(text) if text.isascii() else len(text.encode())
-            row_bytes = FIXED_BYTES + _UNIQUE_KEY_BYTES + len(body) + text_bytes
-            opened = self._open.get(group)
+            row_bytes = _ROW_FIXED_BYTES + len(body) + text_bytes
+            opened = open_chunks.get(group)
             if opened is not None and (opened.size + row_bytes > chunk_bytes or len(opened.messages) == CHUNK_ROWS_MAX):
                 yield self._close(group)
                 opened = None
             if opened is None:
-                if self._open_bytes + row_bytes > OPEN_BYTES_MAX:
+                if self._open_bytes > OPEN_BYTES_MAX:
                     yield from self.rest()
-                opened = self._open[group] = _Open(self._new_id())
+                opened = open_chunks[group] = _Open(self._new_id())
             messages = opened.messages
             messages.append((0, body, f"{unique}{opened.chunk_id}{len(messages):04X}\x02{text}"))
             opened.size += row_bytes

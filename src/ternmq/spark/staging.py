@@ -31,6 +31,8 @@ from ternmq.wire.properties import join
 STAGE_TOPIC: Final = f"{SPARK_PREFIX}STAGE"
 #: Of each broker.
 STAGE_QUEUES: Final = 4
+#: How long a topic may be unknown before it is one that does not exist.
+MISSING_MS: Final = 3_000
 
 #: What becomes of one chunk; None if there is nothing left to do with it.
 Ship = Callable[[Chunk], Coroutine[Any, Any, Staged | None]]
@@ -148,15 +150,21 @@ class Timers:
 
 
 def writable(cluster: Cluster, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
-    """The queues that can be written to of a topic that exists; raises ``RouteMissing`` at once if it does not."""
+    """The queues of a topic that can be written to; raises ``RouteMissing`` if it is not there for some seconds.
+
+    A topic whose brokers just start again is not known for a moment.
+    """
+    end_s = logs.monotonic() + min(timeout_ms, MISSING_MS) / 1000
 
     async def ask() -> Sequence[MessageQueue] | None:
         try:
             return await logs.writable(topic)
         except RouteMissing:
+            if logs.monotonic() < end_s:
+                raise
             return None
 
-    queues = cluster.run(patiently(logs, f"looking for the queues of {topic!r}", ask, timeout_ms=timeout_ms))
+    queues = cluster.run(patiently(logs, f"looking for the queues of {topic!r}", ask, timeout_ms=2 * timeout_ms))
     if queues is None:
         raise RouteMissing(f"there is no topic {topic!r}", topic=topic)
     return queues
