@@ -45,7 +45,12 @@ def body_text(message: ReceivedMessage) -> str:
 
 def body_preview(message: ReceivedMessage) -> str:
     """The beginning of the body, for a list."""
-    first, *more = body_text(message).splitlines() or [""]
+    return preview_of(message.body)
+
+
+def preview_of(body: bytes) -> str:
+    """The beginning of a body, for a list."""
+    first, *more = body.decode("utf-8", "backslashreplace").splitlines() or [""]
     is_cut = bool(more) or len(first) > PREVIEW_CHARACTERS
     return first[:PREVIEW_CHARACTERS] + ("…" if is_cut else "")
 

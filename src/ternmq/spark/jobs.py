@@ -92,6 +92,14 @@ class Watch:
         """Have the running job, and any later one, end. Safe in threads and signal handlers."""
         self._stopped.set()
 
+    def stopped_within(self, seconds: float) -> bool:
+        """Wait so long, or until stopped; whether it is."""
+        return self._stopped.wait(seconds)
+
+    def tell(self, progress: Progress) -> None:
+        """Tell of work that is made of several actions."""
+        self._tell(progress)
+
     # --- An action ------------------------------------------------------------------------------------------------
 
     def run(self, job: str, spark: SparkSession, work: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ternmq.cli.pipelines import archive, deadletters, rebuild, reconcile, sql, trace
+from ternmq.cli.pipelines import archive, deadletters, rebuild, reconcile, replay, sql, trace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +23,7 @@ def pipeline() -> None:
 
 app.command()(archive.archive)
 app.command()(archive.compact)
+app.command()(replay.replay)
 app.command()(sql.sql)
 app.command()(trace.trace)
 app.command()(deadletters.deadletters)

@@ -1,0 +1,110 @@
+"""``tern pipeline``: real processes, as a terminal runs and stops them (U4, U5)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ternmq import Message, SyncProducer
+from ternmq.cli.pipelines.job import line_of
+from ternmq.cli.pipelines.metrics import Metrics
+from ternmq.spark.jobs import Progress
+from tests.cli.conftest import ENVIRONMENT, TERN, Serving
+from tests.spark.kills import SMALL
+
+
+def pipeline(cluster: Serving, *arguments: str) -> subprocess.Popen[str]:
+    """In a process group of its own, as a shell would start it."""
+    return subprocess.Popen(
+        [TERN, "pipeline", *arguments, *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=ENVIRONMENT | {"NAMESRV_ADDR": cluster.name_server},
+    )
+
+
+def send(cluster: Serving, topic: str, count: int) -> None:
+    with SyncProducer("tests", name_servers=cluster.name_server) as producer:
+        for number in range(count):
+            producer.send(Message(topic, b"%d" % number, tags="A"))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path: Path) -> None:
+    """U4, U5: events while it runs, metrics, a clean end for the whole process group; then the rest, and a replay."""
+    lake = str(tmp_path / "lake")
+    send(cluster, "pipelined", 30)
+    running = pipeline(cluster, "archive", "pipelined", "--lake", lake, "--interval", "0", "--json", "--metrics", "0")
+    assert running.stdout is not None
+    assert running.stderr is not None
+    port = re.fullmatch(r"metrics on port (\d+)\n", running.stderr.readline())
+    assert port is not None
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["rows"] < 30:
+        events.append(json.loads(running.stdout.readline()))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics") as answer:
+        assert 'tern_pipeline_rows_total{job="archive"} 30\n' in answer.read().decode()
+    os.killpg(running.pid, signal.SIGINT)
+    out, errors = running.communicate(timeout=100)
+    assert (0, "") == (running.returncode, errors)
+    assert {"lake": lake, "rows": 30, "rows_in_lake": 30} == json.loads(out.splitlines()[-1])
+    assert {"progress"} == {event["event"] for event in events}
+    assert {"archive"} == {event["job"] for event in events}
+
+    send(cluster, "pipelined", 10)
+    rest = pipeline(cluster, "archive", "pipelined", "--lake", lake, "--once")
+    out, errors = rest.communicate(timeout=200)
+    assert (0, f"archived 10 messages; {lake} has 40\n") == (rest.returncode, out)
+    assert re.fullmatch(r"(archive: batch .*\n)+", errors)
+
+    shown = pipeline(cluster, "replay", lake, "anywhere", "--tag", "A", "--dry-run")
+    out, errors = shown.communicate(timeout=200)
+    assert 0 == shown.returncode
+    heading, *lines = out.splitlines()
+    assert "topic\tdate\thour\tmessages" == heading
+    assert 40 == sum(int(line.split("\t")[3]) for line in lines if line.startswith("pipelined\t"))
+    assert "40 messages would be sent; the first of them:" in errors
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_job_that_cannot_be_ends_in_one_sentence(cluster: Serving, tmp_path: Path) -> None:
+    """U5: with exit code 1, and nothing left behind."""
+    failed = pipeline(cluster, "archive", "nowhere", "--lake", str(tmp_path / "lake"), "--once")
+    out, errors = failed.communicate(timeout=200)
+    assert (1, "") == (failed.returncode, out)
+    assert re.fullmatch(r"tern: there is no topic 'nowhere' at \S+; see `tern topic list`\n", errors)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_line_tells_what_is_known() -> None:
+    """U5"""
+    stream = Progress(job="archive", rows=1200, rows_per_s=99.6, lag=5, batch=3, batch_ms=1500)
+    assert "batch 3 in 1.5 s, 1,200 messages, 100/s, lag 5" == line_of(stream)
+    assert "2 of 8 tasks" == line_of(Progress(job="compact", done=2, total=8))
+
+
+def test_metrics_are_in_prometheus_form() -> None:
+    """U5: what is not known is left out."""
+    metrics = Metrics()
+    assert "" == metrics.text()
+    metrics.take(Progress(job="archive", rows=1200, batch_ms=1500))
+    assert [
+        "# HELP tern_pipeline_rows_total Messages read by this run.",
+        "# TYPE tern_pipeline_rows_total counter",
+        'tern_pipeline_rows_total{job="archive"} 1200',
+        "# HELP tern_pipeline_batch_seconds How long the last batch took.",
+        "# TYPE tern_pipeline_batch_seconds gauge",
+        'tern_pipeline_batch_seconds{job="archive"} 1.5',
+    ] == metrics.text().splitlines()
