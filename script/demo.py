@@ -1,4 +1,5 @@
-"""What ``script/demo`` shows: two brokers, a producer and a consumer in Python, the command line, and a crash.
+"""What ``script/demo`` shows: two brokers, a producer and a consumer in Python, the command line, a crash, and
+a Spark pipeline: the topic into a Parquet lake, and SQL on it.
 
 Everything happens in a temporary directory and on free ports; the last line says whether all went well.
 """
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from ternmq import Message, ReceivedMessage, StartPosition, SyncProducer, SyncPushConsumer
+from ternmq.spark.pipelines.archive import archive
+from ternmq.spark.session import session
 
 MESSAGES: Final = 1_000
 TERN: Final = str(Path(sys.executable).with_name("tern"))
@@ -67,6 +70,20 @@ def tern(*arguments: str) -> str:
     return subprocess.run([TERN, *arguments], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+def into_a_lake(name_server: str, directory: Path) -> set[str]:
+    """What `tern pipeline archive orders --once` does; the bodies in the lake."""
+    spark = session(name="demo", log_file=directory / "spark.log")
+    try:
+        lake = str(directory / "lake")
+        done = archive(spark, lake=lake, topics=["orders"], name_servers=name_server, once=True)
+        print(f"{done.rows:,} messages archived")
+        spark.read.parquet(lake).createOrReplaceTempView("orders")
+        spark.sql("SELECT topic, broker, tags, count(*) AS messages FROM orders GROUP BY ALL ORDER BY ALL").show()
+        return {row["body"] for row in spark.sql("SELECT CAST(body AS STRING) AS body FROM orders").collect()}
+    finally:
+        spark.stop()
+
+
 def main() -> None:
     os.environ["NAMESRV_ADDR"] = name_server = f"127.0.0.1:{free_port()}"
     port = int(name_server.rpartition(":")[2])
@@ -109,9 +126,15 @@ def main() -> None:
             found = set(tern("consume", "orders", "--no-follow").splitlines())
             print(f"{len(found):,} orders found again")
 
-    if not sent == consumed == found:
-        raise SystemExit(f"demo FAILED: {len(sent - consumed)} were not consumed, {len(sent - found)} were lost")
-    say(f"demo passed: {MESSAGES:,} sent, consumed, and found after a crash")
+            say("Spark: the topic into a lake of Parquet files, and SQL on it")
+            archived = into_a_lake(name_server, directory)
+
+    if not sent == consumed == found == archived:
+        raise SystemExit(
+            f"demo FAILED: {len(sent - consumed)} were not consumed, {len(sent - found)} were lost, "
+            f"{len(sent - archived)} are not in the lake"
+        )
+    say(f"demo passed: {MESSAGES:,} sent, consumed, found after a crash, and archived")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ LAST_LINES = {
 
 #: Those that start a JVM, which takes its time and says things about itself on the way.
 SPARK_LAST_LINES = {
+    "pipeline_archive.py": "sent again 1",
     "pipeline_reconcile.py": "given up: 1 of book-orders",
     "pipeline_sql.py": '{"customer":"ann","since":"2026-11-16T08:00:00.000Z","spent":120.0}',
     "spark_files.py": "lost: 0",

@@ -58,7 +58,7 @@ def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path:
     os.killpg(running.pid, signal.SIGINT)
     out, errors = running.communicate(timeout=100)
     assert (0, "") == (running.returncode, errors)
-    assert {"lake": lake, "rows": 30, "rows_in_lake": 30} == json.loads(out.splitlines()[-1])
+    assert {"event": "archived", "lake": lake, "rows": 30, "rows_in_lake": 30} == json.loads(out.splitlines()[-1])
     assert {"progress"} == {event["event"] for event in events}
     assert {"archive"} == {event["job"] for event in events}
 

@@ -24,7 +24,12 @@ from tests.spark.conftest import SMALL_JVM
 from tests.spark.topics import numbered
 
 #: For a JVM that starts quickly and needs little.
-SMALL = ("--conf", "spark.driver.memory=512m", "--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}")
+SMALL = (
+    *("--conf", "spark.driver.memory=512m"),
+    *("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}"),
+    *("--conf", "spark.sql.codegen.wholeStage=false"),
+    *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+)
 
 MESSAGES = 120
 

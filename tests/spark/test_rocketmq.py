@@ -9,8 +9,10 @@ from pyspark.sql import SparkSession
 
 from ternmq import Message
 from ternmq.spark.pipelines import deadletters
+from ternmq.spark.pipelines.archive import archive
 from ternmq.spark.pipelines.reconcile import reconcile
 from ternmq.spark.pipelines.reconcile_sides import Sides
+from ternmq.spark.pipelines.replay import Replayed, Selection, replay
 from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.interop.rocketmq import RocketMQ
 from tests.spark.givingup import give_up
@@ -66,3 +68,21 @@ def test_dead_letters_of_rocketmq_are_sent_again_and_its_topics_reconciled(
     sent, consumed = sides.sent(str(tmp_path / "sent.csv")), sides.consumed("group:spark-billing")
     result = reconcile(spark, "spark-dead", sides.stored(), sent=sent, consumed=consumed, late_ms=0)
     assert {"missing stored": 1, "double stored": 1, "unexpected stored": 1} == result.problems
+
+
+@pytest.mark.interop
+def test_topics_of_rocketmq_go_to_a_lake_and_back(any_rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+    """U4, V2: in two runs, the second with a checkpoint of its own."""
+    topics = Topics(spark, any_rocketmq.address)
+    lake = str(tmp_path / "lake")
+    for topic in ("spark-lake", "spark-lake-again"):
+        topics.create(topic, queues=2)
+    for start, checkpoint in ((0, "first"), (40, "second")):
+        topics.send("spark-lake", numbered(40, start=start), tags=["A", "B"])
+        place = tmp_path / checkpoint
+        archive(spark, lake=lake, topics=["spark-lake"], name_servers=any_rocketmq.address, checkpoint=place, once=True)
+    assert numbered(80) == bodies_of(spark.read.parquet(lake).collect())
+    tag = Selection(tag="B")
+    sent = replay(spark, lake=lake, to="spark-lake-again", selection=tag, name_servers=any_rocketmq.address)
+    assert Replayed(40, 1) == sent
+    assert numbered(80)[1::2] == bodies_of(topics.read("spark-lake-again").collect())

@@ -22,6 +22,9 @@ from tests.store.small import log_queues_index
 PROGRAM = """
 import os, signal, sys
 from ternmq import Message, SyncAdmin, SyncProducer
+from ternmq.spark.pipelines.archive import archive
+from ternmq.spark.pipelines.compact import compact
+from ternmq.spark.pipelines.replay import replay
 from ternmq.spark.session import session
 
 name_servers, master, directory = sys.argv[1:]
@@ -66,6 +69,15 @@ sink = stream.select("body").writeStream.format("ternmq").option("nameServers", 
 sink.option("checkpointLocation", f"{directory}/sink").trigger(availableNow=True).start("near").awaitTermination()
 copy = spark.read.format("ternmq").option("nameServers", name_servers).load("near")
 print(copy.select("body").distinct().count(), copy.count())
+
+lake = f"{directory}/lake"
+with SyncAdmin(name_servers) as admin:
+    admin.topics.create("far-again", queues=1)
+archived = archive(spark, lake=lake, topics=["far"], name_servers=name_servers, once=True, rows_per_batch=120)
+merged = compact(spark, lake=lake)
+sent = replay(spark, lake=lake, to="far-again", name_servers=name_servers)
+again = spark.read.format("ternmq").option("nameServers", name_servers).load("far-again")
+print(archived.rows, merged.files_before > merged.files_after, spark.read.parquet(lake).count(), again.count())
 spark.stop()
 """
 
@@ -118,19 +130,21 @@ def master(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_executors_of_a_cluster_read_slices_and_stage_rows_side_by_side(master: str, tmp_path: Path) -> None:
-    """U1, U2, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice;
-    then one into a topic, where the driver commits what executors of other processes have staged."""
+    """U1, U2, U4, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice;
+    then one into a topic, where the driver commits what executors of other processes have staged; then a lake, and back."""
     with EmbeddedCluster() as cluster:
         done = subprocess.run(
             [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{PROGRAM}", cluster.name_servers, master, str(tmp_path)],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=500,
             check=False,
         )
-    assert ["200 200", "2", "True True", "200 200"] == done.stdout.splitlines(), done.stderr[-2_000:]
+    assert ["200 200", "2", "True True", "200 200", "200 True 200 200"] == done.stdout.splitlines(), done.stderr[
+        -2_000:
+    ]
 
 
 @pytest.mark.spark

@@ -71,7 +71,7 @@ def archive(
         if once and watch.stopped:
             raise JobStopped(f"archive was stopped after {done.rows:,} messages; run it again to go on")
     Output(as_json=as_json).item(
-        {"lake": str(lake), "rows": done.rows, "rows_in_lake": done.rows_in_lake},
+        {"event": "archived", "lake": str(lake), "rows": done.rows, "rows_in_lake": done.rows_in_lake},
         f"archived {done.rows:,} messages; {lake} has {done.rows_in_lake:,}",
     )
 
@@ -99,7 +99,13 @@ def compact(
 
         done = run(spark, lake=lake, target_bytes=target << 20, watch=watch)
     Output(as_json=as_json).item(
-        {"lake": str(lake), "hours": done.hours, "files_before": done.files_before, "files_after": done.files_after},
+        {
+            "event": "compacted",
+            "lake": str(lake),
+            "hours": done.hours,
+            "files_before": done.files_before,
+            "files_after": done.files_after,
+        },
         f"{done.files_before:,} small files of {done.hours:,} hours are {done.files_after:,} now"
         if done.hours
         else f"{lake} has no small files to merge",

@@ -77,7 +77,9 @@ def replay(
     if dry_run:
         _show(shown, Output(as_json=as_json))
     else:
-        Output(as_json=as_json).item({"topic": to, "rows": done.rows}, f"sent {done.rows:,} messages to {to}")
+        Output(as_json=as_json).item(
+            {"event": "replayed", "topic": to, "rows": done.rows}, f"sent {done.rows:,} messages to {to}"
+        )
 
 
 def _show(shown: Preview, output: Output) -> None:
@@ -85,8 +87,12 @@ def _show(shown: Preview, output: Output) -> None:
         {"topic": hour["topic"], "date": str(hour["date"]), "hour": hour["hour"], "messages": hour["rows"]}
         for hour in shown.hours
     ]
+    if output.as_json:
+        for hour in hours:
+            output.item({"event": "planned"} | hour, "")
+        return
     output.rows(hours, columns=("topic", "date", "hour", "messages"), empty="no message of the lake is chosen")
-    if output.as_json or not hours:
+    if not hours:
         return
     note(f"{shown.rows:,} messages would be sent; the first of them:")
     sample = [

@@ -18,16 +18,18 @@ from typing import Final
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (Spark's own custom)
 
 from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
 from ternmq.spark import columns
-from ternmq.spark.jobs import JobFailed, Watch
+from ternmq.spark.jobs import JobFailed, Watch, start
 from ternmq.spark.lake import Covered, Lake, Span, Stage, local_path
 from ternmq.spark.options import EARLIEST, OffsetTable, SourceOptions, offset_table
 from ternmq.spark.reading import Reading
+from ternmq.spark.session import sentence_of
 from ternmq.spark.source import NAME
 
 ROWS_PER_BATCH: Final = 1_000_000
@@ -96,11 +98,11 @@ def archive(
     query = query.option("checkpointLocation", str(place))
     query = query.trigger(availableNow=True) if once else query.trigger(processingTime=f"{interval_s} seconds")
     try:
-        read = (watch or Watch()).follow("archive", query.start())
-    except JobFailed:
+        read = (watch or Watch()).follow("archive", start(query))
+    except (JobFailed, PySparkException) as error:
         if isinstance(writer.error, TernError):
             raise writer.error from None
-        raise
+        raise JobFailed(sentence_of(error)) from error
     finally:
         # A stream that was stopped leaves its last batch to end by itself.
         writer.idle.acquire()
