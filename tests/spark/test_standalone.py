@@ -132,8 +132,9 @@ def master(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_executors_of_a_cluster_read_slices_and_stage_rows_side_by_side(master: str, tmp_path: Path) -> None:
-    """U1, U2, U4, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a slice;
-    then one into a topic, where the driver commits what executors of other processes have staged; then a lake, and back."""
+    """U1, U2, U4, U5: by one setting, the master; then a stream, one of whose executors is killed in the middle of a
+    slice; then one into a topic, where the driver commits what executors of other processes have staged; then a lake,
+    and back."""
     with EmbeddedCluster() as cluster:
         done = subprocess.run(
             [sys.executable, "-c", f"JVM = {SMALL_JVM!r}\n{PROGRAM}", cluster.name_servers, master, str(tmp_path)],
@@ -142,9 +143,8 @@ def test_executors_of_a_cluster_read_slices_and_stage_rows_side_by_side(master: 
             timeout=500,
             check=False,
         )
-    assert ["200 200", "2", "True True", "200 200", "200 True 200 200"] == done.stdout.splitlines(), done.stderr[
-        -2_000:
-    ]
+    expected = ["200 200", "2", "True True", "200 200", "200 True 200 200"]
+    assert expected == done.stdout.splitlines(), done.stderr[-2_000:]
 
 
 @pytest.mark.spark
