@@ -42,7 +42,7 @@ from ternmq.client.config import ClientConfig
 from ternmq.errors import ConfigError
 from ternmq.spark.jobs import JobFailed, Watch, start
 from ternmq.spark.pipelines import topic_views
-from ternmq.spark.pipelines.sql_outputs import as_messages, output_mode
+from ternmq.spark.pipelines.sql_outputs import as_messages, check_columns, output_mode
 from ternmq.spark.pipelines.sql_script import (
     CONSOLE,
     TOPIC,
@@ -106,6 +106,7 @@ def run_sql(
     Raises ``ScriptError`` and ``ConfigError`` before anything is written, and ``JobFailed`` afterwards.
     """
     statements = statements_of(script)
+    trigger = _trigger(once=once, every=every)
     reading = Reading(
         name_servers=";".join(ClientConfig(name_servers).addresses),
         options=dict(options or {}),
@@ -123,7 +124,7 @@ def run_sql(
                     run.plan(statement, checkpoint=checkpoint)
                 case Command():
                     run.command(statement)
-        return run.follow(_trigger(once=once, every=every), checkpoint=checkpoint)
+        return run.follow(trigger, checkpoint=checkpoint)
     finally:
         run.forget()
 
@@ -192,10 +193,15 @@ class _Run:
             raise ConfigError(
                 f"{query.target} needs a checkpoint, or a second run would write everything again; give a directory"
             )
+        check_columns(frame, query)
         if query.target.kind == TOPIC:
             frame = as_messages(frame, query)
+        mode = output_mode(self._spark, frame, query)
+        if query.target.kind == TOPIC and not topic_views.has_topic(self._reading.name_servers, query.target.name):
+            there = f"there is no topic {query.target.name!r} at {self._reading.name_servers}"
+            raise ScriptError(query.line, f"{there}; make it with `tern topic create {query.target.name}`")
         name = _free_name(query.target, self._planned)
-        self._planned[name] = _Planned(name, query.target, frame, output_mode(self._spark, frame, query))
+        self._planned[name] = _Planned(name, query.target, frame, mode)
 
     def command(self, command: Command) -> None:
         """Have Spark do something, such as making a view of its own."""
@@ -243,10 +249,12 @@ class _Run:
                 if checkpoint:
                     writer = writer.option("checkpointLocation", f"{checkpoint.rstrip('/')}/{one.name}")
                 started[one.name] = start(writer)
-        except PySparkException as error:
+        except Exception as error:
             for query in started.values():
                 query.stop()
-            raise JobFailed(sentence_of(error)) from error
+            if isinstance(error, PySparkException):
+                raise JobFailed(sentence_of(error)) from error
+            raise
         last = self._watch.follow_all(started)
         return [Done(name, progress.rows or 0, progress.left_out or 0) for name, progress in last.items()]
 

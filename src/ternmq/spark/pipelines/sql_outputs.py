@@ -9,9 +9,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everywhere
 from pyspark.sql.types import ArrayType, DataType
 
+from ternmq.errors import ConfigError
 from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, Query, ScriptError
 from ternmq.spark.session import sentence_of
-from ternmq.spark.sink_rows import READ_ONLY, WRITTEN
+from ternmq.spark.sink_options import checked_topic
+from ternmq.spark.sink_rows import READ_ONLY, WRITTEN, check_schema
 
 #: The output modes to try, in this order: the console shows what changed, others take rows that stay as they are.
 _MODES: Final = {CONSOLE: ("Update", "Append", "Complete"), TOPIC: ("Append",), TABLE: ("Append",)}
@@ -46,6 +48,17 @@ def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
     raise ScriptError(query.line, sentence) from refused[0]
 
 
+def check_columns(frame: DataFrame, query: Query) -> None:
+    """Raise ``ScriptError`` for two columns of one name, and for parts of a table by a column that is not there."""
+    names = [name.lower() for name in frame.columns]
+    for name in names:
+        if names.count(name) > 1:
+            raise ScriptError(query.line, f"there are {names.count(name)} columns {name!r}; name them apart with AS")
+    for name in query.target.partition_by:
+        if name.lower() not in names:
+            raise ScriptError(query.line, f"PARTITIONED BY {name}: there are {', '.join(frame.columns)}")
+
+
 def as_messages(frame: DataFrame, query: Query) -> DataFrame:
     """The columns of the sink: the message's own by their names, and a body of all others. Raises ``ScriptError``."""
     fields: list[Column] = []
@@ -63,7 +76,13 @@ def as_messages(frame: DataFrame, query: Query) -> DataFrame:
         columns["body"] = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).alias("body")
     if "body" not in columns:
         raise ScriptError(query.line, "there is no column for the body; those that begin with _ are the message's own")
-    return frame.select(*columns.values())
+    messages = frame.select(*columns.values())
+    try:
+        checked_topic(query.target.name)
+        check_schema(messages.schema, topic=query.target.name)
+    except ConfigError as error:
+        raise ScriptError(query.line, str(error)) from error
+    return messages
 
 
 def _typed(name: str, column: Column, given: DataType) -> Column:
