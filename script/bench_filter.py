@@ -38,16 +38,17 @@ SQL_ALL = "amount > 1 AND region <> 'cn' AND weight < 99.5"
 ROUNDS = 5
 
 
-def properties(number: int) -> str:
+def properties(number: int, *, differ: bool = False) -> str:
+    """As a client sends them; of few values, or all different."""
     return join(
         {
             "UNIQ_KEY": f"7F0000010A2B4C5D6E7F0001{number:08X}",
             "WAIT": "true",
             "TAGS": "paid",
             "KEYS": f"order-{number}",
-            "amount": str(9 if number & 1 else 3),
+            "amount": str(5 + number) if differ else str(9 if number & 1 else 3),
             "region": "eu" if number & 2 else "us",
-            "weight": "7.25" if number & 4 else "12.5",
+            "weight": f"{number % 90}.{number}" if differ else "7.25" if number & 4 else "12.5",
             "MSG_REGION": "DefaultRegion",
             "TRACE_ON": "true",
         }
@@ -117,7 +118,7 @@ def drained(store: MessageStore, wanted: Wanted, passed: int) -> int:
     return end
 
 
-def stored(root: Path, count: int, *, table: Filters | None) -> tuple[MessageStore, float]:
+def stored(root: Path, count: int, *, table: Filters | None, differ: bool = False) -> tuple[MessageStore, float]:
     """A store with the messages, with Bloom maps if there is a table; and its puts a second."""
     store = MessageStore(
         StoreConfig(store_path_root_dir=root, enable_consume_queue_ext=table is not None),
@@ -127,7 +128,7 @@ def stored(root: Path, count: int, *, table: Filters | None) -> tuple[MessageSto
     store.bits = table.bits if table is not None else None
     store.open()
     time.sleep(0.002)  # maps count from the millisecond after the filter's birth
-    drafts = [Draft("orders", 0, b"x" * 128, properties(number), 1, HOST) for number in range(count)]
+    drafts = [Draft("orders", 0, b"x" * 128, properties(number, differ=differ), 1, HOST) for number in range(count)]
     began = time.thread_time()
     for draft in drafts:
         store.put(draft)
@@ -150,6 +151,9 @@ def main(count: int) -> None:
         print(f"pull, all pass            {best(lambda: drained(store, all_wanted, count)):>12,.0f} messages/s")
         print(f"pull without a filter     {best(lambda: drained(store, Wanted(), count)):>12,.0f} messages/s")
         print(f"put                       {rate:>12,.0f} messages/s")
+        store.close()
+        store, _ = stored(root / "differ", count, table=None, differ=True)
+        print(f"pull, all pass and differ {best(lambda: drained(store, all_wanted, count)):>12,.0f} messages/s")
         store.close()
         store, rate = stored(root / "maps", count, table=table)
         print(f"pull with Bloom maps      {best(lambda: drained(store, wanted, count // 8)):>12,.0f} messages/s")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from ternmq.errors import EvaluationFailed, InvalidExpression
-from ternmq.filter.evaluate import Get, SqlFilter
+from ternmq.filter.evaluate import VALUES_MAX, Get, SqlFilter
 from ternmq.filter.sql import parse
 from tests.filter import expressions, reference
 
@@ -175,6 +175,20 @@ def test_a_property_is_looked_for_when_it_is_needed() -> None:
     compiled = SqlFilter.compile("TAGS = 'x' AND KEYS = 'k' AND TAGS <> 'y'", source)
     assert [True, False] == [compiled.matches({"TAGS": "x", "KEYS": "k"}), compiled.matches({"TAGS": "y"})]
     assert ["TAGS", "KEYS", "TAGS", "TAGS"] == asked
+
+
+@pytest.mark.parametrize("values", [3, 3 * VALUES_MAX])
+def test_a_comparison_says_the_same_each_time_however_many_values_there_are(values: int) -> None:
+    """K2: few are remembered, and errors never."""
+    above, same = SqlFilter.compile("n > 1"), SqlFilter.compile("n = 1.0")
+    for _ in range(2):
+        for number in range(values):
+            text = f"{number}" if number % 2 else f"{number:040}"
+            assert (number > 1) is above.evaluate({"n": f"{number}"})
+            assert (number == 1) is same.evaluate({"n": text})
+        with pytest.raises(EvaluationFailed):
+            above.evaluate({"n": "one"})
+        assert None is above.evaluate({})
 
 
 def test_filters_and_refusals_are_kept_by_their_text() -> None:

@@ -44,7 +44,6 @@ from ternmq.wire.record import (
     Sysflag,
     pack_blank,
     peek_head,
-    peek_properties,
     unpack_record,
 )
 
@@ -345,19 +344,16 @@ class CommitLog:
         size = record_size(head, log_offset)
         return self.view(log_offset, size) if size else None
 
-    def properties(self, log_offset: int, size: int) -> str | None:
-        """The properties of the record of ``size`` bytes at ``log_offset``; None if there is none. Hot."""
-        if log_offset + size > self.written:
-            return None
-        at = log_offset - self._mapped_from
-        if at >= 0:
-            segment: Segment | None = self._segments[at // self.segment_bytes]
-        else:
-            segment = self._segment(log_offset) if log_offset >= self.min_offset else None
+    def page_at(self, log_offset: int) -> tuple[Buffer, int, int]:
+        """The page of the segment that ``log_offset`` lies in, for who looks at many records there one after the other.
+
+        With it, the log offsets at which it begins and up to which it is written; an empty one if there is none. It is
+        good until others get their turn.
+        """
+        segment = self._segment(log_offset) if self.min_offset <= log_offset < self.written else None
         if segment is None:
-            return None
-        at = log_offset - segment.start
-        return peek_properties(segment.page, at, size) if at + size <= self.segment_bytes else None
+            return b"", log_offset, log_offset
+        return segment.page, segment.start, min(segment.start + self.segment_bytes, self.written)
 
     def piece(self, log_offset: int, length_bytes: int | None = None) -> Piece | None:
         """Where these bytes lie, without ``length_bytes`` up to the segment's end; None if they are not all there.

@@ -174,6 +174,7 @@ class Query:
         count = body_bytes = 0
         next_offset = queue_offset
         was_removed = is_left = False
+        page, page_begin, page_end = commit_log.page_at(-1)
         for log_offset, size, tags_code in _iter_entries(entries):
             if count:
                 if log_offset >= memory_from:
@@ -192,10 +193,13 @@ class Query:
                 if not count:
                     is_left = leave_cold and log_offset < memory_from
                 if not is_left:
-                    properties = commit_log.properties(log_offset, size)
+                    if log_offset + size > page_end or log_offset < page_begin:
+                        page, page_begin, page_end = commit_log.page_at(log_offset)
                     # What cannot be read is for the reader to find out, as it is without a filter.
-                    if properties is not None and not accepts(properties):
-                        continue
+                    if log_offset + size <= page_end:
+                        properties = peek_properties(page, log_offset - page_begin, size)
+                        if properties is not None and not accepts(properties):
+                            continue
             if log_offset != run_end:
                 if run_end >= 0:
                     runs.append((run_start, run_end))
