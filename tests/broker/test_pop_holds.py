@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ternmq.broker import pop_holds
 from ternmq.broker.filters import ALL, Wanted
 from ternmq.broker.pop_holds import PopHolds
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -114,6 +115,21 @@ async def test_a_queue_that_is_free_wakes_who_asks_for_it_and_who_asks_for_all(w
     await turn()
 
     assert {1, 2} == {*waiting.resumed}
+
+
+async def test_more_than_one_turn_of_the_loop_can_wake_is_woken_in_the_next(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8"""
+    monkeypatch.setattr(pop_holds, "WAKE_MAX", 2)
+    for number in range(5):
+        waiting.add(number, group=f"group-{number}")
+
+    waiting.arrive()
+    for _ in range(3):
+        await turn()
+
+    assert [0, 1, 2, 3, 4] == waiting.resumed
 
 
 async def test_who_was_answered_is_not_told_that_time_ran_out(waiting: Waiting) -> None:

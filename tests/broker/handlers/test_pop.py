@@ -108,6 +108,17 @@ async def test_a_held_pop_is_answered_by_the_next_message(broker: Caller) -> Non
     assert response.read(PopReply).rest_count == 0
 
 
+async def test_a_message_is_hidden_from_when_it_was_handed_out_on(broker: Caller) -> None:
+    """F8, F9: not from when it was asked for, by whatever clock; its time might be over before it begins."""
+    await broker.sent("orders", b"0")
+    (before,) = await popped(broker, "orders")
+    waiting = held_pop(broker, "orders", poll_ms=FAR_MS, born_time_ms=1)
+
+    await broker.sent("orders", b"1")
+
+    assert (await waiting).read(PopReply).pop_time_ms >= before.handle.pop_time_ms
+
+
 async def test_one_message_wakes_one_of_those_who_wait(broker: Caller) -> None:
     """F8: the others go on waiting."""
     await broker.sent("orders", b"0")
