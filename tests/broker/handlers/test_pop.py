@@ -164,7 +164,9 @@ async def test_a_changed_invisible_time_counts_from_now_on(broker: Caller) -> No
     await broker.sent("orders", b"0")
     (message,) = await popped(broker, "orders", invisible_ms=FAR_MS)
 
-    response, _ = await change(broker, message, invisible_ms=200)
+    response, changed = await change(broker, message, invisible_ms=FAR_MS)
+    assert response.code == 0
+    response, _ = await change(broker, changed, invisible_ms=200)
     assert response.code == 0
 
     refused, _ = await change(broker, message, invisible_ms=FAR_MS)
@@ -380,12 +382,24 @@ async def batch_ack(broker: Caller, *acks: tuple[Popped, int]) -> Response:
                 revive_queue_id=first.handle.revive_queue_id,
                 pop_time_ms=first.handle.pop_time_ms,
                 invisible_ms=first.handle.invisible_ms,
+                retry=str(first.handle.retry),
                 bits=base64.b64encode(bits.to_bytes(2, "little")).decode(),
             )
             for first, bits in acks
         ],
     )
     return await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(body))
+
+
+async def test_messages_from_a_retry_topic_are_acked_at_once_too(broker: Caller) -> None:
+    """F9: the batch names the topic, and says which of its retry topics is meant."""
+    await broker.sent("orders", b"0")
+    await popped(broker, "orders", invisible_ms=1)
+    (message,) = await popped(broker, "orders", poll_ms=FAR_MS)
+
+    assert 0 == (await batch_ack(broker, (message, 0b1))).code
+
+    assert 1 == await committed(broker, message.real_topic)
 
 
 async def test_an_ack_of_a_batch_that_cannot_be_does_not_hold_up_the_others(broker: Caller) -> None:
@@ -433,18 +447,40 @@ async def test_retries_are_popped_before_others_now_and_then(tmp_path: Path) -> 
     async with serving(tmp_path, pop_from_retry_probability=100) as broker:
         await broker.sent("orders", b"first")
         await popped(broker, "orders", invisible_ms=1)
-        (again,) = await popped(broker, "orders", poll_ms=FAR_MS, invisible_ms=1)
+        (again,) = await popped(broker, "orders", poll_ms=FAR_MS)
         assert (b"first", 1) == (again.body, again.handle.retry)
-        waiting = held_pop(broker, "orders", poll_ms=FAR_MS, consumer_group="others")
-        for _ in range(40):
-            await broker.sent("orders", b"later")
-        await waiting
+        await broker.sent("orders", b"later")
+        waiting = held_pop(broker, "orders", queue_id=1, poll_ms=FAR_MS)
+        await change(broker, again, invisible_ms=1)
 
-        third = await popped(broker, "orders", count_max=1)
-        while third[0].body != b"first":
-            third = await popped(broker, "orders", count_max=1)
+        # Whoever waits for another queue gets it from the retry topic; whoever comes then, the next one.
+        (third,) = messages(await waiting, "poppers", "orders")
+        await change(broker, third, invisible_ms=1)
+        told = Notification(consumer_group="poppers", topic="orders", queue_id=1, poll_ms=FAR_MS)
+        assert (
+            (await broker.call(RequestCode.NOTIFICATION, told, timeout_ms=FAR_MS)).read(NotificationReply).has_message
+        )
 
-        assert 2 == third[0].record.reconsume_times
+        assert [(b"first", 3)] == [
+            (message.body, message.record.reconsume_times) for message in await popped(broker, "orders", count_max=1)
+        ]
+
+
+async def test_retry_topics_of_the_old_kind_are_popped_when_the_new_kind_is_written(tmp_path: Path) -> None:
+    """F9: enableRetryTopicV2, with retrieveMessageFromPopRetryTopicV1 as long as there is something."""
+    async with serving(tmp_path) as broker:
+        await broker.sent("orders", b"old")
+        await popped(broker, "orders", invisible_ms=1)
+        (message,) = await popped(broker, "orders", poll_ms=FAR_MS)
+        assert (b"old", 1) == (message.body, message.handle.retry)
+    async with serving(tmp_path, enable_retry_topic_v2=True) as broker:
+        await change(broker, message, invisible_ms=1)
+        (message,) = await popped(broker, "orders", poll_ms=FAR_MS)
+        assert (b"old", 1, 2) == (message.body, message.handle.retry, message.record.reconsume_times)
+        await broker.sent("orders", b"new")
+        await popped(broker, "orders", invisible_ms=1)
+        (message,) = await popped(broker, "orders", poll_ms=FAR_MS)
+        assert (b"new", 2) == (message.body, message.handle.retry)
 
 
 # --- Order ----------------------------------------------------------------------------------------------------
@@ -466,6 +502,19 @@ async def test_an_ordered_pop_waits_for_the_one_before(broker: Caller) -> None:
     assert 2 == await committed(broker, "orders")
     assert [b"2", b"3"] == bodies(messages(response, "poppers", "orders"))
     assert "0 0 0" == response.read(PopReply).order_count_info
+
+
+async def test_an_ordered_change_counts_from_now_on(broker: Caller) -> None:
+    """F9: not from the pop."""
+    await broker.sent("orders", b"0")
+    (message,) = await popped(broker, "orders", queue_id=0, order=True)
+    later_ms = message.handle.pop_time_ms
+    while later_ms == message.handle.pop_time_ms:
+        later_ms = (await pop(broker, "orders", consumer_group="others")).read(PopReply).pop_time_ms
+
+    _, changed = await change(broker, message, invisible_ms=1_000)
+
+    assert changed.handle.pop_time_ms + changed.handle.invisible_ms >= later_ms + 1_000
 
 
 async def test_an_ordered_message_that_failed_comes_again_in_its_place_and_counted(broker: Caller) -> None:
@@ -515,6 +564,20 @@ async def test_a_notification_comes_with_the_message_and_takes_nothing(broker: C
     header = Notification(consumer_group="poppers", topic="orders", queue_id=ALL_QUEUES, poll_ms=1)
     response = await broker.call(RequestCode.NOTIFICATION, header)
     assert not response.read(NotificationReply).has_message
+
+
+async def test_a_notification_comes_when_an_ordered_queue_is_free(broker: Caller) -> None:
+    """F8, F9"""
+    await broker.sent("orders", b"0")
+    await broker.sent("orders", b"1")
+    (message,) = await popped(broker, "orders", queue_id=0, order=True, count_max=1)
+    header = Notification(consumer_group="poppers", topic="orders", queue_id=0, poll_ms=FAR_MS, order=True)
+    told = broker.peer.start_call(RequestCode.NOTIFICATION, header)
+
+    await ack(broker, message)
+
+    async with asyncio.timeout(FAR_MS / 2000):
+        assert (await told).read(NotificationReply).has_message
 
 
 # --- What tools do --------------------------------------------------------------------------------------------
