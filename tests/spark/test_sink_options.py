@@ -32,9 +32,10 @@ def test_names_do_not_care_about_case_and_sparks_own_are_passed_over() -> None:
             "reservedproperties": "drop",
             "checkpointlocation": "/x",
             "queryname": "q",
+            "namespace": "shop",
         }
     )
-    expected = SinkOptions("a:1;b:2", "orders", False, "", True, 1_000, 5_000, 7)
+    expected = SinkOptions("a:1;b:2", "shop", "orders", False, "", True, 1_000, 5_000, 7)
     assert expected == options
 
 

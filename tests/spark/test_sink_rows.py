@@ -53,10 +53,12 @@ def packed(
     topic: str = "orders",
     chunk_bytes: int = 1 << 20,
     drops_reserved: bool = False,
+    namespace: str = "",
 ) -> list[Chunk]:
     ids = count(1)
     packer = Packer(
         topic=topic,
+        namespace=namespace,
         partition=3,
         chunk_bytes=chunk_bytes,
         drops_reserved=drops_reserved,
@@ -146,6 +148,13 @@ def test_the_topic_of_a_row_counts_unless_one_is_set_for_all() -> None:
     batch = pa.record_batch({"body": [b"1", b"2", b"3"], "topic": ["a", "b", "a"]})
     assert [("a", 2), ("b", 1)] == [(chunk.topic, chunk.rows) for chunk in packed(batch, topic="")]
     assert [("orders", 3)] == [(chunk.topic, chunk.rows) for chunk in packed(batch)]
+
+
+def test_a_namespace_is_before_the_topic_and_in_a_property() -> None:
+    batch = pa.record_batch({"body": [b"1", b"2"], "tags": [None, "A"]})
+    (chunk,) = packed(batch, namespace="shop")
+    assert "shop%orders" == chunk.topic
+    assert ["shop", "shop"] == [pairs["INSTANCE_ID"] for _, pairs in rows_of(chunk)]
 
 
 def test_what_is_no_id_of_ours_names_no_row() -> None:

@@ -120,7 +120,7 @@ class SourceOptions:
         chosen = texts.one_of("topic", "topics", "topicPattern", "path")
         if chosen is None:
             raise ConfigError("no topic is given; set the option topic, topics ('a,b') or topicPattern")
-        namespace = _namespace(texts.text("namespace"))
+        namespace = namespace_of(texts)
         names = () if chosen == "topicPattern" else topic_names(texts.text(chosen))
         topics = tuple(wrap(namespace, name) for name in names)
         texts.one_of("tags", "sql")
@@ -260,7 +260,9 @@ def topic_pattern(text: str) -> str:
     return text
 
 
-def _namespace(text: str) -> str:
+def namespace_of(texts: OptionTexts) -> str:
+    """The option ``namespace``; empty: none."""
+    text = texts.text("namespace")
     try:
         return check_topic(text) if text else ""
     except InvalidName as error:

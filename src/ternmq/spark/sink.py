@@ -65,6 +65,7 @@ class _Writing:
             ship = Straight(logs, timeout_ms=timeout_ms).ship
         packer = sink_rows.Packer(
             topic=options.topic,
+            namespace=options.namespace,
             partition=task.partitionId(),
             chunk_bytes=options.chunk_bytes,
             drops_reserved=options.drops_reserved,

@@ -13,7 +13,7 @@ from typing import Final
 
 from ternmq.errors import ConfigError, InvalidName
 from ternmq.names import SPARK_PREFIX, UNSENDABLE_TOPICS, check_topic, is_derived_topic, is_system_topic
-from ternmq.spark.options import RETRY_TIMEOUT_MS, OptionTexts, name_servers
+from ternmq.spark.options import RETRY_TIMEOUT_MS, OptionTexts, name_servers, namespace_of
 
 EXACTLY_ONCE: Final = "exactly-once"
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -27,6 +27,7 @@ IN_FLIGHT_BYTES: Final = 16 << 20
 
 SINK_OPTIONS: Final = (
     "nameServers",
+    "namespace",
     "topic",
     "path",
     "delivery",
@@ -48,6 +49,8 @@ class SinkOptions:
     """Where to write, and how. Field names are those of the options, in Python's spelling."""
 
     name_servers: str
+    #: Topics have it before their names on the wire, not here.
+    namespace: str
     #: For all rows; empty: each row names its own.
     topic: str
     is_exactly_once: bool
@@ -74,6 +77,7 @@ class SinkOptions:
             )
         return cls(
             name_servers=name_servers(texts),
+            namespace=namespace_of(texts),
             topic=checked_topic(texts.text(chosen)) if chosen else "",
             is_exactly_once=_choice(texts, "delivery", EXACTLY_ONCE, AT_LEAST_ONCE) == EXACTLY_ONCE,
             write_id=_write_id(texts.text("writeId")),

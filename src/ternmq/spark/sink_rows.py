@@ -34,6 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from ternmq.client.namespace import wrap
 from ternmq.client.validate import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from ternmq.errors import ConfigError, InvalidMessage, RouteMissing, TernError
 from ternmq.message import RESERVED_PROPERTIES, MessageQueue, Property
@@ -167,8 +168,8 @@ class _Open:
 class Packer:
     """Makes chunks of the rows of one task. Rows of one group stay in order, within a chunk and from chunk to chunk.
 
-    ``topic`` stands above the column of that name. ``queues_of`` tells the queues of a topic that can be written to,
-    and ``new_id`` gives each chunk its digits.
+    ``topic`` stands above the column of that name; both are names without the ``namespace``. ``queues_of`` tells the
+    queues of a topic that can be written to, and ``new_id`` gives each chunk its digits.
     """
 
     def __init__(
@@ -177,19 +178,23 @@ class Packer:
         topic: str,
         partition: int,
         chunk_bytes: int,
+        namespace: str = "",
         drops_reserved: bool,
         queues_of: Callable[[str], Sequence[MessageQueue]],
         new_id: Callable[[], str],
     ) -> None:
         self._topic = topic
+        self._namespace = namespace
         self._partition = partition
         self._chunk_bytes = chunk_bytes
         self._drops_reserved = drops_reserved
         self._queues_of = queues_of
         self._new_id = new_id
+        #: Java's consumers take the namespace off again where it is named.
+        self._always = join({Property.INSTANCE_ID: namespace})
         self._open: dict[_Group, _Open] = {}
         self._open_bytes = 0
-        #: Topics that were looked at, with their queues.
+        #: Topics that were looked at, with their queues, by their names without the namespace.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._rows = 0
 
@@ -216,7 +221,7 @@ class Packer:
             try:
                 if not body or len(body) > ROW_BYTES_MAX:
                     raise _bad_body(body)
-                text = ""
+                text = self._always
                 if keys or tags or properties or sharding_key or level or time_ms is not None:
                     text = self._properties(keys, tags, properties, sharding_key, level, time_ms)
                 if plain is not None and not (sharding_key or level or time_ms is not None):
@@ -259,16 +264,15 @@ class Packer:
         queues = self._queues.get(topic or "")
         if queues is None:
             queues = self._look_at(topic)
-        assert topic is not None
         queue = queues[abs(java_hash(sharding_key)) % len(queues)] if sharding_key else None
-        return _Group(topic, queue, TIMED if time_ms is not None else level or 0)
+        return _Group(queues[0].topic, queue, TIMED if time_ms is not None else level or 0)
 
     def _look_at(self, topic: str | None) -> Sequence[MessageQueue]:
         if not topic:
             raise InvalidMessage("its topic is null; give it one, or set the option topic for all rows")
         checked_topic(topic)
         try:
-            queues = self._queues[topic] = self._queues_of(topic)
+            queues = self._queues[topic] = self._queues_of(wrap(self._namespace, topic))
         except RouteMissing:
             raise InvalidMessage(
                 f"there is no topic {topic!r} that can be written to; create it with `tern topic create {topic}`"
@@ -309,7 +313,7 @@ class Packer:
             if not 1 <= level <= DELAY_LEVEL_MAX:
                 raise InvalidMessage(f"its delay_level {level} cannot be; use 1 to {DELAY_LEVEL_MAX}, 0 for no delay")
             pairs[Property.DELAY] = str(level)
-        text = join(pairs)
+        text = self._always + join(pairs)
         if len(text) > ROW_PROPERTIES_BYTES_MAX or len(text.encode()) > ROW_PROPERTIES_BYTES_MAX:
             raise InvalidMessage(
                 f"its keys, tags and properties take {len(text.encode())} bytes, a message has room for "
