@@ -1,9 +1,9 @@
 """``script/soak sink [--minutes M] [--seed N]``: a stream from topic to topic, whose processes die at random (U2).
 
-Each life is a stream with a checkpoint, a source topic that is filled before it starts, and some deaths: the driver's
-(JVM and Python), a Python worker's at any time, a task's, or a commit's at a chosen step. It is started again until it
-ends by itself. Then the target topic must hold each row once. The first life in which it does not ends the soak, with
-its seed.
+Each life is a stream with a checkpoint that runs some times, with new rows in its source topic each time, and with a
+death: the driver's (JVM and Python), a Python worker's at any time, a task's, or a commit's at a chosen step. At last
+it runs to its end. Then the target topic must hold each row once. The first life in which it does not ends the soak,
+with its seed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.spark.test_sink_logs import Sink
 from tests.spark.topics import numbered
 
 ROOT: Final = Path(__file__).parents[2]
-ROWS: Final = 600
-DEATHS_MAX: Final = 6
+ROWS: Final = 200
+RUNS: Final = 6
 #: A start of Spark, with a busy machine.
 PATIENCE_S: Final = 300.0
 
@@ -46,15 +46,17 @@ def live(seed: int, directory: Path) -> None:
         with SyncAdmin(cluster.name_servers) as admin:
             for topic in (SOURCE, TARGET):
                 admin.topics.create(topic, queues=3)
-        with SyncProducer("soak", name_servers=cluster.name_servers) as producer:
-            for part in split_batch([Message(SOURCE, body) for body in numbered(ROWS)], bytes_max=2_000):
-                producer.send_batch(part)
         sink = Sink(cluster.name_servers)
-        deaths = 0
-        while not run(cluster.name_servers, directory, chance, is_mortal=deaths < DEATHS_MAX):
-            deaths += 1
-            tell(f"  death {deaths}: {len(sink.bodies(TARGET))} rows are there")
-        assert numbered(ROWS) == sink.bodies(TARGET), f"seed {seed}"
+        for number in range(RUNS):
+            with SyncProducer("soak", name_servers=cluster.name_servers) as producer:
+                rows = [Message(SOURCE, body) for body in numbered(ROWS, start=number * ROWS)]
+                for part in split_batch(rows, bytes_max=2_000):
+                    producer.send_batch(part)
+            is_copied = run(cluster.name_servers, directory, chance, is_mortal=True)
+            tell(f"  run {number}: {'copied' if is_copied else 'died'}, {len(sink.bodies(TARGET))} rows are there")
+        while not run(cluster.name_servers, directory, chance, is_mortal=False):
+            tell("  a death that nobody had planned for this run")
+        assert numbered(RUNS * ROWS) == sink.bodies(TARGET), f"seed {seed}"
 
 
 def run(name_servers: str, directory: Path, chance: random.Random, *, is_mortal: bool) -> bool:
