@@ -22,7 +22,7 @@ BODY: Final = b"x" * 200
 TASKS: Final = 4
 BATCH_ROWS: Final = 10_000
 
-_PROPERTIES: Final = (
+PROPERTIES: Final = (
     b"UNIQ_KEY\x01C000020270E455B2439B4D68D8790001\x02CLUSTER\x01DefaultCluster\x02MSG_REGION\x01DefaultRegion\x02"
     b"TRACE_ON\x01true\x02"
 )
@@ -60,7 +60,7 @@ class GeneratorReader(DataSourceReader):
 
 def _record() -> bytes:
     host = pack_host("127.0.0.1", 10911)
-    size = record_bytes(body=len(BODY), topic=5, properties=len(_PROPERTIES), born_host=8, store_host=8)
+    size = record_bytes(body=len(BODY), topic=5, properties=len(PROPERTIES), born_host=8, store_host=8)
     page = bytearray(size)
     pack_record(
         page,
@@ -79,6 +79,6 @@ def _record() -> bytes:
         prepared_transaction_offset=0,
         body=BODY,
         topic=b"bench",
-        properties=_PROPERTIES,
+        properties=PROPERTIES,
     )
     return bytes(page)

@@ -9,7 +9,7 @@ import pytest
 
 from ternmq.spark.files.borders import border
 from ternmq.spark.files.layout import LogSlice, cut, find_segments
-from ternmq.spark.files.reading import SliceReader
+from ternmq.spark.files.reading import SliceReader, _checked
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.record import FIXED_V4_BYTES, RECORD_BYTES_MIN, pack_record
@@ -74,6 +74,18 @@ def test_damage_anywhere_is_told_as_by_a_scan(tmp_path: Path, seed: int) -> None
     found = read(slices, piece_bytes=chance.choice((600, 2_000, 1 << 20)), window_bytes=2_600)
 
     assert scanned(root) == found
+
+
+def test_a_zero_where_a_sector_begins_is_no_reason_for_a_closer_look() -> None:
+    """U3: the length of properties has one, and a look at each record of a piece costs more than all else."""
+    data = b"".join(forged(at, 300) for at in range(0, 3_000, 300))
+    starts = list(range(0, 3_000, 300))
+
+    assert all(_checked(data, starts, 0, in_segment) is not None for in_segment in range(512))
+
+    torn = bytearray(forged(0, 700))
+    torn[512:] = bytes(188)
+    assert [False, True] == [_checked(bytes(torn), [0], 0, in_segment) is not None for in_segment in (0, 1)]
 
 
 def forged(at: int, size: int, *, begin_only: bool = False) -> bytes:

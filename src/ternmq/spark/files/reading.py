@@ -220,7 +220,7 @@ def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -
 
 
 def _may_be_torn(records: Records, in_segment: int) -> bool:
-    """Whether a sector behind a body begins with a zero, as it does if it never reached the disk."""
+    """Whether a sector behind a body is empty, up to its end or the record's, as if it never reached the disk."""
     octets = np.frombuffer(records.data, np.uint8)
     ends: Int64s = records.starts + records.sizes
     behind_body = records.body_at + records.body_bytes
@@ -230,6 +230,9 @@ def _may_be_torn(records: Records, in_segment: int) -> bool:
         if not inside.any():
             return False
         sectors, ends = sectors[inside], ends[inside]
-        if not octets[sectors].all():
-            return True
+        # Most begin with something; a length may begin with a zero.
+        for number in np.flatnonzero(octets[sectors] == 0).tolist():
+            begin = int(sectors[number])
+            if not octets[begin : min(begin + SECTOR_BYTES, int(ends[number]))].any():
+                return True
         sectors = sectors + SECTOR_BYTES
