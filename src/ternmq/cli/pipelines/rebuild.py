@@ -73,6 +73,7 @@ def rebuild(
     for damaged in rebuilt.damages:
         note(f"passed over log offset {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
     fields: dict[str, object] = {
+        "event": "checked" if check else "rebuilt",
         "directory": str(output or directory),
         "records": rebuilt.records,
         "log_bytes": rebuilt.log_bytes,
