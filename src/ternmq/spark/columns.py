@@ -200,8 +200,11 @@ def _regular_pairs(texts: pa.Array) -> Pairs | None:
     if ((name_ends <= pair_starts) | (name_ends + 1 >= pair_ends)).any():
         return None
     # name, \x01, value, \x02: four parts a pair, and one place more for the end of the last.
-    places = np.stack((pair_starts, name_ends, name_ends + 1, pair_ends), axis=1).ravel()
-    places = np.append(places, pair_ends[-1] + int(closed[-1]) if len(pair_ends) else 0).astype(np.int32)
+    places = np.zeros(4 * len(pair_ends) + 1, np.int32)
+    for number, part_starts in enumerate((pair_starts, name_ends, name_ends + 1, pair_ends)):
+        places[number:-1:4] = part_starts
+    if len(pair_ends):
+        places[-1] = pair_ends[-1] + int(closed[-1])
     pieces = pa.Array.from_buffers(pa.binary(), len(places) - 1, [None, pa.py_buffer(places), data])
     try:
         names = pieces.take(pa.array(np.arange(0, len(pieces), 4))).cast(pa.string())
