@@ -3,10 +3,11 @@
 A TernMQ broker and a Kafka broker are filled with the same messages of 200 bytes, in four queues and four partitions.
 Spark reads them with ``local[2]`` and throws the rows away (its ``noop`` sink): all columns, and the body alone, once
 and as a stream that ends with what is there (``availableNow``). Then all of it at once, twice and four times as many
-rows: what a million more costs must not grow. *Arrow generator* is the source of ``generator``.
+rows: what one costs must not grow. *Arrow generator* is the source of ``generator``.
 
 Everything runs on this machine, the sources one after the other, several rounds; the table shows medians. The first
-round warms up and does not count.
+round warms up and does not count. CPU time is that of all processes: on a machine with other work it says more than
+rows a second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -43,6 +44,8 @@ BARE, THEIRS, OURS = "Arrow generator", "Kafka's source", "TernMQ"
 class Source:
     """How to read one source: so many rows at once, or as a stream that begins after so many; and which columns."""
 
+    #: Who works for it: Spark, whose Python workers are below it, and the broker.
+    pids: tuple[int, ...]
     batch: Callable[[int, str], DataFrame]
     stream: Callable[[int, str], DataFrame] | None = None
 
@@ -52,6 +55,11 @@ def places(rows: int) -> dict[str, int]:
     return {str(number): rows // TASKS for number in range(TASKS)}
 
 
+def _spark_pid(spark: SparkSession) -> int:
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark tells it nowhere else
+    return int(gateway.proc.pid)
+
+
 def generator(spark: SparkSession) -> Source:
     """Rows out of nothing."""
 
@@ -59,24 +67,24 @@ def generator(spark: SparkSession) -> Source:
         reader = spark.read.format("generator").option("rows", rows)
         return (reader.schema(columns) if columns else reader).load()
 
-    return Source(batch)
+    return Source((_spark_pid(spark),), batch)
 
 
-def ternmq(spark: SparkSession, name_servers: str) -> Source:
+def ternmq(spark: SparkSession, system: systems.System) -> Source:
     """TernMQ's, filled."""
 
     def table(rows: int) -> str:
         return json.dumps({TOPIC: {"broker-a": places(rows)}})
 
     def batch(rows: int, columns: str) -> DataFrame:
-        reader = spark.read.format("ternmq").options(nameServers=name_servers, endingOffsets=table(rows))
+        reader = spark.read.format("ternmq").options(nameServers=system.namesrv, endingOffsets=table(rows))
         return (reader.schema(columns) if columns else reader).load(TOPIC)
 
     def stream(rows: int, columns: str) -> DataFrame:
-        reader = spark.readStream.format("ternmq").options(nameServers=name_servers, startingOffsets=table(rows))
+        reader = spark.readStream.format("ternmq").options(nameServers=system.namesrv, startingOffsets=table(rows))
         return (reader.schema(columns) if columns else reader).load(TOPIC)
 
-    return Source(batch, stream)
+    return Source((_spark_pid(spark), system.broker_pid), batch, stream)
 
 
 def kafka_source(spark: SparkSession, kafka: Kafka) -> Source:
@@ -94,14 +102,14 @@ def kafka_source(spark: SparkSession, kafka: Kafka) -> Source:
         frame = spark.readStream.format("kafka").options(**options, startingOffsets=table(rows)).load()
         return frame.select("value") if columns else frame
 
-    return Source(batch, stream)
+    return Source((_spark_pid(spark), kafka.pid), batch, stream)
 
 
 def fill_ternmq(system: systems.System, directory: Path, rows: int) -> None:
     """At least ``rows`` messages, the same number in each queue; Java's producer takes the queues in turn."""
     with SyncAdmin(system.namesrv) as admin:
         admin.topics.create(TOPIC, queues=TASKS)
-    # Threads share one turn over the queues, so that the last messages may be in any of them.
+    # Each thread takes the queues in turn; somewhat more, so that none of them has less than its part.
     load.send(system, directory, topic=TOPIC, threads=4, batch=100, bodyBytes=len(BODY), count=rows + rows // 50)
 
 
@@ -114,70 +122,91 @@ def fill_kafka(spark: SparkSession, kafka: Kafka, rows: int) -> None:
     frame.selectExpr(*columns).write.format("kafka").options(**options).save()
 
 
-def seconds(frame: DataFrame) -> float:
-    """From planning to the last task's end, once."""
-    started = time.monotonic()
-    frame.write.format("noop").mode("overwrite").save()
-    return time.monotonic() - started
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """One read: rows, and what they took."""
+
+    rows: int
+    seconds: float
+    #: Of Spark, its Python workers and the broker.
+    cpu_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        return self.cpu_s / self.rows * 1e6
 
 
-def batch_rate(source: Source, *, rows: int, columns: str) -> float:
-    """Rows a second, once."""
-    return rows / seconds(source.batch(rows, columns))
+def measured(source: Source, read: Callable[[Source], int]) -> Measured:
+    """Do a read, from planning to the last task's end."""
+
+    def cpu_by_process() -> dict[int, float]:
+        return {pid: cpu_s for root in source.pids for pid, cpu_s in systems.cpu_by_process(root).items()}
+
+    before, started = cpu_by_process(), time.monotonic()
+    rows = read(source)
+    seconds = time.monotonic() - started
+    # Python workers end a minute after their last task, and nobody waits for them: who is gone has not worked here.
+    cpu_s = sum(cpu_s - before.get(pid, 0.0) for pid, cpu_s in cpu_by_process().items())
+    return Measured(rows, seconds, cpu_s)
 
 
-def stream_rate(source: Source, *, after: int, columns: str, directory: str) -> float:
-    """Rows a second of a stream that begins ``after`` so many rows, by Spark's own count of them."""
+def batch(source: Source, *, rows: int, columns: str) -> int:
+    """Read so many rows once."""
+    source.batch(rows, columns).write.format("noop").mode("overwrite").save()
+    return rows
+
+
+def stream(source: Source, *, after: int, columns: str, directory: str) -> int:
+    """Read all ``after`` so many rows as a stream; returns their number by Spark's own count."""
     assert source.stream is not None
-    started = time.monotonic()
     with tempfile.TemporaryDirectory(dir=directory) as checkpoint:
         writer = source.stream(after, columns).writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        rows = sum(progress.numInputRows for progress in query.recentProgress)
-        return rows / (time.monotonic() - started)
+        return sum(progress.numInputRows for progress in query.recentProgress)
 
 
-def medians(sources: Mapping[str, Source], rounds: int, measure: Callable[[Source], float]) -> dict[str, float]:
-    """Of each source the median of some rounds, in which the sources take turns; the first round does not count."""
-    found: dict[str, list[float]] = {name: [] for name in sources}
+def compare(sources: Mapping[str, Source], rounds: int, read: Callable[[Source], int]) -> dict[str, list[Measured]]:
+    """Some rounds, in which the sources take turns; a first one that does not count."""
+    found: dict[str, list[Measured]] = {name: [] for name in sources}
     for number in range(rounds + 1):
         for name, source in sources.items():
-            measured = measure(source)
+            one = measured(source, read)
             if number:
-                found[name].append(measured)
-    return {name: statistics.median(values) for name, values in found.items()}
+                found[name].append(one)
+    return found
 
 
 def report(sources: Mapping[str, Source], directory: str, rows: int, rounds: int) -> None:
     """Both tables, line by line as they come."""
-    print(f"| rows/s | {BARE} | {THEIRS} | {OURS} | TernMQ / Kafka | TernMQ / generator |\n|---|--:|--:|--:|--:|--:|")
+    print(f"| | {BARE} | {THEIRS} | {OURS} | TernMQ / Kafka | TernMQ / generator |\n|---|--:|--:|--:|--:|--:|")
     queued = {name: source for name, source in sources.items() if source.stream is not None}
     for title, columns in COLUMN_SETS.items():
-        _print_rates(f"batch, {title}", medians(sources, rounds, partial(batch_rate, rows=rows, columns=columns)))
-        tail = partial(stream_rate, after=rows * (GROWTH[-1] - 1), columns=columns, directory=directory)
-        _print_rates(f"stream, {title}", medians(queued, rounds, tail))
+        _print(f"batch, {title}", compare(sources, rounds, partial(batch, rows=rows, columns=columns)))
+        tail = partial(stream, after=rows * (GROWTH[-1] - 1), columns=columns, directory=directory)
+        _print(f"stream, {title}", compare(queued, rounds, tail))
 
-    print(f"\n| s for … rows | {' | '.join(f'{rows * times:,}' for times in GROWTH)} | s for each further million |")
-    print("|---|--:|--:|--:|--:|")
-    for name, source in queued.items():
-        took = [statistics.median(seconds(source.batch(rows * times, "")) for _ in range(rounds)) for times in GROWTH]
-        steps = zip(GROWTH, GROWTH[1:], took, took[1:], strict=False)
-        further = [(after - before) / (more - less) / rows * 1e6 for less, more, before, after in steps]
-        print(f"| {name} | {' | '.join(f'{one:.2f}' for one in took)} | {', '.join(f'{one:.2f}' for one in further)} |")
-
-
-def _print_rates(title: str, rates: dict[str, float]) -> None:
-    bare, ours, theirs = rates.get(BARE), rates[OURS], rates[THEIRS]
-    cells = (
-        title,
-        f"{bare:,.0f}" if bare else "",
-        f"{theirs:,.0f}",
-        f"{ours:,.0f}",
-        f"{ours / theirs:.2f}×",
-        f"{ours / bare:.2f}×" if bare else "",
+    sizes = [rows * times for times in GROWTH]
+    print(
+        f"\n| CPU µs a row, batch, all columns | {' | '.join(f'{size:,} rows' for size in sizes)} |\n|---|--:|--:|--:|"
     )
-    print(f"| {' | '.join(cells)} |", flush=True)
+    by_size = [compare(queued, rounds, partial(batch, rows=size, columns="")) for size in sizes]
+    for name in queued:
+        costs = (statistics.median(one.cpu_us for one in found[name]) for found in by_size)
+        print(f"| {name} | {' | '.join(f'{cost:.2f}' for cost in costs)} |")
+
+
+def _print(title: str, found: dict[str, list[Measured]]) -> None:
+    rates = {name: statistics.median(one.rate for one in rounds) for name, rounds in found.items()}
+    costs = {name: statistics.median(one.cpu_us for one in rounds) for name, rounds in found.items()}
+    for line, values, digits in ((f"{title}: rows/s", rates, 0), ("… CPU, µs a row", costs, 2)):
+        cells = [f"{values[name]:,.{digits}f}" if name in values else "" for name in (BARE, THEIRS, OURS)]
+        ratios = [f"{values[OURS] / values[name]:.2f}×" if name in values else "" for name in (THEIRS, BARE)]
+        print(f"| {' | '.join([line, *cells, *ratios])} |", flush=True)
 
 
 def main() -> None:
@@ -196,7 +225,7 @@ def main() -> None:
     ):
         fill_ternmq(system, Path(directory), rows * GROWTH[-1])
         fill_kafka(spark, kafka, rows * GROWTH[-1])
-        sources = {BARE: generator(spark), THEIRS: kafka_source(spark, kafka), OURS: ternmq(spark, system.namesrv)}
+        sources = {BARE: generator(spark), THEIRS: kafka_source(spark, kafka), OURS: ternmq(spark, system)}
         print(f"{machine()}; {rows:,} rows, {args.rounds} round(s)\n")
         report(sources, directory, rows, args.rounds)
     spark.stop()

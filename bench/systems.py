@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,9 +46,7 @@ class System:
 
     def cpu_s(self) -> float:
         """CPU time that the broker has used so far, in user and kernel mode."""
-        # The name in parentheses may hold spaces: count fields from behind it (proc(5): utime is 14, stime 15).
-        fields = Path(f"/proc/{self.broker_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.broker_pid)
 
     def memory_mb(self) -> float:
         """Resident memory less mapped files."""
@@ -58,6 +56,25 @@ class System:
             if ":" in line
         )
         return sum(int(status[field].split()[0]) for field in ("RssAnon", "RssShmem")) / 1024
+
+
+def cpu_s(pid: int, *, with_waited: bool = False) -> float:
+    """CPU time of a process so far, in user and kernel mode; ``with_waited``: and of children it has waited for."""
+    # The name in parentheses may hold spaces: count fields from behind it (proc(5): utime is 14, stime 15, and those of
+    # children that were waited for 16 and 17).
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11 : 15 if with_waited else 13])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_by_process(pid: int) -> dict[int, float]:
+    """The same for a process and all below it, by process id."""
+    found: dict[int, float] = {}
+    with suppress(FileNotFoundError, ProcessLookupError):  # It ended meanwhile.
+        found[pid] = cpu_s(pid, with_waited=True)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found |= cpu_by_process(int(child))
+    return found
 
 
 @contextmanager
