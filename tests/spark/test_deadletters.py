@@ -58,7 +58,7 @@ def test_dead_letters_are_counted_by_what_they_have_in_common(topics: Topics, sp
     )
     # Chosen by a condition, by time, by group.
     found = letters(spark, ["dead-billing"], name_servers=names)
-    assert 1 == where(found, "tags = 'paid' AND why LIKE '%after 3%'").count()
+    assert 1 == where(found, "group LIKE 'dead%' AND tags = 'paid' AND why LIKE '%after 3%'").count()
     assert 0 == letters(spark, ["dead-billing"], name_servers=names, begin_ms=max(times) + 1).count()
     assert 7 == letters(spark, ["dead-billing"], name_servers=names, end_ms=max(times) + 1).count()
     assert 0 == letters(spark, ["dead-nobody"], name_servers=names).count()

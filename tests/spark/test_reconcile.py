@@ -24,7 +24,7 @@ def ids_of(result: Reconciled) -> dict[str, list[str]]:
     """The ids of each problem."""
     found: dict[str, list[str]] = {}
     for one in result.differences:
-        found.setdefault(f"{one.problem} {one.where}", []).append(one.id)
+        found.setdefault(f"{one.problem} {one.side}", []).append(one.id)
     return found
 
 
@@ -67,7 +67,7 @@ def test_each_side_is_held_against_the_one_before(spark: SparkSession) -> None:
     )
 
     found = {
-        row["id"]: sorted((one["problem"], one["where"], one["count"]) for one in row["found"])
+        row["id"]: sorted((one["problem"], one["side"], one["count"]) for one in row["found"])
         for row in messages.collect()
     }
     unexpected = ("unexpected", "stored", 1)

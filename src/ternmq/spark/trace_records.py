@@ -42,7 +42,8 @@ _RECORD_END: Final = "\x02"
 _NOTHING: Final = "null"
 #: What is kept of a record that cannot be read, to show it to somebody.
 _BAD_LENGTH: Final = 120
-_INT64_MAX: Final = 2**63 - 1
+#: Beyond this no number is taken for one, of either sign: as a time it is the year 9892, and sums of a few still fit.
+_NUMBER_MAX: Final = 250_000_000_000_000
 
 
 class TraceRecord(NamedTuple):
@@ -180,7 +181,7 @@ def _names(field: str) -> list[str]:
 
 def _number(field: str) -> int:
     digits = field.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and int(digits) <= _INT64_MAX):
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and int(digits) <= _NUMBER_MAX):
         raise _Unreadable
     return int(field)
 

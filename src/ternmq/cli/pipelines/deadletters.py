@@ -95,11 +95,14 @@ def deadletters(
                 )
             else:
                 report = pipeline.examine(spark, found, watch=watch)
-    finally:
-        # Also after an error: what was sent, was sent.
-        if redrive:
+    except BaseException:
+        # What was sent, was sent.
+        if done:
             _show_resent(done, for_real=for_real, as_json=as_json)
-    if not redrive:
+        raise
+    if redrive:
+        _show_resent(done, for_real=for_real, as_json=as_json)
+    else:
         _show(report, as_json=as_json)
 
 

@@ -127,7 +127,7 @@ def _show(result: Reconciled, out: str, *, as_json: bool) -> None:
         output.rows(
             [
                 {
-                    "problem": f"{one.problem} {one.where}",
+                    "problem": f"{one.problem} {one.side}",
                     "id": one.id,
                     "count": one.count,
                     "sent": _when(one.sent, one.sent_ms),

@@ -68,7 +68,8 @@ class Difference:
     """A message with a problem. ``count``: how many of its id are missing, too many, …"""
 
     problem: str
-    where: str
+    #: Where it shows.
+    side: str
     id: str
     count: int
     sent: int
@@ -186,14 +187,14 @@ def judge(messages: DataFrame, *, has_sent: bool, has_consumed: bool, late_ms: i
     sent, stored, consumed = map(F.col, ("sent", "stored", "consumed"))
     is_gone = (stored == 0) & (consumed > 0)
 
-    def absent(count: Column, time: str, where: str) -> Column:
+    def absent(count: Column, time: str, side: str) -> Column:
         """Missing, or too young for that."""
         is_young = F.coalesce(F.col(time) > F.timestamp_millis(F.lit(judged_until_ms)), F.lit(False))
-        return F.when(count > 0, _found(F.when(is_young, WAITING).otherwise(MISSING), where, count))
+        return F.when(count > 0, _found(F.when(is_young, WAITING).otherwise(MISSING), side, count))
 
-    def late(first: str, then: str, where: str) -> Column:
+    def late(first: str, then: str, side: str) -> Column:
         passed = F.unix_millis(then) - F.unix_millis(first)
-        return F.when(passed > late_ms, _found(F.lit(LATE), where, F.lit(1)))
+        return F.when(passed > late_ms, _found(F.lit(LATE), side, F.lit(1)))
 
     found: list[Column] = []
     if has_sent:
@@ -215,8 +216,8 @@ def judge(messages: DataFrame, *, has_sent: bool, has_consumed: bool, late_ms: i
     return messages.withColumn("found", F.array_compact(F.array(*found)))
 
 
-def _found(problem: Column, where: str, count: Column) -> Column:
-    return F.struct(problem.alias("problem"), F.lit(where).alias("where"), count.cast("bigint").alias("count"))
+def _found(problem: Column, side: str, count: Column) -> Column:
+    return F.struct(problem.alias("problem"), F.lit(side).alias("side"), count.cast("bigint").alias("count"))
 
 
 def differences(messages: DataFrame) -> DataFrame:
@@ -237,12 +238,12 @@ def _report(messages: DataFrame, *, topic: str, late_ms: int, nameless: int) -> 
     listed = differences(messages)
     kinds: dict[int | None, dict[str, int]] = {}
     for row in (
-        listed.groupBy(F.unix_millis("hour").alias("hour_ms"), "problem", "where")
+        listed.groupBy(F.unix_millis("hour").alias("hour_ms"), "problem", "side")
         .agg(F.sum("count").alias("count"))
         .collect()
     ):
-        kinds.setdefault(row["hour_ms"], {})[f"{row['problem']} {row['where']}"] = row["count"]
-    names = [f"{problem} {where}" for problem, where in KINDS]
+        kinds.setdefault(row["hour_ms"], {})[f"{row['problem']} {row['side']}"] = row["count"]
+    names = [f"{problem} {side}" for problem, side in KINDS]
     hours = tuple(
         Hour(
             row["hour_ms"],
@@ -271,11 +272,12 @@ def _report(messages: DataFrame, *, topic: str, late_ms: int, nameless: int) -> 
 def _samples(listed: DataFrame) -> tuple[Difference, ...]:
     first = "coalesce(sent_time, stored_time)"
     rows = (
-        listed.withColumn("number", F.expr(f"row_number() OVER (PARTITION BY problem, where ORDER BY {first}, id)"))
+        listed.withColumn("number", F.expr(f"row_number() OVER (PARTITION BY problem, side ORDER BY {first}, id)"))
         .where(F.col("number") <= SAMPLES)
         .withColumns({f"{name}_ms": F.unix_millis(f"{name}_time") for name in ("sent", "stored", "consumed")})
+        .select("number", *Difference.__dataclass_fields__)
         .collect()
     )
-    rows.sort(key=lambda row: (KINDS.index((row["problem"], row["where"])), row["number"]))
+    rows.sort(key=lambda row: (KINDS.index((row["problem"], row["side"])), row["number"]))
     names = Difference.__dataclass_fields__
     return tuple(Difference(**{name: row[name] for name in names}) for row in rows)
