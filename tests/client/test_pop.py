@@ -23,6 +23,7 @@ from ternmq.client.pop import PopConsumer
 from ternmq.client.pop_reader import PopReader
 from ternmq.client.producer import Producer
 from ternmq.client.pull import PullConsumer
+from ternmq.client.send_back import Returns
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, NameServersUnreachable, RequestNotSupported, RouteMissing
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage
@@ -174,6 +175,29 @@ async def test_a_message_that_fails_comes_again_and_then_is_a_dead_letter(
         result = await retried(audit, dead)
     assert [0, 1, 2] == [message.reconsume_times for message in seen.messages if message.body == b"bad"]
     assert [("bad", "orders")] == [(m.body.decode(), m.properties[Property.RETRY_TOPIC]) for m in result]
+
+
+async def test_a_message_that_no_broker_takes_as_a_dead_letter_is_not_given_up(
+    cluster: EmbeddedCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F9, H1: it comes again, and then becomes one."""
+    await send(producer, "bad")
+    send_back = Returns.send_back
+    refusals = [True]
+
+    async def refused_once(returns: Returns, message: ReceivedMessage, *, delay_level: int = 0) -> bool:
+        return False if refusals and refusals.pop() else await send_back(returns, message, delay_level=delay_level)
+
+    async def listener(_message: ReceivedMessage) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(Returns, "send_back", refused_once)
+    async with (
+        consumer_of(cluster, listener, config=PopConfig(max_reconsume_times=1)),
+        PullConsumer("audit", name_servers=cluster.name_servers) as audit,
+    ):
+        result = await retried(audit, MessageQueue("%DLQ%billing", "broker-a", 0))
+    assert ([b"bad"], []) == ([message.body for message in result], refusals)
 
 
 async def retried(audit: PullConsumer, queue: MessageQueue) -> Sequence[ReceivedMessage]:
