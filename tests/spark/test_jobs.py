@@ -70,6 +70,19 @@ def test_an_action_is_cancelled_when_stopped(spark: SparkSession) -> None:
     assert not [thread for thread in threading.enumerate() if "endless" in thread.name]
 
 
+def test_a_job_that_nobody_listens_to_ends(spark: SparkSession) -> None:
+    """U5: as in `tern pipeline … --json | head -1`."""
+
+    def gone(_: Progress) -> None:
+        raise ConfigError("nobody reads")
+
+    def endless() -> int:
+        return spark.sparkContext.range(0, 2, numSlices=2).map(lambda _: time.sleep(600) or 1).sum()  # type: ignore[func-returns-value]
+
+    with pytest.raises(ConfigError, match="nobody reads"):
+        Watch(gone).run("endless", spark, endless)
+
+
 def test_an_error_is_the_sentence_of_its_cause(topics: Topics, spark: SparkSession, tmp_path: Path) -> None:
     """U5: the trace is in the log, not in the sentence."""
     missing = topics.read("jobs-nothing-here")

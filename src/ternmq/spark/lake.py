@@ -30,8 +30,8 @@ import fcntl
 import os
 import shutil
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -214,7 +214,7 @@ class Lake:
 
     @contextmanager
     def stage(self) -> Iterator[Stage]:
-        """A new directory for files; what is left in it at the end is removed."""
+        """A new directory for files; what is left in it at the end is removed, unless it is still to be moved."""
         with self._lock():
             path = self.home / "staging" / f"{self._env.random.getrandbits(64):016x}"
             path.mkdir()
@@ -222,9 +222,14 @@ class Lake:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
             yield Stage(path, descriptor)
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+        except BaseException:
+            # It may be an error after the moment that counts. Then the files are needed, now or by a later run.
             os.close(descriptor)
+            with suppress(OSError):
+                self.tidy()
+            raise
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
 
     def add(self, stage: Stage, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None) -> bool:
         """Take in the files of a stage, which hold the offsets ``found``.
@@ -235,6 +240,7 @@ class Lake:
         files = stage.files()
         for path in files:
             _sync(path)
+        _sync_directories(files, up_to=self.home)
         with self._changing() as state:
             covered = _covered(state)
             if state.version != apart_from and covered.overlaps(found):
@@ -275,6 +281,7 @@ class Lake:
                 path.rename(staged / name)
             for name in names.difference(merged):
                 os.link(live / name, staged / name)
+            _sync_directories([staged / marks[0]], up_to=self.home)
             state.pending = [_Swap(str(staged.relative_to(self.path)), hour, marks[0])]
             self._save(state)
             self._finish(state)
@@ -293,9 +300,7 @@ class Lake:
                     if source.exists() and not (target / mark).exists():
                         _swap(source, target)
         # Before anybody removes the staging directory, or writes a state in which these are not pending.
-        for directory in {(self.path / one.target).parent for one in state.pending}:
-            if directory.exists():
-                _sync(directory)
+        _sync_directories((self.path / one.target for one in state.pending), up_to=self.path)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 
@@ -381,6 +386,13 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_directories(paths: Iterable[Path], *, up_to: Path) -> None:
+    """Have the names of files on the disk, and those of the directories that they are in."""
+    for directory in {parent for path in paths for parent in path.parents if parent.is_relative_to(up_to)}:
+        if directory.exists():
+            _sync(directory)
 
 
 def _swap(new: Path, live: Path) -> None:

@@ -126,16 +126,12 @@ def _checkpoint(given: str | Path | None, lake: Lake, lake_id: str, what: str) -
         place = lake.home / "checkpoints" / hashlib.sha256(what.encode()).hexdigest()[:16]
     else:
         place = local_path(given)
+    place.mkdir(parents=True, exist_ok=True)
     mark = place / _MARK
-    if mark.exists():
-        of = mark.read_text()
-    elif place.exists() and any(place.iterdir()):
-        of = ""
-    else:
-        place.mkdir(parents=True, exist_ok=True)
+    is_used = any(path != mark for path in place.iterdir())
+    if not is_used:
         mark.write_text(lake_id)
-        of = lake_id
-    if of != lake_id:
+    elif not mark.exists() or mark.read_text() != lake_id:
         raise ConfigError(
             f"the checkpoint {place} is not of the lake {lake.path}; give it one of its own, or none at all: "
             "the archive goes on where the lake ends"
