@@ -388,6 +388,9 @@ class GroupSimulation:
         self.cluster.network.partition([self._trapped.ip], [broker.ip for broker in self._brokers])
         self._trap.set()
         await asyncio.sleep(ISOLATED_S)
+        # Nothing that it sent arrives later.
+        for broker in self._brokers:
+            self.cluster.network.reset(self._trapped.ip, broker.ip)
         self._trapped = None
         self.cluster.network.heal()
         await asyncio.sleep(RECOVERY_S)
