@@ -18,6 +18,8 @@ settings.load_profile("ternmq")
 SLOW_TO_START: Final = {"spark": "spark"} | dict.fromkeys(("rocketmq_4", "rocketmq_5", "any_rocketmq"), "rocketmq")
 
 
+# First, or the plugin that runs them side by side has looked for the groups already.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         needs = [SLOW_TO_START[name] for name in getattr(item, "fixturenames", ()) if name in SLOW_TO_START]
