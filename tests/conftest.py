@@ -1,26 +1,52 @@
 """What all tests share: Hypothesis without deadlines, as a busy machine is no failure; and who runs beside whom.
 
-`script/test` runs the tests in two processes. Those that share a server which takes seconds to start stay together in
-one of them, so that it starts once; other files go where there is room, each as a whole.
+`script/test` runs the tests in two processes. Those that share servers which take seconds to start (a Spark session,
+RocketMQ's brokers) stay together in one of them, and begin first; other files go where there is room, each as a whole.
 """
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Final
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("ternmq", deadline=None, print_blob=True)
 settings.load_profile("ternmq")
 
-#: By fixture.
-SLOW_TO_START: Final = {"spark": "spark"} | dict.fromkeys(("rocketmq_4", "rocketmq_5", "any_rocketmq"), "rocketmq")
+#: Directories whose tests share servers, in the order in which they begin.
+TOGETHER: Final = ("tests/spark", "tests/interop")
+#: Files in them that start processes of their own, and share nothing.
+ALONE: Final = ("standalone", "killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout")
 
 
-# First, or the plugin that runs them side by side has looked for the groups already.
-@pytest.hookimpl(tryfirst=True)
+def scope_of(nodeid: str) -> str:
+    """What a test stays together with."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    shares = str(path.parent) in TOGETHER and not any(word in path.stem for word in ALONE)
+    return str(path.parent if shares else path)
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        # In the order of collection, see below; not by the number of tests.
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler:
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        needs = [SLOW_TO_START[name] for name in getattr(item, "fixturenames", ()) if name in SLOW_TO_START]
-        item.add_marker(pytest.mark.xdist_group(needs[0] if needs else item.path.stem))
+    def rank(item: pytest.Item) -> int:
+        scope = scope_of(item.nodeid)
+        return TOGETHER.index(scope) if scope in TOGETHER else len(TOGETHER)
+
+    items.sort(key=rank)
