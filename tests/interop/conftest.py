@@ -1,4 +1,5 @@
-"""Fixtures for the tests with Apache's programs: each server starts once a session, each Java version once a test."""
+"""Fixtures for the tests with Apache's programs: each server starts once a directory of tests, since an idle
+one of RocketMQ's takes a fifth of a core; each Java version once a test."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rocketmq_4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """Name server and broker of RocketMQ 4.9.4."""
     with rocketmq.cluster("4.9.4", tmp_path_factory.mktemp("rocketmq-4")) as servers:
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def rocketmq_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """Name server and broker of RocketMQ 5.2.0."""
     with rocketmq.cluster("5.2.0", tmp_path_factory.mktemp("rocketmq-5")) as servers:
