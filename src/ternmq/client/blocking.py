@@ -13,20 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Self
 
+from ternmq.client.blocking_twin import BlockingTwin
 from ternmq.client.config import ClientConfig, ProducerConfig
 from ternmq.client.hooks import SendHook
-from ternmq.client.loop_thread import LoopThread, loop_thread
 from ternmq.client.producer import REQUEST_TIMEOUT_MS, Producer
 from ternmq.client.queue_choice import Selector
 from ternmq.client.validate import check_message
-from ternmq.errors import NotRunning
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 
 
-class SyncProducer:
+class SyncProducer(BlockingTwin):
     """Sends messages from threads: ``Producer`` with calls that wait. Arguments and errors are the same.
 
     Hooks and selectors run on the loop's thread and must not block.
@@ -42,26 +39,7 @@ class SyncProducer:
         hooks: Sequence[SendHook] = (),
     ) -> None:
         self._producer = Producer(group, name_servers=name_servers, client=client, config=config, hooks=hooks)
-        self._thread: LoopThread | None = None
-
-    def __repr__(self) -> str:
-        return f"<SyncProducer {self._producer.group}>"
-
-    @property
-    def group(self) -> str:
-        return self._producer.group
-
-    def __enter__(self) -> Self:
-        thread = loop_thread()
-        thread.run(self._producer.__aenter__())
-        self._thread = thread
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        thread, self._thread = self._open_thread(), None
-        thread.run(self._producer.__aexit__(kind, error, trace))
+        super().__init__(self._producer)
 
     def send(
         self,
@@ -77,8 +55,7 @@ class SyncProducer:
 
             receipt = producer.send(Message("orders", b"paid", sharding_key="order-1"))
         """
-        thread = self._open_thread()
-        return thread.run(self._producer.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
+        return self._run(self._producer.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
 
     def send_nowait(
         self,
@@ -112,7 +89,7 @@ class SyncProducer:
 
             producer.send_oneway(Message("clicks", b"…"))
         """
-        self._open_thread().run(self._producer.send_oneway(message, queue=queue, selector=selector))
+        self._run(self._producer.send_oneway(message, queue=queue, selector=selector))
 
     def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
@@ -124,7 +101,7 @@ class SyncProducer:
             for part in split_batch(messages):
                 producer.send_batch(part)
         """
-        return self._open_thread().run(self._producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+        return self._run(self._producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
 
     def request(
         self,
@@ -140,8 +117,7 @@ class SyncProducer:
 
             reply = producer.request(Message("sums", b"2 + 2"))
         """
-        thread = self._open_thread()
-        return thread.run(self._producer.request(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
+        return self._run(self._producer.request(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
 
     def reply(
         self,
@@ -158,14 +134,11 @@ class SyncProducer:
             for message in consumer:
                 producer.reply(message, b"4")
         """
-        thread = self._open_thread()
-        return thread.run(self._producer.reply(request, body, properties=properties, timeout_ms=timeout_ms))
+        return self._run(self._producer.reply(request, body, properties=properties, timeout_ms=timeout_ms))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be written to; see ``Producer.queues``."""
-        return self._open_thread().run(self._producer.queues(topic))
+        return self._run(self._producer.queues(topic))
 
-    def _open_thread(self) -> LoopThread:
-        if self._thread is None:
-            raise NotRunning(f"the producer {self.group!r} is not running; send inside `with SyncProducer(…)`")
-        return self._thread
+    def _not_running(self) -> str:
+        return f"the producer {self.group!r} is not running; send inside `with SyncProducer(…)`"

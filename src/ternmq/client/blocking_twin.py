@@ -1,4 +1,4 @@
-"""What the blocking twins of all consumers have in common: a ``with`` block and calls on the loop's thread.
+"""What the blocking twins of producers and consumers have in common: a ``with`` block and calls on the loop's thread.
 
 All blocking clients of a process share one loop in one thread (``loop_thread``).
 """
@@ -15,8 +15,8 @@ from ternmq.errors import NotRunning
 T = TypeVar("T")
 
 
-class AsyncConsumer(Protocol):
-    """A consumer for asyncio, as far as its twin must know it."""
+class AsyncTwin(Protocol):
+    """A producer or consumer for asyncio, as far as its twin must know it."""
 
     @property
     def group(self) -> str: ...
@@ -29,9 +29,9 @@ class AsyncConsumer(Protocol):
 
 
 class BlockingTwin:
-    """The base of blocking consumers; what they can do they ask of the twin, by ``_run`` and ``_do``."""
+    """The base of blocking clients; what they can do they ask of the twin, by ``_run`` and ``_do``."""
 
-    def __init__(self, twin: AsyncConsumer) -> None:
+    def __init__(self, twin: AsyncTwin) -> None:
         self._twin = twin
         self._thread: LoopThread | None = None
 
@@ -55,10 +55,14 @@ class BlockingTwin:
         thread.run(self._twin.__aexit__(kind, error, trace))
 
     def _open_thread(self) -> LoopThread:
-        """The thread of a running consumer; raises ``NotRunning``."""
+        """The thread of a running client; raises ``NotRunning``."""
         if self._thread is None:
-            raise NotRunning(f"the consumer of group {self.group!r} does not run; use it inside its `with` block")
+            raise NotRunning(self._not_running())
         return self._thread
+
+    def _not_running(self) -> str:
+        """What to tell who uses it outside its block."""
+        return f"the consumer of group {self.group!r} does not run; use it inside its `with` block"
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine of the twin; raises ``NotRunning``."""
