@@ -100,7 +100,7 @@ class SystemFiles:
         try:
             file = path.open("wb")
         except FileNotFoundError:
-            self._make(path.parent)
+            make_directory(path.parent)
             file = path.open("wb")
         with file:
             file.write(data)
@@ -116,17 +116,24 @@ class SystemFiles:
             os.fsync(file.fileno())
 
     def sync_names(self, directory: Path) -> None:
-        fd = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_directory(directory)
 
-    def _make(self, directory: Path) -> None:
-        if not directory.is_dir():
-            self._make(directory.parent)
-            directory.mkdir(exist_ok=True)
-            self.sync_names(directory.parent)
+
+def make_directory(directory: Path) -> None:
+    """Make a directory and those above it, each of them durably: one that is lost takes all that is in it along."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Return when a directory's names are on the disk: a new one is only when its directory is."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 SYSTEM_FILES: Final = SystemFiles()

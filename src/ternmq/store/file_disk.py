@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ternmq.files import make_directory, sync_directory
 from ternmq.store.disk import FileEntry, Usage
 from ternmq.store.file_lock import FileLock
-from ternmq.store.system import as_store_error, border, make_directory, sync_directory
+from ternmq.store.system import as_store_error, border
 
 _ZEROS: Final = memoryview(bytes(256 * 1024))
 

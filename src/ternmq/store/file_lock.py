@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import StoreLocked
-from ternmq.store.system import border, make_directory
+from ternmq.files import make_directory
+from ternmq.store.system import border
 
 #: C's ``struct flock`` on Linux: kind, whence, start, length, process.
 _FLOCK: Final = struct.Struct("@hhqqi0q")

@@ -1,4 +1,4 @@
-"""What all files of the real disk need: directories that last, and the system's errors as ours.
+"""The system's errors as ours.
 
 ``OSError`` becomes ``StoreError`` here and nowhere else in the store.
 """
@@ -7,28 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ternmq.errors import DiskFull, StoreError
-
-
-def make_directory(directory: Path) -> None:
-    """Make a directory and those above it, each of them durably: one that is lost takes all that is in it along."""
-    if not directory.exists():
-        make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    # A new name is on disk only when its directory is.
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
