@@ -50,9 +50,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Two brokers that all tests share; each test has topics of its own."""
+    """Two brokers that the tests of a file share; each test has topics of its own."""
     with EmbeddedCluster(brokers=2) as running:
         yield running
 
