@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ternmq.errors import ConfigError, CorruptFile
 from ternmq.message import MessageQueue
-from ternmq.spark.lake import Covered, Lake, Span
+from ternmq.spark.covered import Covered, Span
+from ternmq.spark.lake import Lake
 from tests.spark.lakes import HOURS, QUEUE, add, merge, numbers, write
 
 OTHER = MessageQueue("orders", "broker-a", 1)

@@ -24,13 +24,10 @@ All this takes a file system with atomic renames and locks (a disk, NFS); object
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import os
 import shutil
-from bisect import insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,62 +37,15 @@ import msgspec
 
 from ternmq.env import Env
 from ternmq.errors import ConfigError, CorruptFile
+from ternmq.files import SYSTEM_FILES, sync_directory
 from ternmq.message import MessageQueue
+from ternmq.spark.covered import Covered, Span
+from ternmq.spark.lake_files import local_path, swap, sync_directories
 
 #: Stands in ``state.json``; a lake with other columns or other rules has another number.
 FORMAT: Final = 1
 
 _HOME: Final = "_ternmq"
-
-#: Of the kernel: names in the current directory, and «let the two names change places».
-_AT_FDCWD: Final = -100
-_RENAME_EXCHANGE: Final = 2
-_CANNOT_SWAP: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-#: Queue offsets from the first to before the second.
-Span = tuple[int, int]
-
-
-class Covered:
-    """Which offsets of which queues are there: for each, spans in order that do not touch."""
-
-    def __init__(self, spans: Mapping[MessageQueue, Sequence[Span]] | None = None) -> None:
-        self._spans: dict[MessageQueue, list[Span]] = {}
-        for queue, some in (spans or {}).items():
-            for span in some:
-                self.add(queue, span)
-
-    def __iter__(self) -> Iterator[tuple[MessageQueue, Span]]:
-        return ((queue, span) for queue, spans in sorted(self._spans.items()) for span in spans)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Covered) and self._spans == other._spans
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def add(self, queue: MessageQueue, span: Span) -> None:
-        """Count a span as there; it may overlap what is."""
-        start, end = span
-        if start >= end:
-            return
-        apart: list[Span] = []
-        for known in self._spans.get(queue, ()):
-            if known[1] < start or end < known[0]:
-                apart.append(known)
-            else:
-                start, end = min(start, known[0]), max(end, known[1])
-        insort(apart, (start, end))
-        self._spans[queue] = apart
-
-    def overlaps(self, found: Mapping[MessageQueue, Span]) -> bool:
-        return any(start < span[1] and span[0] < end for queue, span in found.items() for start, end in self.of(queue))
-
-    def of(self, queue: MessageQueue) -> Sequence[Span]:
-        return self._spans.get(queue, ())
-
-    def first_missing(self, queue: MessageQueue, *, since: int) -> int:
-        """The first offset at or after ``since`` that is not there."""
-        return next((end for start, end in self.of(queue) if start <= since < end), since)
 
 
 class _Move(msgspec.Struct, frozen=True, tag="move"):
@@ -239,8 +189,8 @@ class Lake:
         """
         files = stage.files()
         for path in files:
-            _sync(path)
-        _sync_directories(files, up_to=self.home)
+            SYSTEM_FILES.sync(path)
+        sync_directories(files, up_to=self.home)
         with self._changing() as state:
             covered = _covered(state)
             if state.version != apart_from and covered.overlaps(found):
@@ -268,7 +218,7 @@ class Lake:
         merged it."""
         staged = new[0].parent / "new"
         for path in new:
-            _sync(path)
+            SYSTEM_FILES.sync(path)
         with self._changing() as state:
             live = self.path / hour
             names = {path.name for path in live.iterdir()} if live.exists() else set()
@@ -281,7 +231,7 @@ class Lake:
                 path.rename(staged / name)
             for name in names.difference(merged):
                 os.link(live / name, staged / name)
-            _sync_directories([staged / marks[0]], up_to=self.home)
+            sync_directories([staged / marks[0]], up_to=self.home)
             state.pending = [_Swap(str(staged.relative_to(self.path)), hour, marks[0])]
             self._save(state)
             self._finish(state)
@@ -298,9 +248,9 @@ class Lake:
                         source.rename(target)
                 case _Swap(mark=mark):
                     if source.exists() and not (target / mark).exists():
-                        _swap(source, target)
+                        swap(source, target)
         # Before anybody removes the staging directory, or writes a state in which these are not pending.
-        _sync_directories((self.path / one.target for one in state.pending), up_to=self.path)
+        sync_directories((self.path / one.target for one in state.pending), up_to=self.path)
 
     # --- Files ----------------------------------------------------------------------------------------------------
 
@@ -337,23 +287,9 @@ class Lake:
 
     def _save(self, state: _State) -> None:
         new = self.home / "state.json.new"
-        with new.open("wb") as file:
-            file.write(msgspec.json.encode(state))
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(self.home / "state.json")
-        _sync(self.home)
-
-
-def local_path(path: str | Path) -> Path:
-    """A path of a file system; raises ``ConfigError`` for others that Spark knows."""
-    text = str(path)
-    text = text.removeprefix("file://") if text.startswith("file:///") else text
-    if "://" in text:
-        raise ConfigError(
-            f"{text} is no path of a file system; a lake needs its renames and locks, so mount it and give that path"
-        )
-    return Path(text).absolute()
+        SYSTEM_FILES.write(new, msgspec.json.encode(state), sync=True)
+        SYSTEM_FILES.move(new, self.home / "state.json")
+        sync_directory(self.home)
 
 
 def _others(path: Path) -> list[Path]:
@@ -378,33 +314,3 @@ def _table(covered: Covered) -> dict[str, dict[str, dict[str, list[Span]]]]:
         queues = table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         queues.setdefault(str(queue.queue_id), []).append(span)
     return table
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_directories(paths: Iterable[Path], *, up_to: Path) -> None:
-    """Have the names of files on the disk, and those of the directories that they are in."""
-    for directory in {parent for path in paths for parent in path.parents if parent.is_relative_to(up_to)}:
-        if directory.exists():
-            _sync(directory)
-
-
-def _swap(new: Path, live: Path) -> None:
-    """Let two directories change places. Where the file system cannot, the old one goes before the new one comes:
-    readers then miss its rows for a moment, as ever better than seeing them twice."""
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if exchange is not None and live.exists():
-        if exchange(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(live), _RENAME_EXCHANGE) == 0:
-            return
-        number = ctypes.get_errno()
-        if number not in _CANNOT_SWAP:
-            raise OSError(number, os.strerror(number), str(live))
-    if live.exists():
-        live.rename(new.with_name("old"))
-    new.rename(live)

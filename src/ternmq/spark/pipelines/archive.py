@@ -25,8 +25,10 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own custom)
 from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
 from ternmq.spark import columns
+from ternmq.spark.covered import Covered, Span
 from ternmq.spark.jobs import JobFailed, Watch, start
-from ternmq.spark.lake import Covered, Lake, Span, Stage, local_path
+from ternmq.spark.lake import Lake, Stage
+from ternmq.spark.lake_files import local_path
 from ternmq.spark.options import EARLIEST, OffsetTable, SourceOptions, offset_table
 from ternmq.spark.reading import Reading
 from ternmq.spark.session import sentence_of

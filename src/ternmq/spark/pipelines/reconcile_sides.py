@@ -30,7 +30,7 @@ from ternmq.admin.blocking import SyncAdmin
 from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
 from ternmq.spark.columns import COLUMNS
-from ternmq.spark.pipelines import trace
+from ternmq.spark.pipelines import trace_rows
 from ternmq.spark.session import sentence_of
 
 MESSAGE_ID: Final = "message_id"
@@ -125,18 +125,20 @@ class Sides:
 
     def sent_by_trace(self) -> DataFrame:
         """What producers traced to have sent to the topic with success."""
-        sent = trace.sends(self._traces()).where((F.col("topic") == self.topic) & F.col("success"))
+        sent = trace_rows.sends(self._traces()).where((F.col("topic") == self.topic) & F.col("success"))
         return sent.where("is_visible").select(self._traced_id(), F.timestamp_millis("sent_ms").alias("time"))
 
     def consumed_by_trace(self, group: str) -> DataFrame:
         """Calls of a group's listeners with success. A trace does not name the topic, so others' are among them."""
-        called = trace.calls(self._traces()).where((F.col("group") == group) & F.col("success"))
+        called = trace_rows.calls(self._traces()).where((F.col("group") == group) & F.col("success"))
         ended = F.coalesce("end_ms", F.col("begin_ms") + F.col("cost_ms"))
         return called.select(self._traced_id(), F.timestamp_millis(ended).alias("time"))
 
     def _traces(self) -> DataFrame:
         begin_ms = None if self.begin_ms is None else max(0, self.begin_ms - MARGIN_MS)
-        return trace.read(self.spark, name_servers=self.name_servers, trace_topic=self.trace_topic, begin_ms=begin_ms)
+        return trace_rows.read(
+            self.spark, name_servers=self.name_servers, trace_topic=self.trace_topic, begin_ms=begin_ms
+        )
 
     def _traced_id(self) -> Column:
         if self.by not in (MESSAGE_ID, KEYS):

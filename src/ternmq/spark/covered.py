@@ -1,0 +1,53 @@
+"""Which messages are somewhere, by their places: spans of queue offsets (U4)."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+
+from ternmq.message import MessageQueue
+
+#: Queue offsets from the first to before the second.
+Span = tuple[int, int]
+
+
+class Covered:
+    """Which offsets of which queues are there: for each, spans in order that do not touch."""
+
+    def __init__(self, spans: Mapping[MessageQueue, Sequence[Span]] | None = None) -> None:
+        self._spans: dict[MessageQueue, list[Span]] = {}
+        for queue, some in (spans or {}).items():
+            for span in some:
+                self.add(queue, span)
+
+    def __iter__(self) -> Iterator[tuple[MessageQueue, Span]]:
+        return ((queue, span) for queue, spans in sorted(self._spans.items()) for span in spans)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Covered) and self._spans == other._spans
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def add(self, queue: MessageQueue, span: Span) -> None:
+        """Count a span as there; it may overlap what is."""
+        start, end = span
+        if start >= end:
+            return
+        apart: list[Span] = []
+        for known in self._spans.get(queue, ()):
+            if known[1] < start or end < known[0]:
+                apart.append(known)
+            else:
+                start, end = min(start, known[0]), max(end, known[1])
+        insort(apart, (start, end))
+        self._spans[queue] = apart
+
+    def overlaps(self, found: Mapping[MessageQueue, Span]) -> bool:
+        return any(start < span[1] and span[0] < end for queue, span in found.items() for start, end in self.of(queue))
+
+    def of(self, queue: MessageQueue) -> Sequence[Span]:
+        return self._spans.get(queue, ())
+
+    def first_missing(self, queue: MessageQueue, *, since: int) -> int:
+        """The first offset at or after ``since`` that is not there."""
+        return next((end for start, end in self.of(queue) if start <= since < end), since)
