@@ -11,7 +11,11 @@ from pyspark.sql import SparkSession
 
 from ternmq.embedded import EmbeddedCluster
 from ternmq.spark.session import session
+from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.spark.topics import Topics
+
+# A fixture of a package ends with it only in a conftest of its own; in a module it would live as long as all tests.
+__all__ = ["any_rocketmq", "rocketmq_4", "rocketmq_5"]
 
 #: Quick to start, as most of a test is the JVM's first use of some class.
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
@@ -26,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores of this machine."""
     with warnings.catch_warnings():

@@ -13,12 +13,9 @@ from ternmq.spark.ledger import Work
 from ternmq.spark.publish import WHEEL_TOPIC, check_timed
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import OffsetReply, QueueBounds
-from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.interop.rocketmq import RocketMQ
 from tests.spark.test_sink_logs import Sink
 from tests.spark.topics import Topics, bodies_of, numbered
-
-__all__ = ["any_rocketmq", "rocketmq_4", "rocketmq_5"]
 
 
 class Broken(Exception):

@@ -1,4 +1,4 @@
-"""The pipeline *sql* as a command, on a Spark cluster, and on Apache RocketMQ (U4, U5, V2)."""
+"""The pipeline *sql* as a command, and on a Spark cluster (U4, U5)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from ternmq.embedded import EmbeddedCluster
 from tests.cli.conftest import ENVIRONMENT, TERN, tern
-from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
-from tests.interop.rocketmq import RocketMQ
 from tests.spark.conftest import SMALL_JVM
-from tests.spark.test_sql import Run, bodies, order
+from tests.spark.test_sql import bodies, order
 from tests.spark.test_standalone import master
-from tests.spark.topics import Topics, bodies_of
+from tests.spark.topics import Topics
 
-__all__ = ["any_rocketmq", "master", "rocketmq_4", "rocketmq_5"]
+__all__ = ["master"]
 
 SMALL = ("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}", "--conf", "spark.driver.memory=512m")
 
@@ -95,24 +92,3 @@ def test_executors_of_a_cluster_join_topics_side_by_side(master: str) -> None:
         )
     expected = sorted(f"n{number % 5}\t{number}" for number in range(20))
     assert expected == sorted(line for line in done.stdout.splitlines() if line != "name\tamount"), done.stderr[-2_000:]
-
-
-@pytest.mark.interop
-def test_a_topic_of_rocketmq_becomes_another(any_rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
-    """V2: found columns, windows, and messages that are written once over a restart."""
-    topics = Topics(spark, any_rocketmq.address)
-    for topic in ("sql-interop", "sql-interop-out"):
-        topics.create(topic, queues=2)
-    script = """
-        CREATE VIEW sales FROM TOPIC `sql-interop` WATERMARK at DELAY 1 SECOND;
-        INSERT INTO TOPIC `sql-interop-out`
-            SELECT customer AS _keys, customer, sum(amount) AS spent
-            FROM sales GROUP BY customer, window(at, '1 minute')
-    """
-    first = [order(number, customer="ab"[number % 2], at=f"00:{number:02}") for number in range(60)]
-    topics.send("sql-interop", bodies([*first, order(60, customer="c", at="02:00")]))
-    Run(topics, script, checkpoint=str(tmp_path))
-    topics.send("sql-interop", bodies([order(61, customer="c", at="09:00")]))
-    Run(topics, script, checkpoint=str(tmp_path))
-    sums = [json.loads(body) for body in bodies_of(topics.read("sql-interop-out").collect())]
-    assert [("a", 300), ("b", 300), ("c", 10)] == [(row["customer"], row["spent"]) for row in sums]

@@ -31,7 +31,7 @@ from ternmq.testing.checkers import Broken, Journal, check_owned_once
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.deliveries import Deliveries, Promises
 from ternmq.testing.loop import simulated_loop
-from ternmq.testing.swarm import Storm
+from ternmq.testing.swarm import Storm, come_and_go
 from tests.testing.options import Options
 
 TOPIC: Final = "orders"
@@ -121,7 +121,7 @@ class GroupSimulation:
         self._shop = cluster.node("shop", self._sell)
         await cluster.start(self._shop, *(self._new_member() for _ in range(options.members)))
         storm = Storm(cluster, options.swarm, servers=self._servers, clients=lambda: [self._shop, *self._all_members()])
-        changes = cluster.watch(self._change_members()) if options.changes else None
+        changes = cluster.watch(come_and_go(cluster, self._running, self._new_member)) if options.changes else None
         await storm.rage()
         if changes is not None:
             changes.cancel()
@@ -315,19 +315,6 @@ class GroupSimulation:
         """Those that read, and were not told to end."""
         nodes = self._all_members()
         return [node for node in nodes if node.is_up and not node.is_paused and not node.stopping.is_set()]
-
-    async def _change_members(self) -> None:
-        """During the storm, members come and go in good order."""
-        random = Random(self.cluster.random.getrandbits(64))
-        while True:
-            await asyncio.sleep(random.expovariate(1 / 6))
-            running = self._running()
-            if len(running) > 1 and random.random() < 0.5:
-                node = random.choice(running)
-                self.cluster.note("leaves", node.name)
-                node.stopping.set()
-            elif len(running) < 6:
-                self._new_member().start()
 
     # --- Changes when all is well -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from ternmq.names import is_retry_topic
 from ternmq.testing.checkers import Broken
 from ternmq.testing.cluster import Node
 from ternmq.testing.hidden import Span
-from ternmq.testing.swarm import Storm
+from ternmq.testing.swarm import Storm, come_and_go
 from ternmq.wire.handles import ALL_QUEUES, Handle
 from tests.testing.pops import GROUP, TOPIC, PopSimulation
 
@@ -99,7 +99,11 @@ class PopConsumerSimulation(PopSimulation):
             await pusher.stop()
 
     async def _rage(self, storm: Storm) -> None:
-        changes = self.cluster.watch(self._change_members()) if self.habits.changes else None
+        changes = (
+            self.cluster.watch(come_and_go(self.cluster, self._running, self._new_member))
+            if self.habits.changes
+            else None
+        )
         await storm.rage()
         if changes is not None:
             changes.cancel()
@@ -210,19 +214,6 @@ class PopConsumerSimulation(PopSimulation):
 
     def _running(self) -> list[Node]:
         return [node for node in self._members() if node.is_up and not node.is_paused]
-
-    async def _change_members(self) -> None:
-        """During the storm, members come and go in good order."""
-        random = Random(self.cluster.random.getrandbits(64))
-        while True:
-            await asyncio.sleep(random.expovariate(1 / 6))
-            running = self._running()
-            if len(running) > 1 and random.random() < 0.5:
-                node = random.choice(running)
-                self.cluster.note("leaves", node.name)
-                node.stopping.set()
-            elif len(running) < 6:
-                self._new_member().start()
 
     async def _change_in_calm(self) -> None:
         """When all is well, everybody soon knows what to pop, and one who pulls the retries (G1)."""

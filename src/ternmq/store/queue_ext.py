@@ -228,15 +228,8 @@ class QueueExt:
         self.end = 0
 
     def remove_strays(self) -> None:
-        """Remove files that ``load`` left out: behind one that is missing, or without their length.
-
-        The process that died may have made and removed others, so all names here are taken for not synced.
-        """
-        self._all.files.unsynced_names |= dict.fromkeys((self.directory, *self.directory.parents[:3]))
-        for name, _, is_directory in self._all.disk.list(self.directory):
-            path = self.directory / name
-            if not is_directory and path not in self._paths.values():
-                self._all.files.remove(path)
+        """Remove files that ``load`` left out: behind one that is missing, or without their length."""
+        self._all.files.remove_strays(self.directory, kept=self._paths.values())
 
     def _drop(self, start: int) -> None:
         path = self._paths.pop(start)

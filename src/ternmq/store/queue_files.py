@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,17 @@ class FilePool:
             file.close()
         self._disk.remove(path)
         self.unsynced_names[path.parent] = None
+
+    def remove_strays(self, directory: Path, kept: Collection[Path]) -> None:
+        """Remove all files of a directory but these.
+
+        The process that died may have made and removed others, so all names here are taken for not synced.
+        """
+        self.unsynced_names |= dict.fromkeys((directory, *directory.parents[:3]))
+        for name, _, is_directory in self._disk.list(directory):
+            path = directory / name
+            if not is_directory and path not in kept:
+                self.remove(path)
 
     def take_unsynced_names(self) -> list[Path]:
         """Directories to sync."""

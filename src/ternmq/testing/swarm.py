@@ -162,3 +162,17 @@ class Storm:
         mend = self._broken.pop(number, None)
         if mend is not None:
             mend()
+
+
+async def come_and_go(cluster: Cluster, running: Callable[[], Sequence[Node]], new: Callable[[], Node]) -> None:
+    """Have clients join and leave in good order, one to six of them, until cancelled."""
+    random = Random(cluster.random.getrandbits(64))
+    while True:
+        await asyncio.sleep(random.expovariate(1 / 6))
+        now = running()
+        if len(now) > 1 and random.random() < 0.5:
+            node = random.choice(now)
+            cluster.note("leaves", node.name)
+            node.stopping.set()
+        elif len(now) < 6:
+            new().start()
