@@ -1,4 +1,4 @@
-"""The pipeline *sql* as a command, and on a Spark cluster (U4, U5)."""
+"""The pipeline *sql* as a command (U4, U5)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 
-from ternmq.embedded import EmbeddedCluster
 from tests.cli.conftest import ENVIRONMENT, TERN, tern
 from tests.spark.conftest import SMALL_JVM
 from tests.spark.test_sql import bodies, order
-from tests.spark.test_standalone import master
 from tests.spark.topics import Topics
-
-__all__ = ["master"]
 
 SMALL = ("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}", "--conf", "spark.driver.memory=512m")
 
@@ -69,26 +65,3 @@ def test_the_command_wants_one_script(tmp_path: Path) -> None:
     ):
         done = tern("pipeline", "sql", *arguments)
         assert (1, "", f"tern: {sentence}\n") == (done.returncode, done.stdout, done.stderr)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_executors_of_a_cluster_join_topics_side_by_side(master: str) -> None:
-    """U4, U5: by one setting, the master."""
-    with EmbeddedCluster() as cluster:
-        rows: dict[str, list[dict[str, Any]]] = {
-            "people": [{"id": number, "name": f"n{number}"} for number in range(20)],
-            "points": [{"id": number % 5, "amount": number} for number in range(20)],
-        }
-        for topic, sent in rows.items():
-            tern("send", topic, "-n", cluster.name_servers, "-f", "-", stdin=b"\n".join(bodies(sent)))
-        query = "SELECT name, amount FROM people JOIN points ON people.id = points.id"
-        conf = [f"spark.{who}.extraJavaOptions={SMALL_JVM}" for who in ("driver", "executor")]
-        conf += ["spark.driver.host=127.0.0.1", "spark.driver.memory=512m", "spark.executor.memory=512m"]
-        flags = [part for one in (*conf, "spark.sql.shuffle.partitions=2") for part in ("--conf", one)]
-        command = [TERN, "pipeline", "sql", "-e", query, "-n", cluster.name_servers, "--once", "--master", master]
-        done = subprocess.run(
-            [*command, *flags], capture_output=True, text=True, timeout=250, check=False, env=ENVIRONMENT
-        )
-    expected = sorted(f"n{number % 5}\t{number}" for number in range(20))
-    assert expected == sorted(line for line in done.stdout.splitlines() if line != "name\tamount"), done.stderr[-2_000:]
