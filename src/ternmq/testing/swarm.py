@@ -166,12 +166,12 @@ class Storm:
 
 async def come_and_go(cluster: Cluster, running: Callable[[], Sequence[Node]], new: Callable[[], Node]) -> None:
     """Have clients join and leave in good order, one to six of them, until cancelled."""
-    random = Random(cluster.random.getrandbits(64))
+    chance = Random(cluster.random.getrandbits(64))
     while True:
-        await asyncio.sleep(random.expovariate(1 / 6))
+        await asyncio.sleep(chance.expovariate(1 / 6))
         now = running()
-        if len(now) > 1 and random.random() < 0.5:
-            node = random.choice(now)
+        if len(now) > 1 and chance.random() < 0.5:
+            node = chance.choice(now)
             cluster.note("leaves", node.name)
             node.stopping.set()
         elif len(now) < 6:
