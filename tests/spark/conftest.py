@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ternmq.embedded import EmbeddedCluster
+from ternmq.spark.cluster import close_all
 from ternmq.spark.session import session
 from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.spark.topics import Topics
@@ -52,6 +53,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         )
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_client_is_left() -> Iterator[None]:
+    """Or it would look for the clusters of these tests for as long as others run."""
+    yield
+    close_all()
 
 
 @pytest.fixture(scope="module")

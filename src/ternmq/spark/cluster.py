@@ -2,7 +2,7 @@
 
 Spark runs Python in processes of its own, forks and reuses them as it likes, and pickles what it sends there. So a
 client never travels: ``cluster_at`` makes it where it is first needed, on the loop thread of that process, and keeps it
-for the next task. Its end is that of the process.
+for the next task. Its end is that of the process, or of ``close_all`` in a program that outlives the clusters it reads.
 
 All questions are asked as nobody's member, under the group that every broker has for tools; only ``report`` names a
 group, whose progress it stores. An administrator who resets that group therefore never moves a Spark job: its offsets
@@ -56,6 +56,9 @@ class Cluster:
 
     async def _open(self) -> ClientInstance:
         return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
+
+    def close(self) -> None:
+        self.run(self.instance.__aexit__(None, None, None))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do some work on the loop and wait for it."""
@@ -161,3 +164,11 @@ def cluster_at(name_servers: str) -> Cluster:
     if known is None or known.thread is not thread:
         known = _clusters[name_servers] = Cluster(name_servers, thread)
     return known
+
+
+def close_all() -> None:
+    """Close all clients of this process; who needs one again gets a new one."""
+    while _clusters:
+        _, known = _clusters.popitem()
+        if known.thread is loop_thread():
+            known.close()
