@@ -14,11 +14,13 @@ from ternmq.spark.pipelines.archive import archive
 from ternmq.spark.pipelines.reconcile import reconcile
 from ternmq.spark.pipelines.reconcile_sides import Sides
 from ternmq.spark.pipelines.replay import Replayed, Selection, replay
+from ternmq.spark.pipelines.trace import trace
 from tests.interop.rocketmq import RocketMQ
 from tests.spark.givingup import give_up
 from tests.spark.test_sql import Run, bodies, order
 from tests.spark.test_stream import Collected
 from tests.spark.topics import Topics, bodies_of, numbered
+from tests.spark.traces import call, pub, send_traces
 
 
 @pytest.mark.interop
@@ -67,6 +69,18 @@ def test_dead_letters_of_rocketmq_are_sent_again_and_its_topics_reconciled(
     sent, consumed = sides.sent(str(tmp_path / "sent.csv")), sides.consumed("group:spark-billing")
     result = reconcile(spark, "spark-dead", sides.stored(), sent=sent, consumed=consumed, late_ms=0)
     assert {"missing stored": 1, "double stored": 1, "unexpected stored": 1} == result.problems
+
+
+@pytest.mark.interop
+def test_traces_that_rocketmq_keeps_are_read(any_rocketmq: RocketMQ, spark: SparkSession) -> None:
+    """U4, V2: of nine messages the listener got eight."""
+    names, topic = any_rocketmq.address, "spark-traces"
+    Topics(spark, names).create(topic)
+    stories = [pub(f"M{n}", at=n) + (call(f"M{n}", at=2 * n) if n != 3 else b"") for n in range(9)]
+    send_traces(names, topic, stories)
+    report = trace(spark, name_servers=names, trace_topic=topic, grace_ms=0)
+    assert [("billing", 9, 1)] == [(one.group, one.messages, one.lost) for one in report.consuming]
+    assert [("lost", "M3")] == [(one.problem, one.message_id) for one in report.findings]
 
 
 @pytest.mark.interop
