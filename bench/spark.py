@@ -2,8 +2,8 @@
 
 A TernMQ broker and a Kafka broker are filled with the same messages of 200 bytes, in four queues and four partitions.
 Spark reads them with ``local[2]`` and throws the rows away (its ``noop`` sink): all columns, and the body alone, once
-and as a stream that ends with what is there (``availableNow``). Then all of it at once, twice and four times as many
-rows: what one costs must not grow. *Arrow generator* is the source of ``generator``.
+and as a stream that ends with what is there (``availableNow``). Then twice and four times as many rows: what one costs
+must not grow, and what a query costs to start counts less. *Arrow generator* is the source of ``generator``.
 
 Everything runs on this machine, the sources one after the other, several rounds; the table shows medians. The first
 round warms up and does not count. CPU time is that of all processes: on a machine with other work it says more than
@@ -190,14 +190,20 @@ def report(sources: Mapping[str, Source], directory: str, rows: int, rounds: int
         tail = partial(stream, after=rows * (GROWTH[-1] - 1), columns=columns, directory=directory)
         _print(f"stream, {title}", compare(queued, rounds, tail))
 
-    sizes = [rows * times for times in GROWTH]
-    print(
-        f"\n| CPU µs a row, batch, all columns | {' | '.join(f'{size:,} rows' for size in sizes)} |\n|---|--:|--:|--:|"
-    )
-    by_size = [compare(queued, rounds, partial(batch, rows=size, columns="")) for size in sizes]
-    for name in queued:
-        costs = (statistics.median(one.cpu_us for one in found[name]) for found in by_size)
-        print(f"| {name} | {' | '.join(f'{cost:.2f}' for cost in costs)} |")
+    print(f"\n| all columns | {' | '.join(f'{rows * times:,} rows' for times in GROWTH)} |\n|---|--:|--:|--:|")
+    growing: dict[str, list[Callable[[Source], int]]] = {
+        "batch": [partial(batch, rows=rows * times, columns="") for times in GROWTH],
+        "stream": [
+            partial(stream, after=rows * (GROWTH[-1] - times), columns="", directory=directory) for times in GROWTH
+        ],
+    }
+    for title, reads in growing.items():
+        by_size = [compare(queued, rounds, read) for read in reads]
+        for name in queued:
+            rates = (statistics.median(one.rate for one in found[name]) for found in by_size)
+            costs = (statistics.median(one.cpu_us for one in found[name]) for found in by_size)
+            print(f"| {title}, {name}: rows/s | {' | '.join(f'{rate:,.0f}' for rate in rates)} |")
+            print(f"| … CPU, µs a row | {' | '.join(f'{cost:.2f}' for cost in costs)} |", flush=True)
 
 
 def _print(title: str, found: dict[str, list[Measured]]) -> None:
