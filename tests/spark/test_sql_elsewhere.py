@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import ENVIRONMENT, TERN, tern
-from tests.spark.conftest import SMALL_JVM
+from tests.spark.kills import SMALL
 from tests.spark.test_sql import bodies, order
 from tests.spark.topics import Topics
-
-SMALL = ("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}", "--conf", "spark.driver.memory=512m")
 
 
 @pytest.mark.spark
@@ -27,10 +25,10 @@ def test_the_command_shows_rows_until_ctrl_c_and_goes_on_afterwards(topics: Topi
     topics.create("sql-command", queues=1)
     topics.send("sql-command", [*bodies(order(number) for number in range(3)), b"no order"], tags=["new"])
     command = [TERN, "pipeline", "sql", str(script), "-n", topics.name_servers, "--checkpoint", str(tmp_path / "state")]
-    command += ["--json", *SMALL]
+    command += SMALL
 
     with (tmp_path / "stderr").open("wb") as stderr:
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=ENVIRONMENT)
+        running = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=stderr, env=ENVIRONMENT)
         assert running.stdout is not None
         events: list[dict[str, Any]] = []
         # The batch is in the checkpoint when its progress is told.
@@ -49,7 +47,7 @@ def test_the_command_shows_rows_until_ctrl_c_and_goes_on_afterwards(topics: Topi
 
     topics.send("sql-command", bodies([order(3)]), tags=["paid"])
     again = subprocess.run(
-        [*command[:-5], "--once", *SMALL], capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT
+        [*command, "--once"], capture_output=True, text=True, timeout=200, check=False, env=ENVIRONMENT
     )
     assert (0, "id\t_tags\n3\tpaid\n") == (again.returncode, again.stdout), again.stderr
 
