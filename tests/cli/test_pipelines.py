@@ -18,13 +18,13 @@ from ternmq.cli.pipelines.job import line_of
 from ternmq.cli.pipelines.metrics import Metrics
 from ternmq.spark.jobs import Progress
 from tests.cli.conftest import ENVIRONMENT, TERN, Serving
-from tests.spark.kills import SMALL
+from tests.spark.small import SMALL_FLAGS
 
 
 def pipeline(cluster: Serving, *arguments: str) -> subprocess.Popen[str]:
     """In a process group of its own, as a shell would start it."""
     return subprocess.Popen(
-        [TERN, "pipeline", *arguments, *SMALL],
+        [TERN, "pipeline", *arguments, *SMALL_FLAGS],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -31,29 +31,23 @@ from ternmq.spark.pipelines.sql import run_sql
 from ternmq.spark.pipelines.trace import trace
 from ternmq.spark.pipelines.trace_html import page
 from ternmq.spark.session import session
-from tests.spark.conftest import SMALL_JVM
 from tests.spark.givingup import give_up
+from tests.spark.small import SMALL, SMALL_JVM
 from tests.spark.stores import load, write_store
 from tests.spark.topics import Topics, bodies_of, numbered
 from tests.spark.traces import call, pub, send_traces
 from tests.store.small import log_queues_index
 
 SETTINGS = {
+    **SMALL,
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
-    "spark.driver.extraJavaOptions": SMALL_JVM,
     "spark.executor.extraJavaOptions": SMALL_JVM,
     "spark.ui.enabled": "false",
     # The first task waits for both executors; else the first of them might be done before the second is there.
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "100s",
-    # As in ``conftest``: quicker for a handful of rows.
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
 }
 
 COUNT = 40

@@ -13,13 +13,11 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.spark.cluster import close_all
 from ternmq.spark.session import session
 from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
+from tests.spark.small import SMALL
 from tests.spark.topics import Topics
 
 # A fixture of a package ends with it only in a conftest of its own; in a module it would live as long as all tests.
 __all__ = ["any_rocketmq", "rocketmq_4", "rocketmq_5"]
-
-#: Quick to start, as most of a test is the JVM's first use of some class.
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,13 +38,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         running = session(
             master="local[2]",
             settings={
+                **SMALL,
                 "spark.driver.memory": "768m",
-                "spark.driver.extraJavaOptions": SMALL_JVM,
-                "spark.sql.shuffle.partitions": "2",
-                # To compile a plan takes longer than to interpret it for a handful of rows: half the time of a test.
-                "spark.sql.codegen.wholeStage": "false",
-                "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-                "spark.sql.adaptive.enabled": "false",
                 "spark.local.dir": str(tmp_path_factory.mktemp("spark")),
                 "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             },

@@ -20,16 +20,8 @@ import pyarrow.parquet as pq
 from ternmq import Message, SyncProducer
 from ternmq.embedded import EmbeddedCluster
 from tests.cli.conftest import ENVIRONMENT, TERN
-from tests.spark.conftest import SMALL_JVM
+from tests.spark.small import SMALL_FLAGS
 from tests.spark.topics import numbered
-
-#: For a JVM that starts quickly and needs little.
-SMALL = (
-    *("--conf", "spark.driver.memory=512m"),
-    *("--conf", f"spark.driver.extraJavaOptions={SMALL_JVM}"),
-    *("--conf", "spark.sql.codegen.wholeStage=false"),
-    *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
-)
 
 MESSAGES = 120
 
@@ -41,7 +33,7 @@ def run_killed(*, seed: int, rounds: int, directory: Path) -> list[str]:
     moments = []
     with EmbeddedCluster() as cluster:
         command = [TERN, "pipeline", "archive", "kills", "--lake", str(lake), "--once", "--json"]
-        command += ["-n", cluster.name_servers, "--rows-per-batch", "30", *SMALL]
+        command += ["-n", cluster.name_servers, "--rows-per-batch", "30", *SMALL_FLAGS]
         sent: list[bytes] = []
         for _ in range(rounds):
             bodies = numbered(MESSAGES, start=len(sent))

@@ -28,7 +28,7 @@ from ternmq.spark.session import session
 from ternmq.spark.sink import StreamWriter, Written
 from ternmq.spark.sink_options import SinkOptions
 from ternmq.spark.source import TernSource
-from tests.spark.conftest import SMALL_JVM
+from tests.spark.small import SMALL
 
 SOURCE, TARGET = "uncopied", "copied"
 STEPS = ("decided", "chunk", "published", "finished", "task")
@@ -95,14 +95,8 @@ def start(spark: SparkSession, name_servers: str, directory: Path) -> StreamingQ
 
 
 def main(name_servers: str, directory: str) -> None:
-    settings = {
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": SMALL_JVM,
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    }
     # A task that dies is run again, three times.
-    spark = session(master="local[2,4]", settings=settings)
+    spark = session(master="local[2,4]", settings=SMALL)
     pid = spark.sparkContext._jvm.ProcessHandle.current().pid()  # type: ignore[union-attr]
     (Path(directory) / "jvm.pid").write_text(str(pid))
     query = start(spark, name_servers, Path(directory))

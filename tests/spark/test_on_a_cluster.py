@@ -21,7 +21,7 @@ from ternmq.embedded import EmbeddedCluster
 from tests.cli.conftest import ENVIRONMENT, TERN
 from tests.interop.rocketmq import free_port
 from tests.spark.cluster_program import SETTINGS
-from tests.spark.conftest import SMALL_JVM
+from tests.spark.small import SMALL_JVM
 
 # The first test waits for the program to end.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(650)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import ENVIRONMENT, TERN, tern
-from tests.spark.kills import SMALL
+from tests.spark.small import SMALL_FLAGS
 from tests.spark.test_sql import bodies, order
 from tests.spark.topics import Topics
 
@@ -25,7 +25,7 @@ def test_the_command_shows_rows_until_ctrl_c_and_goes_on_afterwards(topics: Topi
     topics.create("sql-command", queues=1)
     topics.send("sql-command", [*bodies(order(number) for number in range(3)), b"no order"], tags=["new"])
     command = [TERN, "pipeline", "sql", str(script), "-n", topics.name_servers, "--checkpoint", str(tmp_path / "state")]
-    command += SMALL
+    command += SMALL_FLAGS
 
     with (tmp_path / "stderr").open("wb") as stderr:
         running = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=stderr, env=ENVIRONMENT)
