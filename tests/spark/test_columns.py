@@ -118,8 +118,8 @@ def rows_one_by_one(data: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_at_once(data: bytes, *, tags: Sequence[str] = ()) -> list[dict[str, Any]]:
-    records = Records(data)
+def rows_at_once(data: bytes, *, tags: Sequence[str] = (), starts: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    records = Records(data, starts=None if starts is None else np.array(starts, np.int64))
     records.check_bodies()
     batch = Batches(spark_schema(), tags=tags).batch(records, QUEUE)
     batch.validate(full=True)
@@ -131,6 +131,33 @@ def rows_at_once(data: bytes, *, tags: Sequence[str] = ()) -> list[dict[str, Any
 def test_a_batch_has_what_the_messages_have(records: list[bytes]) -> None:
     """U1, C1: hosts of both kinds, long topics, properties of any form."""
     data = b"".join(records)
+
+    assert rows_one_by_one(data) == rows_at_once(data)
+
+
+@given(RECORDS, st.data())
+def test_records_may_lie_anywhere_and_in_any_order(records: list[bytes], data: st.DataObject) -> None:
+    """U1: as answers fall into the buffer of a line, with frames' headers between them."""
+    gaps = [b"#" * data.draw(st.integers(0, 5)) for _ in records]
+    starts = [sum(map(len, records[:number] + gaps[: number + 1])) for number in range(len(records))]
+    order = data.draw(st.permutations(range(len(records))))
+    octets = b"".join(gap + record for gap, record in zip(gaps, records, strict=True))
+
+    rows = rows_at_once(octets, starts=[starts[number] for number in order])
+
+    assert rows_one_by_one(b"".join(records[number] for number in order)) == rows
+
+
+@given(
+    st.lists(NAMES, min_size=1, max_size=4),
+    st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=5),
+)
+def test_records_with_the_same_names_in_the_same_order(names: list[str], values: list[list[str]]) -> None:
+    """U1: as one program sends them; a name may stand there twice."""
+    texts = [
+        "".join(f"{name}\x01{value}\x02" for name, value in zip(names, some, strict=False)).encode() for some in values
+    ]
+    data = b"".join(packed(properties=text) for text in texts)
 
     assert rows_one_by_one(data) == rows_at_once(data)
 

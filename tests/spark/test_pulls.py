@@ -12,10 +12,11 @@ import pytest
 from ternmq import Message, MessageQueue, SyncAdmin, SyncProducer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import MessagesLost, NetworkError
-from ternmq.spark import pulls
+from ternmq.spark import cursor, pulls
 from ternmq.spark.cluster import cluster_at
+from ternmq.spark.cursor import Wanted, gaps
 from ternmq.spark.plan import Slice
-from ternmq.spark.pulls import Wanted, gaps, read_slice
+from ternmq.spark.pulls import read_slice
 from tests.cli.conftest import Start, starter
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -46,8 +47,8 @@ def offsets(name_servers: str, part: Slice, wanted: Wanted) -> list[int]:
 @pytest.mark.parametrize("per_pull", [7, 32, 1_024])
 def test_pulls_asked_ahead_come_in_order_each_once(per_pull: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """U1"""
-    monkeypatch.setattr(pulls, "COUNT_MAX", per_pull)
-    monkeypatch.setattr(pulls, "CHUNK_MESSAGES", 100)
+    monkeypatch.setattr(cursor, "COUNT_MAX", per_pull)
+    monkeypatch.setattr(pulls, "CHUNK_BYTES", 10_000)
     with EmbeddedCluster() as cluster:
         fill(cluster.name_servers, 1_000)
 
@@ -58,8 +59,8 @@ def test_a_broker_that_is_killed_while_it_is_read_costs_time_only(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U1: kill -9 in the middle of a slice, and another start: no loss, no doubles."""
-    monkeypatch.setattr(pulls, "COUNT_MAX", 32)
-    monkeypatch.setattr(pulls, "CHUNK_MESSAGES", 100)
+    monkeypatch.setattr(cursor, "COUNT_MAX", 32)
+    monkeypatch.setattr(pulls, "CHUNK_BYTES", 10_000)
     names = start("namesrv", "--set", "listenPort=0")
     name_servers = names.name_server
     settings = {

@@ -32,8 +32,9 @@ from ternmq.filter.tags import ALL
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.spark.cluster import Bounds, Cluster
 from ternmq.spark.columns import Rows
+from ternmq.spark.cursor import Wanted
 from ternmq.spark.plan import Slice
-from ternmq.spark.pulls import SliceReader, Wanted, gaps
+from ternmq.spark.pulls import read_slice_on_loop
 from ternmq.spark.records import Records
 from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode
@@ -200,20 +201,8 @@ class ClusterLogs:
         return await self._patiently(queue, ask)
 
     async def read(self, queue: MessageQueue, start: int, end: int) -> AsyncIterator[list[Stored]]:
-        reader = SliceReader(self._cluster, Slice(queue, start, end), self._wanted)
-        expected = start
-        try:
-            while bodies := await reader.next_chunk():
-                records = Records(b"".join(bodies))
-                records.check_bodies()
-                for first, after in gaps(records.queue_offsets, expected):
-                    self._wanted.lost(queue, first, after)
-                expected += len(records)
-                yield _stored(records, queue)
-        finally:
-            await reader.close()
-        if expected < end:
-            self._wanted.lost(queue, expected, end)
+        async for records in read_slice_on_loop(self._cluster, Slice(queue, start, end), self._wanted):
+            yield _stored(records, queue)
 
     async def hint(self, queue: MessageQueue, key: str) -> int | None:
         query = QueryMessage(topic=queue.topic, key=key, count_max=COUNT_MAX, begin_ms=0, end_ms=_EVER_MS)

@@ -1,270 +1,47 @@
-"""One slice of a queue, pulled from its broker in order, each message once (U1, V2).
+"""Pulls of a slice: from its broker, in order, each message once (U1, V2).
 
-A pull names a queue offset and gets the records from there on, and the offset to go on at. Brokers give 32 at a time
-(TernMQ as many as fit into the bytes asked for), so the way there and back would be most of the time. The reader
-therefore guesses: if the last answer covered 32 offsets, the next ones will, so the pulls behind it are asked before it
-has come. A right guess doubles the number of pulls under way, up to ``AHEAD_MAX``; a wrong one throws away what was
-asked too early and starts again with one. What is handed on is always the answer to the offset where the last one
-ended, so guesses cost time at most, never order or a message.
+``read_slice`` is the way of tasks: pulls over a ``Line``, some ahead, and records that are looked at where they fell. A
+line that breaks is replaced by the patient way, ``pull`` through the client: the same offset is asked for again, until
+the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is a line again.
 
-A broker that dies is asked again, at the same offset, until it or its successor answers or ``retryTimeoutMs`` is over.
-
-What is not there any more
-    Retention deletes from the front, and a broker that lost its last page in a power cut ends earlier than before.
-    Without a filter every queue offset of the slice must come, so a gap shows by itself; with one, the broker's words
-    have to do. With ``failOnDataLoss`` it is an error, else a warning, and the read goes on with what is there.
+``read_slice_on_loop`` is the way of the sink's ledger, which reads little and belongs to the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from ternmq.admin.queues import LOOKING_GROUP
 from ternmq.client.routes import MASTER_ID
-from ternmq.errors import MessagesLost, NetworkError, refused
-from ternmq.filter.tags import ALL
+from ternmq.errors import NetworkError, TernError, refused
 from ternmq.message import MessageQueue
 from ternmq.spark.cluster import Cluster
+from ternmq.spark.cursor import Cursor, Expected, Pulled, Step, Wanted
+from ternmq.spark.line import Line
 from ternmq.spark.plan import Slice
-from ternmq.spark.records import Int64s, Records
-from ternmq.tasks import Tasks
-from ternmq.types import Buffer
+from ternmq.spark.records import Int64s, Records, find_starts
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
 
-log = logging.getLogger(__name__)
-
 #: What a pull asks for. Brokers have limits of their own, of 32 messages and 256 KiB.
-COUNT_MAX: Final = 1_024
 BYTES_MAX: Final = 1 << 20
 #: Pulls of one slice under way at once.
 AHEAD_MAX: Final = 8
-#: What is handed on together: enough to make the fixed cost of a batch small, little enough to start early.
-CHUNK_BYTES: Final = 4 << 20
-CHUNK_MESSAGES: Final = 10_000
+#: What is handed on together: enough to make the fixed cost of a batch small, and no more than fits a core's cache.
+CHUNK_BYTES: Final = 1 << 20
 
 #: What is looked at to tell how large messages are.
 SAMPLE_MESSAGES: Final = 32
 
 ANSWER_MS: Final = 10_000
-#: A queue that ends before the slice does may be one that a slave shows, or that is being recovered: ask that often.
-END_ASKED_MAX: Final = 5
 _END_PAUSE_S: Final = 0.2
-
-
-@dataclass(slots=True, frozen=True)
-class Pulled:
-    """The answer to a pull at ``at``."""
-
-    at: int
-    code: int
-    body: Buffer
-    next_offset: int
-    min_offset: int
-    #: Records are passed over because they were deleted, not because of the filter.
-    is_gone: bool
-
-
-@dataclass(slots=True, frozen=True)
-class Wanted:
-    """What a read asks of brokers, beyond the place."""
-
-    tags: str
-    sql: str
-    fail_on_data_loss: bool
-    retry_timeout_ms: int
-
-    @property
-    def is_filtered(self) -> bool:
-        return bool(self.sql) or self.tags != ALL
-
-    def lost(self, queue: MessageQueue, first: int, end: int) -> None:
-        """Messages of a slice are gone: raise ``MessagesLost``, or say so and let the read go on."""
-        lost = MessagesLost(
-            f"{queue} has no messages {first} to {end - 1} any more; keep them longer (fileReservedTime) or read them "
-            "sooner, or set the option failOnDataLoss to false to go on without them",
-            first=first,
-            end=end,
-        )
-        if self.fail_on_data_loss:
-            raise lost
-        log.warning("messages are gone; the read goes on without them", extra={"why": str(lost)})
-
-
-def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Records]:
-    """The records of a slice in order, some megabytes at a time; the next are fetched while these are worked on.
-
-    Raises ``MessagesLost``, ``NetworkError``, ``BrokerRefused``, ``CorruptRecord``.
-    """
-    reader = SliceReader(cluster, part, wanted)
-    expected = part.start
-    try:
-        coming = cluster.thread.start(reader.next_chunk)
-        while chunk := coming.result():
-            coming = cluster.thread.start(reader.next_chunk)
-            records = Records(b"".join(chunk))
-            # What a filter let through may lie beyond the end.
-            records = records.select(records.queue_offsets < part.end)
-            records.check_bodies()
-            if not wanted.is_filtered:
-                for first, end in gaps(records.queue_offsets, expected):
-                    wanted.lost(part.queue, first, end)
-                if len(records):
-                    expected = int(records.queue_offsets[-1]) + 1
-            if len(records):
-                yield records
-        if not wanted.is_filtered and expected < part.end:
-            wanted.lost(part.queue, expected, part.end)
-    finally:
-        # A query with a limit stops reading in the middle.
-        cluster.run(reader.close())
-
-
-def gaps(queue_offsets: Int64s, expected: int) -> list[tuple[int, int]]:
-    """Where growing offsets, the first of which should be ``expected``, leave some out: first and end of each hole."""
-    before = np.concatenate(([expected - 1], queue_offsets[:-1])) if len(queue_offsets) else queue_offsets
-    holes = np.flatnonzero(queue_offsets != before + 1)
-    return [(int(before[hole]) + 1, int(queue_offsets[hole])) for hole in holes]
-
-
-class SliceReader:
-    """Pulls one slice. All methods belong to the loop's thread."""
-
-    def __init__(self, cluster: Cluster, part: Slice, wanted: Wanted) -> None:
-        self._cluster = cluster
-        self._queue = part.queue
-        self._next = part.start
-        self._end = part.end
-        self._wanted = wanted
-        self._broker_id = MASTER_ID
-        self._tasks = Tasks()
-        self._ahead: deque[tuple[int, asyncio.Task[Pulled]]] = deque()
-        #: How many pulls may be under way, and how far the last one led.
-        self._depth = 1
-        self._stride = COUNT_MAX
-        self._end_asked = 0
-
-    def next_chunk(self) -> asyncio.Task[list[Buffer]]:
-        """The next bodies of pulls; none at the end of the slice."""
-        return self._tasks.create_task(self._chunk())
-
-    async def first(self) -> Pulled:
-        """The answer to the first pull, whatever it says."""
-        return await self._pull_patiently(self._next)
-
-    async def close(self) -> None:
-        await self._tasks.close()
-
-    async def _chunk(self) -> list[Buffer]:
-        bodies: list[Buffer] = []
-        chunk_bytes, begin = 0, self._next
-        while self._next < self._end and chunk_bytes < CHUNK_BYTES and self._next - begin < CHUNK_MESSAGES:
-            pulled = await self._pulled()
-            if pulled.code == ResponseCode.SUCCESS:
-                bodies.append(pulled.body)
-                chunk_bytes += len(pulled.body)
-            elif pulled.code == ResponseCode.PULL_OFFSET_MOVED or pulled.next_offset <= pulled.at:
-                await self._not_there(pulled)
-                continue
-            elif pulled.is_gone:
-                self._gone(pulled.next_offset)
-            self._next = pulled.next_offset
-        # A stretch in which nothing passed the filter is no end.
-        return bodies if bodies or self._next >= self._end else [b""]
-
-    async def _pulled(self) -> Pulled:
-        """The answer to a pull at ``_next``; asks for what probably follows it."""
-        self._ask_ahead()
-        _, task = self._ahead.popleft()
-        pulled = await task
-        led_to = pulled.next_offset
-        if not self._ahead or self._ahead[0][0] == led_to:
-            self._depth = min(self._depth * 2, AHEAD_MAX)
-        else:
-            self._forget()
-        if led_to > pulled.at and led_to < self._end:
-            self._stride = led_to - pulled.at
-        return pulled
-
-    def _ask_ahead(self) -> None:
-        at = self._ahead[-1][0] + self._stride if self._ahead else self._next
-        # How far a filtered pull leads is anybody's guess.
-        depth = 1 if self._wanted.is_filtered else self._depth
-        while len(self._ahead) < depth and at < self._end:
-            self._ahead.append((at, self._tasks.create_task(self._pull_patiently(at))))
-            at += self._stride
-
-    def _forget(self) -> None:
-        for _, task in self._ahead:
-            task.cancel()
-        self._ahead.clear()
-        self._depth = 1
-
-    async def _pull_patiently(self, at: int) -> Pulled:
-        return await self._cluster.patiently(
-            self._queue, lambda: self._pull(at), timeout_ms=self._wanted.retry_timeout_ms
-        )
-
-    async def _pull(self, at: int) -> Pulled:
-        instance, queue, wanted = self._cluster.instance, self._queue, self._wanted
-        await instance.routes.of(queue.topic)
-        address = instance.routes.address(queue.broker_name, self._broker_id)
-        if address is None:
-            self._broker_id = MASTER_ID
-            address = instance.broker_address(queue.broker_name)
-        header = PullMessage(
-            consumer_group=LOOKING_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=at,
-            # Without a filter, offsets are messages; with one, those beyond the end are dropped later.
-            count_max=COUNT_MAX if wanted.is_filtered else min(COUNT_MAX, self._end - at),
-            sysflag=PullSysflag.SUBSCRIPTION,
-            subscription=wanted.sql or wanted.tags,
-            expression_type="SQL92" if wanted.sql else "TAG",
-            bytes_max=BYTES_MAX,
-        )
-        try:
-            response = await instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
-        except NetworkError:
-            self._broker_id = MASTER_ID
-            raise
-        if response.code not in _ANSWERS:
-            raise refused(
-                response.code,
-                f"{queue.broker_name} refused a pull of {queue} at {at}: {response.remark}",
-                broker=queue.broker_name,
-            )
-        reply = response.read(PullReply)
-        self._broker_id = reply.suggested_broker_id
-        is_gone = response.code == ResponseCode.PULL_NOT_FOUND or response.remark == _REMOVED
-        return Pulled(at, response.code, response.body, reply.next_offset, reply.min_offset, is_gone)
-
-    async def _not_there(self, pulled: Pulled) -> None:
-        """There is nothing at ``_next``, though the slice has it: deleted, lost, or not there *yet*."""
-        self._forget()
-        if pulled.min_offset <= self._next and self._end_asked < END_ASKED_MAX:
-            # The front is not what is missing. A slave may lag behind, so ask the master.
-            self._broker_id = MASTER_ID
-            self._end_asked += 1
-            await asyncio.sleep(_END_PAUSE_S)
-            return
-        resume = min(pulled.min_offset, self._end) if pulled.min_offset > self._next else self._end
-        self._gone(resume)
-        self._next = resume
-
-    def _gone(self, end: int) -> None:
-        # Without a filter, who looks at the records finds the hole.
-        if self._wanted.is_filtered:
-            self._wanted.lost(self._queue, self._next, min(end, self._end))
-
 
 #: The remark of an answer that passes over deleted records (RocketMQ's ``GetMessageStatus``).
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
@@ -278,22 +55,206 @@ _ANSWERS: Final = frozenset(
 )
 
 
+def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Records]:
+    """The records of a slice in order, about a megabyte at a time. Their bytes are valid until the next are asked for.
+
+    Raises ``MessagesLost``, ``NetworkError``, ``BrokerRefused``, ``CorruptRecord``.
+    """
+    reader = _SliceReader(cluster, part, wanted)
+    expected = Expected(part, wanted)
+    try:
+        while not reader.is_done:
+            records = _inside(reader.chunk(), part)
+            expected.check(records.queue_offsets)
+            if len(records):
+                yield records
+        expected.check_end()
+    finally:
+        # A query with a limit stops reading in the middle.
+        reader.close()
+
+
+async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> AsyncIterator[Records]:
+    """The same over the client, one pull after the other. Belongs to the loop's thread."""
+    cursor = Cursor(part, wanted)
+    expected = Expected(part, wanted)
+    while not cursor.is_done:
+        for at, count in cursor.to_ask():
+            pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
+        step = cursor.take(pulled)
+        if step is Step.AGAIN:
+            await asyncio.sleep(_END_PAUSE_S)
+        elif step is Step.RECORDS:
+            records = _inside(Records(bytes(body)), part)
+            expected.check(records.queue_offsets)
+            yield records
+    expected.check_end()
+
+
 def record_bytes(cluster: Cluster, places: Mapping[MessageQueue, int], wanted: Wanted) -> dict[MessageQueue, float]:
     """How many bytes a record has in each queue from an offset on, by a look at the first ones there.
 
     A queue that shows none costs nothing: there is nothing to read in it, or what there is does not pass the filter.
     """
 
-    async def ask() -> dict[MessageQueue, float]:
-        readers = [SliceReader(cluster, Slice(queue, at, at + SAMPLE_MESSAGES), wanted) for queue, at in places.items()]
-        try:
-            answers = await asyncio.gather(*(reader.first() for reader in readers))
-        finally:
-            for reader in readers:
-                await reader.close()
-        return {
-            queue: len(answer.body) / max(1, answer.next_offset - answer.at)
-            for queue, answer in zip(places, answers, strict=True)
-        }
+    async def ask(queue: MessageQueue, at: int) -> float:
+        pulled, body = await _pull_patiently(cluster, queue, at, SAMPLE_MESSAGES, wanted, MASTER_ID)
+        return len(body) / max(1, pulled.next_offset - at)
 
-    return cluster.run(ask())
+    async def ask_all() -> list[float]:
+        return await asyncio.gather(*(ask(queue, at) for queue, at in places.items()))
+
+    return dict(zip(places, cluster.run(ask_all()), strict=True))
+
+
+def _inside(records: Records, part: Slice) -> Records:
+    """The records, checked, without those beyond the end that a filter let through."""
+    records = records.select(records.queue_offsets < part.end)
+    records.check_bodies()
+    return records
+
+
+class _SliceReader:
+    """Pulls one slice over lines. Belongs to one thread, which is not the loop's."""
+
+    def __init__(self, cluster: Cluster, part: Slice, wanted: Wanted) -> None:
+        self._cluster = cluster
+        self._queue = part.queue
+        self._wanted = wanted
+        self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
+        self._line: Line | None = None
+        #: Which broker of the set the line is for, and the numbers of the calls on it, as ``Cursor.asked``.
+        self._broker_id = MASTER_ID
+        self._numbers: deque[int] = deque()
+        self._is_broken = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._cursor.is_done
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._line = None
+        self._numbers.clear()
+        self._cursor.forget()
+
+    def chunk(self) -> Records:
+        """The next records, if any come together; valid until the next call."""
+        return self._patient_chunk() if self._is_broken else self._line_chunk()
+
+    def _patient_chunk(self) -> Records:
+        cursor, cluster = self._cursor, self._cluster
+        self._is_broken = False
+        for at, count in cursor.to_ask():
+            asked = _pull_patiently(cluster, self._queue, at, count, self._wanted, cursor.broker_id)
+            pulled, body = cluster.run(asked)
+        return Records(bytes(body) if self._take(pulled) else b"")
+
+    def _line_chunk(self) -> Records:
+        cursor = self._cursor
+        line: Line | None = None
+        starts: list[Int64s] = []
+        chunk_bytes = 0
+        while not cursor.is_done and chunk_bytes < CHUNK_BYTES:
+            try:
+                if line is None:
+                    line = self._to_broker()
+                    line.turn()
+                headers = [_pull_header(self._queue, at, count, self._wanted) for at, count in cursor.to_ask()]
+                self._numbers += line.ask(RequestCode.PULL_MESSAGE, headers)
+                at = cursor.asked[0]
+                answer = line.answer(self._numbers.popleft())
+                pulled = _pulled(answer.response, self._queue, at)
+            except TernError:
+                # What came before it is good; whether it can be mended, or what to say, the patient way knows.
+                self.close()
+                self._is_broken = True
+                break
+            if self._take(pulled):
+                starts.append(find_starts(line.data, answer.begin, answer.end))
+                chunk_bytes += answer.end - answer.begin
+            if self._broker_id != cursor.broker_id:
+                self.close()
+                break
+        return Records(line.data, starts=np.concatenate(starts)) if line is not None and starts else Records(b"")
+
+    def _take(self, pulled: Pulled) -> bool:
+        """Whether there are records in an answer."""
+        step = self._cursor.take(pulled)
+        if not self._cursor.asked:
+            self._numbers.clear()
+        if step is Step.AGAIN:
+            time.sleep(_END_PAUSE_S)
+        return step is Step.RECORDS
+
+    def _to_broker(self) -> Line:
+        if self._line is None:
+            self._broker_id = self._cursor.broker_id
+            address = self._cluster.run(_address(self._cluster, self._queue, self._broker_id))
+            form = self._cluster.instance.form_of(RequestCode.PULL_MESSAGE)
+            self._line = Line(address, form=form, room_bytes=2 * CHUNK_BYTES, timeout_ms=ANSWER_MS)
+        return self._line
+
+
+# --- One pull -----------------------------------------------------------------------------------------------------
+
+
+async def _pull_patiently(
+    cluster: Cluster, queue: MessageQueue, at: int, count: int, wanted: Wanted, broker_id: int
+) -> tuple[Pulled, memoryview]:
+    """A pull through the client, and its body; again while the error is one that may pass."""
+    header = _pull_header(queue, at, count, wanted)
+
+    async def ask() -> tuple[Pulled, memoryview]:
+        nonlocal broker_id
+        address = await _address(cluster, queue, broker_id)
+        try:
+            response = await cluster.instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
+        except NetworkError:
+            broker_id = MASTER_ID
+            raise
+        return _pulled(response, queue, at), response.body
+
+    return await cluster.patiently(queue, ask, timeout_ms=wanted.retry_timeout_ms)
+
+
+async def _address(cluster: Cluster, queue: MessageQueue, broker_id: int) -> str:
+    """Of that broker of the set; of the master where there is no such broker."""
+    instance = cluster.instance
+    await instance.routes.of(queue.topic)
+    return instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
+
+
+def _pull_header(queue: MessageQueue, at: int, count: int, wanted: Wanted) -> PullMessage:
+    return PullMessage(
+        consumer_group=LOOKING_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=at,
+        count_max=count,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription=wanted.sql or wanted.tags,
+        expression_type="SQL92" if wanted.sql else "TAG",
+        bytes_max=BYTES_MAX,
+    )
+
+
+def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:
+    if response.code not in _ANSWERS:
+        raise refused(
+            response.code,
+            f"{queue.broker_name} refused a pull of {queue} at {at}: {response.remark}",
+            broker=queue.broker_name,
+        )
+    reply = response.read(PullReply)
+    is_gone = response.code == ResponseCode.PULL_NOT_FOUND or response.remark == _REMOVED
+    return Pulled(
+        at,
+        response.code,
+        reply.next_offset,
+        reply.min_offset,
+        len(response.body),
+        is_gone,
+        reply.suggested_broker_id,
+    )

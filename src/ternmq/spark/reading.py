@@ -18,9 +18,10 @@ from ternmq.filter.tags import TagFilter
 from ternmq.message import MessageQueue
 from ternmq.spark import columns
 from ternmq.spark.cluster import Bounds, Cluster, cluster_at
+from ternmq.spark.cursor import Wanted
 from ternmq.spark.options import EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Position, SourceOptions
 from ternmq.spark.plan import Slice
-from ternmq.spark.pulls import Wanted, read_slice
+from ternmq.spark.pulls import read_slice
 
 log = logging.getLogger(__name__)
 

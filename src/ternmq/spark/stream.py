@@ -23,9 +23,10 @@ from pyspark.sql.types import StructType
 from ternmq.errors import ConfigError
 from ternmq.message import MessageQueue
 from ternmq.spark import plan
+from ternmq.spark.cursor import Wanted
 from ternmq.spark.options import LATEST, OffsetTable, Position, SourceOptions, offset_table, offsets_of
 from ternmq.spark.plan import Slice
-from ternmq.spark.pulls import Wanted, record_bytes
+from ternmq.spark.pulls import record_bytes
 from ternmq.spark.reading import Reading
 
 

@@ -72,32 +72,17 @@ class FrameDecoder:
             frame_end = at + 4 + length
             header_bytes = header_field & 0xFFFFFF
             if length + 4 > self._bytes_max or header_bytes > length - 4:
-                self._refuse(length, header_bytes)
+                raise _refused(length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
             body_at = at + 8 + header_bytes
-            form = header_field >> 24
-            if form == JSON:
-                # A copy, not a view: a header is short, and the decoder takes bytes more quickly.
-                command = decode_json(data[at + 8 : body_at])
-            elif form == BINARY:
-                command = decode_binary(view[at + 8 : body_at])
-            else:
-                raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
-            command.serial = form
-            command.body = view[body_at:frame_end] if body_at < frame_end else _EMPTY
+            # A copy, not a view: a header is short, and the decoders take bytes more quickly.
+            command = _decode_header(header_field >> 24, data[at + 8 : body_at])
+            body = view[body_at:frame_end] if body_at < frame_end else _EMPTY
             if command.flag & FLAG_RESPONSE:
-                commands.append(
-                    Response(
-                        command.code,
-                        command.opaque,
-                        command.remark,
-                        command.header or {},
-                        command.body,
-                        command.version,
-                    )
-                )
+                commands.append(_response(command, body))
             else:
+                command.body = body
                 commands.append(command)
             at = frame_end
         if at < end:
@@ -111,13 +96,50 @@ class FrameDecoder:
         # Enough to see the lengths, then enough for the whole frame.
         self._wanted_bytes = 8 if self._kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
 
-    def _refuse(self, length: int, header_bytes: int) -> None:
-        if length + 4 > self._bytes_max:
-            raise RemoteProtocolError(
-                f"a frame of {length + 4} bytes is larger than the {self._bytes_max} allowed; "
-                "send smaller messages, or check that the peer speaks RocketMQ's remoting protocol"
-            )
-        raise RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+
+def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, int]:
+    """The response whose frame begins at a place, and where the frame ends; None while ``data`` ends before it does.
+
+    For one who reads into a buffer of his own: the body is a view of that buffer, and nothing is copied.
+    """
+    if end - at < 8:
+        return None, at + 8
+    length, header_field = _PREFIX.unpack_from(data, at)
+    frame_end = at + 4 + length
+    header_bytes = header_field & 0xFFFFFF
+    if length + 4 > FRAME_BYTES_MAX or header_bytes > length - 4:
+        raise _refused(length, header_bytes, FRAME_BYTES_MAX)
+    if frame_end > end:
+        return None, frame_end
+    body_at = at + 8 + header_bytes
+    command = _decode_header(header_field >> 24, bytes(data[at + 8 : body_at]))
+    if not command.flag & FLAG_RESPONSE:
+        raise RemoteProtocolError(f"a request of code {command.code} came where only responses are expected")
+    return _response(command, memoryview(data)[body_at:frame_end]), frame_end
+
+
+def _decode_header(form: int, header: bytes) -> Request[Any]:
+    if form == JSON:
+        command = decode_json(header)
+    elif form == BINARY:
+        command = decode_binary(header)
+    else:
+        raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
+    command.serial = form
+    return command
+
+
+def _response(command: Request[Any], body: memoryview) -> Response:
+    return Response(command.code, command.opaque, command.remark, command.header or {}, body, command.version)
+
+
+def _refused(length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
+    if length + 4 > bytes_max:
+        return RemoteProtocolError(
+            f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; "
+            "send smaller messages, or check that the peer speaks RocketMQ's remoting protocol"
+        )
+    return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
 
 
 def encode_request(

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ternmq.errors import CorruptRecord, StoreError
 from ternmq.message import MessageQueue
-from ternmq.spark.columns import COLUMNS, Column, Rows, int_column, parts, text_column
+from ternmq.spark.columns import COLUMNS, Column, Rows, int_column, text_column
 from ternmq.spark.records import Records
 from ternmq.store.inspect.scan import Damage, Damaged
 from ternmq.wire.compress import decompress
@@ -40,7 +40,7 @@ class LogRows(Rows):
     @cached_property
     def encoded_topics(self) -> pa.DictionaryArray:
         records = self.records
-        return parts(records.data, records.topic_at, records.topic_bytes).dictionary_encode()
+        return records.topics.dictionary_encode()
 
     def topics(self) -> pa.Array:
         encoded = self.encoded_topics
@@ -69,7 +69,7 @@ class LogRows(Rows):
         packed = (records.sysflags & Sysflag.COMPRESSED) != 0
         if not packed.any():
             return super().bodies()
-        bodies = parts(records.data, records.body_at, records.body_bytes).to_pylist()
+        bodies = records.bodies.to_pylist()
         for number in np.flatnonzero(packed).tolist():
             bodies[number] = self._inflated(number, bodies[number])
         return pa.array(bodies, pa.binary())

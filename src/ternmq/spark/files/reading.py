@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from ternmq.errors import CorruptRecord, StoreError
-from ternmq.spark.columns import parts
 from ternmq.spark.files.borders import WINDOW_BYTES, border
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.records import Int64s, Records
@@ -211,7 +210,7 @@ def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -
     try:
         records = Records(data, starts=np.array(starts, np.int64))
         records.check_bodies()
-        parts(data, records.topic_at, records.topic_bytes).dictionary_encode().dictionary.cast(pa.string())
+        records.topics.dictionary_encode().dictionary.cast(pa.string())
     except (CorruptRecord, pa.ArrowInvalid):
         return None
     if (records.log_offsets != log_offset + records.starts).any() or _may_be_torn(records, in_segment):
