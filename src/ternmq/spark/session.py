@@ -20,6 +20,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from ternmq.errors import ConfigError
+from ternmq.spark.worker_python import worker_python
 
 LOCAL: Final = "local[*]"
 
@@ -63,16 +64,19 @@ def session(
     ``settings`` are Spark's and go before those of this module. What Java would write to stderr goes to ``log_file``
     where one is given; then this must be called while nobody else starts processes. Raises ``ConfigError``.
     """
-    # Workers are started by name, and the system's Python would not have this package.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     given = dict(settings or {})
     builder = SparkSession.builder.appName(name)
     chosen = master or given.get("spark.master") or os.environ.get("MASTER", "")
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if chosen or not is_submitted:
         builder = builder.master(chosen or LOCAL)
-    ours = _SETTINGS | (_LOCAL_SETTINGS if (chosen or LOCAL).startswith("local") and not is_submitted else {})
+    is_local = (chosen or LOCAL).startswith("local") and not is_submitted
+    # Workers are started by name, and the system's Python would not have this package; those that plan, by the second.
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        # What an earlier session of this process chose was nobody's wish.
+        if os.environ.get(variable) in (None, sys.executable, worker_python()):
+            os.environ[variable] = worker_python() if is_local else sys.executable
+    ours = _SETTINGS | (_LOCAL_SETTINGS if is_local else {})
     for key, value in (ours | given).items():
         builder = builder.config(key, value)
     try:
