@@ -114,6 +114,8 @@ def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
         assert (8, True) == (old.count, old.is_behind)
         assert (8, False) == (fresh.count, fresh.is_behind)
         assert across.count in range(8, 16)
+        # Who limits the bytes gets what fits, from there too.
+        assert 20 == near.get("orders", 0, 0, count_max=32, bytes_max=20 * size).count
 
 
 def test_a_filter_sees_tags_codes_and_is_told_where_to_go_on(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ class Query:
             count_memory = min(count_max, config.max_transfer_count_on_message_in_memory)
             count_disk = min(count_max, config.max_transfer_count_on_message_in_disk)
         else:
-            # Who limits the bytes of an answer may have many small messages in it.
-            bytes_memory, bytes_disk = min(bytes_memory, bytes_max), min(bytes_disk, bytes_max)
+            # Who limits the bytes of an answer may have many small messages in it, wherever they are.
+            bytes_memory = bytes_disk = min(bytes_memory, bytes_max)
             count_memory = count_disk = max(1, min(count_max, bytes_memory // RECORD_BYTES_MIN))
         is_filtered = matches is not None or accepts is not None
         entries = queue.read(queue_offset, max(count_memory, self._scan_max) if is_filtered else count_memory)
