@@ -10,7 +10,6 @@ the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
@@ -185,7 +184,7 @@ class _SliceReader:
         if not self._cursor.asked:
             self._numbers.clear()
         if step is Step.AGAIN:
-            time.sleep(_END_PAUSE_S)
+            self._cluster.run(asyncio.sleep(_END_PAUSE_S))
         return step is Step.RECORDS
 
     def _to_broker(self) -> Line:
