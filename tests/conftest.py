@@ -20,7 +20,7 @@ settings.load_profile("ternmq")
 #: Directories whose tests share servers, in the order in which they begin.
 TOGETHER: Final = ("tests/spark", "tests/interop")
 #: Files in them that start processes of their own, and share nothing.
-ALONE: Final = ("killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout")
+ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout")
 
 
 def scope_of(nodeid: str) -> str:

@@ -1,7 +1,9 @@
 """A trace report as one HTML file (U4): tables, and a plot for each topic and group.
 
-Nothing is loaded from anywhere: style and plots (SVG) stand in the file, so it can be mailed and kept. Colours follow
-the reader's setting, light or dark. Whatever came from messages is escaped.
+Nothing is loaded from anywhere, and nothing runs: style and plots (SVG) stand in the file, so it can be mailed and
+kept, and its policy forbids a browser all else. Colours follow the reader's setting, light or dark. Whatever came from
+messages is escaped, and kept from turning the text around it (``bdi``). Wide tables scroll for themselves; plots stand
+beside each other where there is room, all over the same time.
 """
 
 from __future__ import annotations
@@ -16,67 +18,124 @@ from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles,
 #: Plots, at most: those of the groups with the most messages.
 PLOTS_MAX: Final = 24
 
-_WIDTH: Final = 640
-_HEIGHT: Final = 180
-_LEFT: Final = 56
+# About what a telephone has and a third of a desk's screen: a plot's text is as large as the page's on both.
+_WIDTH: Final = 400
+_HEIGHT: Final = 200
 _RIGHT: Final = 8
 _TOP: Final = 12
-_BOTTOM: Final = 24
+_BOTTOM: Final = 28
+#: Of a character of the axes' text, at most.
+_CHARACTER: Final = 7.5
 
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
+
+#: Scripts, requests, frames: no.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+# The shades at a table's ends say that it goes on there: those that scroll with it hide those that stay.
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d2733; --paper: #fff; --soft: #68788a; --line: #d9e0e7;
-  --p50: #2166ac; --p95: #c2571a; --bars: #e3e9ef; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #dde5ec; --paper: #14191f; --soft: #93a1af; --line: #323c46;
-  --p50: #6cb2f0; --p95: #f0a068; --bars: #26303a; --bad: #ff8a80; } }
+:root { color-scheme: light dark; --ink: #1d2733; --paper: #fff; --soft: #566575; --line: #d9e0e7;
+  --p50: #2166ac; --p95: #b34c12; --bars: #ccd6e0; --bad: #b3261e; --shade: #8fa0b088; }
+@media (prefers-color-scheme: dark) { :root { --ink: #dde5ec; --paper: #14191f; --soft: #a3b0bd; --line: #323c46;
+  --p50: #6cb2f0; --p95: #f0a068; --bars: #35424f; --bad: #ff8a80; --shade: #8fa0b066; } }
 body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-  max-width: 80rem; padding: 0 1rem; }
+  max-width: 80rem; padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } p, figcaption { color: var(--soft); }
-div.wide { overflow-x: auto; } table { border-collapse: collapse; }
-th, td { text-align: left; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.bad { color: var(--bad); font-weight: 600; }
-figure { display: inline-block; margin: 0 1.5rem 1.5rem 0; max-width: 100%; } svg { max-width: 100%; height: auto; }
-svg text { fill: var(--soft); font-size: 11px; } .grid { stroke: var(--line); } .bars rect { fill: var(--bars); }
+p { max-width: 50rem; } code { white-space: pre-wrap; }
+div.wide { overflow-x: auto; background:
+  linear-gradient(to right, var(--paper) 50%, transparent) left / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 50%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / .75rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / .75rem 100% no-repeat scroll; }
+table { border-collapse: collapse; width: max-content; }
+th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); }
+th { vertical-align: bottom; } td { max-width: min(40ch, 60vw); white-space: pre-wrap; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } .bad { color: var(--bad); font-weight: 600; }
+.of { text-align: center; }
+div.plots { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 23rem), 1fr)); }
+figure { margin: 0; min-width: 0; max-width: 36rem; } svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 12px; } .grid { stroke: var(--line); } .bars { fill: var(--bars); }
 .p50 { stroke: var(--p50); color: var(--p50); } .p95 { stroke: var(--p95); color: var(--p95); }
 path { fill: none; stroke-width: 1.6; } circle { stroke: none; fill: currentColor; }
 """
 
-_CONSUMING: Final = ("topic", "group", "messages", "calls", "lost", "failed", "duplicated", "slow", "waiting")
-_FINDING: Final = (
-    *("problem", "topic", "group", "message id", "keys", "sent"),
-    *("calls", "successes", "to consume ms", "consume ms"),
-)
+_FIGURES: Final = ("p50", "p95", "p99", "max")
 
 
 def page(report: TraceReport) -> str:
     """The whole file."""
-    spans = f"{_time(report.begin_ms)} to {_time(report.end_ms)}" if report.end_ms else "nothing"
+    title = f"Trace of {_name(report.trace_topic)}"
     parts = [
-        f"<h1>Trace of {escape(report.trace_topic)}</h1>",
-        f"<p>{spans} UTC, by the clients' clocks; {report.records:,} records, {report.bad:,} of them unreadable; "
-        f"{report.unknown_calls:,} calls with messages whose send is not in the trace.</p>",
+        f"<h1>{title}</h1>",
+        _about(report),
         "<h2>Sending</h2>",
         _table(
-            ("topic", "producers", "sent", "not safe", *_headings("send")),
+            "Sending",
+            ("topic", "producers"),
+            ("sent", "not safe", ("send, ms", _FIGURES)),
             ((one.topic, one.group, one.sent, _Bad(one.failed), *_cells(one.cost_ms)) for one in report.sending),
         ),
         "<h2>Consuming</h2>",
         "<p>From send to consume is told by two clocks, the producer's and the consumer's, as right as they agree. "
-        f"Slow is more than {report.slow_ms:,} ms. Waiting: delayed, or sent or tried in the last "
-        f"{report.grace_ms:,} ms.</p>",
+        f"Slow is more than {_duration(report.slow_ms)}. Waiting: delayed, or sent or tried in the last "
+        f"{_duration(report.grace_ms)}.</p>",
         _table(
-            (*_CONSUMING, *_headings("send to consume"), *_headings("consume")), map(_consuming_row, report.consuming)
+            "Consuming",
+            ("topic", "group"),
+            (
+                *("messages", "calls", "lost", "failed", "duplicated", "slow", "waiting"),
+                *(("from send to consume, ms", _FIGURES), ("consume, ms", _FIGURES)),
+            ),
+            map(_consuming_row, report.consuming),
         ),
         "<h2>From send to consume</h2>",
         *_figures(report),
         "<h2>Messages</h2>",
-        _table(_FINDING, map(_finding_row, report.findings)),
+        _table(
+            "Messages",
+            ("problem", "topic", "group", "message id", "keys", "sent (UTC)"),
+            ("calls", "successes", ("ms", ("to consume", "consume"))),
+            map(_finding_row, report.findings),
+        ),
     ]
     if report.bad_samples:
-        parts += ["<h2>Unreadable records</h2>", _table(("text",), ((repr(text),) for text in report.bad_samples))]
-    title = f"<title>Trace of {escape(report.trace_topic)}</title>"
-    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">{view}{title}<style>{_STYLE}</style></head>'
-    return f"{head}\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
+        samples = "".join(f"<li><code>{escape(repr(text))}</code></li>\n" for text in report.bad_samples)
+        parts += ["<h2>Unreadable records</h2>", f"<ul>\n{samples}</ul>"]
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Trace of {escape(report.trace_topic)}</title><style>{_STYLE}</style>"
+    )
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _about(report: TraceReport) -> str:
+    if not report.records:
+        return "<p>There are no traces of this time.</p>"
+    return (
+        f"<p>{_time(report.begin_ms)} to {_time(report.end_ms)} UTC, by the clients' clocks; {report.records:,} "
+        f"records, {report.bad:,} of them unreadable; {report.unknown_calls:,} calls with messages whose send is not "
+        "in the trace.</p>"
+    )
+
+
+def _name(text: str) -> str:
+    return f"<bdi>{escape(text)}</bdi>"
+
+
+def _time(time_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        # A client may write any number.
+        return str(time_ms)
+
+
+def _duration(time_ms: int) -> str:
+    """In the largest unit that tells it in a whole number."""
+    unit = next((unit for unit, unit_ms in _UNITS.items() if time_ms and time_ms % unit_ms == 0), "ms")
+    return f"{time_ms // _UNITS[unit]:,} {unit}"
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -93,16 +152,36 @@ def _consuming_row(one: Consuming) -> list[object]:
 
 
 def _finding_row(one: Finding) -> list[object]:
-    known = [one.problem, one.topic, one.group, one.message_id, one.keys, _time(one.sent_ms)]
+    known = [one.problem, one.topic, one.group, one.message_id, one.keys or "", _time(one.sent_ms)]
     return [*known, one.calls, one.successes, one.to_consume_ms, one.consume_ms]
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _cells(figures: Percentiles) -> tuple[int | None, ...]:
+    return figures.p50, figures.p95, figures.p99, figures.max
+
+
+def _table(
+    name: str,
+    texts: Sequence[str],
+    numbers: Sequence[str | tuple[str, Sequence[str]]],
+    rows: Iterable[Sequence[object]],
+) -> str:
+    """Columns of text, then such of numbers, some of these under a heading of their own."""
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
     if not body:
         return "<p>None.</p>"
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return f'<div class="wide"><table><tr>{head}</tr>\n{body}</table></div>'
+    upper, lower = [f'<th rowspan="2" scope="col">{text}</th>' for text in texts], []
+    for number in numbers:
+        match number:
+            case str():
+                upper.append(f'<th rowspan="2" scope="col" class="n">{number}</th>')
+            case above, below:
+                upper.append(f'<th colspan="{len(below)}" scope="colgroup" class="of">{above}</th>')
+                lower += [f'<th scope="col" class="n">{text}</th>' for text in below]
+    head = f"<thead><tr>{''.join(upper)}</tr><tr>{''.join(lower)}</tr></thead>"
+    # It can be reached, and so scrolled, by keyboard.
+    region = f'<div class="wide" role="region" tabindex="0" aria-label="{name}">'
+    return f"{region}<table>{head}\n<tbody>{body}</tbody></table></div>"
 
 
 def _cell(value: object) -> str:
@@ -116,77 +195,86 @@ def _cell(value: object) -> str:
             return f"<td>{escape(str(value))}</td>"
 
 
-def _headings(what: str) -> tuple[str, ...]:
-    return f"{what} p50 ms", "p95", "p99", "max"
-
-
-def _cells(figures: Percentiles) -> tuple[int | None, ...]:
-    return figures.p50, figures.p95, figures.p99, figures.max
-
-
-def _time(time_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        # A client may write any number.
-        return str(time_ms)
-
-
 # --- Plots ------------------------------------------------------------------------------------------------------------
 
 
 def _figures(report: TraceReport) -> list[str]:
+    if not report.points:
+        return ["<p>None.</p>"]
     largest = sorted(report.consuming, key=lambda one: -one.messages)[:PLOTS_MAX]
+    begin_ms = min(point.begin_ms for point in report.points)
+    end_ms = max(point.begin_ms for point in report.points) + report.step_ms
     figures = []
     for one in largest:
         points = [point for point in report.points if (point.topic, point.group) == (one.topic, one.group)]
+        most = max(point.messages for point in points)
+        # Names last: they may be long.
+        label = escape(f"From send to consume, p50 and p95 over time: {one.topic} in {one.group}")
         caption = (
-            f'{escape(one.topic)} in {escape(one.group)}: <span class="p50">p50</span> and '
-            f'<span class="p95">p95</span> in ms; bars: messages sent, a step is {report.step_ms // 1000} s'
+            f'{_name(one.topic)} in {_name(one.group)}: <span class="p50">p50</span> and '
+            f'<span class="p95">p95</span>; bars: messages sent, up to {most:,} in {_duration(report.step_ms)}'
         )
-        figures.append(f"<figure>{_plot(points, report.step_ms)}<figcaption>{caption}</figcaption></figure>")
-    return figures or ["<p>None.</p>"]
+        plot = _plot(points, label, begin_ms=begin_ms, end_ms=end_ms, step_ms=report.step_ms)
+        figures.append(f"<figure>{plot}<figcaption>{caption}</figcaption></figure>")
+    left_out = len(report.consuming) - len(largest)
+    some = f" Of the {PLOTS_MAX} groups with the most messages; {left_out:,} are left out." if left_out else ""
+    return [f"<p>By the time of the send, in UTC.{some}</p>", '<div class="plots">', *figures, "</div>"]
 
 
-def _plot(points: Sequence[Point], step_ms: int) -> str:
+def _plot(points: Sequence[Point], label: str, *, begin_ms: int, end_ms: int, step_ms: int) -> str:
     """Lines of p50 and p95 over bars of the messages' number."""
-    begin, end = points[0].begin_ms, points[-1].begin_ms + step_ms
     values = [value for point in points for value in (point.p50_ms, point.p95_ms) if value is not None]
-    low, high = min(0, *values, 0), max(1, *values, 1)
-    most = max(point.messages for point in points)
+    marks, unit = _marks(min(0, *values, 0), max(1, *values, 1))
+    low, high = marks[0], marks[-1]
+    names = [f"{mark // _UNITS[unit]:,} {unit}" for mark in marks]
+    left = round(max(map(len, names)) * _CHARACTER) + 8
+    across, floor = _WIDTH - _RIGHT - left, _HEIGHT - _BOTTOM
 
     def x(time_ms: float) -> float:
-        return round(_LEFT + (time_ms - begin) / (end - begin) * (_WIDTH - _LEFT - _RIGHT), 1)
+        return round(left + (time_ms - begin_ms) / (end_ms - begin_ms) * across, 1)
 
     def y(value: float) -> float:
-        return round(_TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM), 1)
+        return round(_TOP + (high - value) / (high - low) * (floor - _TOP), 1)
 
-    floor, wide = _HEIGHT - _BOTTOM, round((_WIDTH - _LEFT - _RIGHT) * step_ms / (end - begin) * 0.9, 1)
-    bars = []
+    most = max(point.messages for point in points)
+    # Thin ones can be seen, too.
+    wide = max(0.5, round(across * step_ms / (end_ms - begin_ms) * 0.9, 1))
+    bars = ""
     for point in points:
         tall = round(point.messages / most * (floor - _TOP), 1)
-        bars.append(f'<rect x="{x(point.begin_ms)}" y="{round(floor - tall, 1)}" width="{wide}" height="{tall}"/>')
-    marks = sorted({low, 0, (low + high) // 2, high})
+        begin = x(point.begin_ms + step_ms * 0.05)
+        bars += f'<rect x="{begin}" y="{round(floor - tall, 1)}" width="{wide}" height="{tall}"/>'
     grid = "".join(
-        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(mark)}" y2="{y(mark)}"/>'
-        f'<text x="{_LEFT - 6}" y="{y(mark) + 4}" text-anchor="end">{mark:,}</text>'
-        for mark in marks
+        f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{y(mark)}" y2="{y(mark)}"/>'
+        f'<text x="{left - 6}" y="{y(mark) + 4}" text-anchor="end">{name}</text>'
+        for mark, name in zip(marks, names, strict=True)
     )
-    times = f'<text x="{_LEFT}" y="{_HEIGHT - 6}">{_time(begin)}</text>' + (
-        f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">{_time(end)}</text>'
+    times = f'<text x="{left}" y="{_HEIGHT - 8}">{_time(begin_ms)}</text>' + (
+        f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 8}" text-anchor="end">{_time(end_ms)}</text>'
     )
-    lines = "".join(
-        _line(name, [(x(point.begin_ms + step_ms / 2), y(value)) for point, value in known])
-        for name, known in (
-            ("p95", [(point, point.p95_ms) for point in points if point.p95_ms is not None]),
-            ("p50", [(point, point.p50_ms) for point in points if point.p50_ms is not None]),
-        )
-    )
-    size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    return f'<svg {size} role="img"><g class="bars">{"".join(bars)}</g>{grid}{lines}{times}</svg>'
+    lines = ""
+    for name in ("p95", "p50"):
+        known = [(point.begin_ms, value) for point in points if (value := getattr(point, f"{name}_ms")) is not None]
+        lines += _line(name, [(begin, x(begin + step_ms / 2), y(value)) for begin, value in known], step_ms)
+    view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}"'
+    return f'<svg {view}><g class="bars">{bars}</g>{grid}{lines}{times}</svg>'
 
 
-def _line(name: str, places: Sequence[tuple[float, float]]) -> str:
-    way = " ".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(places))
-    dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for x, y in places)
-    return f'<g class="{name}"><path d="{way}"/>{dots}</g>' if places else ""
+def _marks(low: int, high: int) -> tuple[list[int], str]:
+    """Round values, some four, from below ``low`` to above ``high``, in ms, and the unit to tell them in."""
+    span = high - low
+    unit = next((unit for unit, unit_ms in _UNITS.items() if span >= 10 * unit_ms), "ms")
+    rough = max(1, span / _UNITS[unit] / 4)
+    power = 10 ** (len(str(int(rough))) - 1)
+    step = _UNITS[unit] * next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return list(range(low // step * step, -(-high // step) * step + 1, step)), unit
+
+
+def _line(name: str, places: Sequence[tuple[int, float, float]], step_ms: int) -> str:
+    """Dots at (time, x, y), with lines between neighbouring steps only: what lies between others nobody knows."""
+    way, before = [], None
+    for time_ms, x, y in places:
+        way.append(f"{'L' if before is not None and time_ms - before == step_ms else 'M'}{x} {y}")
+        before = time_ms
+    dots = "".join(f'<circle cx="{x}" cy="{y}" r="2"/>' for _, x, y in places)
+    return f'<g class="{name}"><path d="{" ".join(way)}"/>{dots}</g>' if places else ""
