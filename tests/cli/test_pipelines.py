@@ -7,15 +7,19 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ternmq import Message, SyncProducer
-from ternmq.cli.pipelines.job import line_of
-from ternmq.cli.pipelines.metrics import Metrics
+from ternmq.cli.pipelines.job import line_of, spark_job
+from ternmq.cli.pipelines.metrics import serving_metrics
+from ternmq.errors import ConfigError
 from ternmq.spark.jobs import Progress
 from tests.cli.conftest import ENVIRONMENT, TERN, Serving
 from tests.spark.small import SMALL_FLAGS
@@ -53,8 +57,7 @@ def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path:
     events: list[dict[str, Any]] = []
     while not events or events[-1]["rows"] < 30:
         events.append(json.loads(running.stdout.readline()))
-    with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics") as answer:
-        assert 'tern_pipeline_rows_total{job="archive"} 30\n' in answer.read().decode()
+    assert {"archive": 30} == metrics_at(int(port[1]))["tern_pipeline_rows_total", "counter"]
     os.killpg(running.pid, signal.SIGINT)
     out, errors = running.communicate(timeout=100)
     assert (0, "") == (running.returncode, errors)
@@ -95,16 +98,57 @@ def test_a_line_tells_what_is_known() -> None:
     assert "2 of 8 tasks" == line_of(Progress(job="compact", done=2, total=8))
 
 
-def test_metrics_are_in_prometheus_form() -> None:
-    """U5: what is not known is left out."""
-    metrics = Metrics()
-    assert "" == metrics.text()
-    metrics.take(Progress(job="archive", rows=1200, batch_ms=1500))
-    assert [
-        "# HELP tern_pipeline_rows_total Messages read by this run.",
-        "# TYPE tern_pipeline_rows_total counter",
-        'tern_pipeline_rows_total{job="archive"} 1200',
-        "# HELP tern_pipeline_batch_seconds How long the last batch took.",
-        "# TYPE tern_pipeline_batch_seconds gauge",
-        'tern_pipeline_batch_seconds{job="archive"} 1.5',
-    ] == metrics.text().splitlines()
+def metrics_at(port: int) -> dict[tuple[str, str], dict[str, float]]:
+    """What Prometheus itself reads there: a metric's name and kind, and its value for each job."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert "text/plain" in answer.headers["Content-Type"]
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {
+        (family.samples[0].name, family.type): {sample.labels["job"]: sample.value for sample in family.samples}
+        for family in families
+    }
+
+
+def test_metrics_tell_what_is_known_as_long_as_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """U5"""
+    with serving_metrics(0) as metrics:
+        port = int(capsys.readouterr().err.removeprefix("metrics on port "))
+        assert {} == metrics_at(port)
+        metrics.take(Progress(job="archive", rows=1200, batch_ms=1500))
+        metrics.take(Progress(job="compact", done=2, total=8))
+        assert {
+            ("tern_pipeline_rows_total", "counter"): {"archive": 1200},
+            ("tern_pipeline_batch_seconds", "gauge"): {"archive": 1.5},
+            ("tern_pipeline_parts_done", "gauge"): {"compact": 2},
+            ("tern_pipeline_parts", "gauge"): {"compact": 8},
+        } == metrics_at(port)
+        metrics.take(Progress(job="compact", rows=9, rows_per_s=2.5, lag=0, batch=3, batch_ms=40, done=9, total=9))
+        assert {
+            ("tern_pipeline_rows_total", "counter"): {"archive": 1200, "compact": 9},
+            ("tern_pipeline_rows_per_second", "gauge"): {"compact": 2.5},
+            ("tern_pipeline_lag", "gauge"): {"compact": 0},
+            ("tern_pipeline_batch", "gauge"): {"compact": 3},
+            ("tern_pipeline_batch_seconds", "gauge"): {"archive": 1.5, "compact": 0.04},
+            ("tern_pipeline_parts_done", "gauge"): {"compact": 9},
+            ("tern_pipeline_parts", "gauge"): {"compact": 9},
+        } == metrics_at(port)
+        with pytest.raises(ConfigError, match=f"--metrics cannot use the port {port}: .*; give another one"):
+            serving_metrics(port).__enter__()
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        metrics_at(port)
+
+
+def test_without_their_package_metrics_name_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U5: before Spark is started."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "ternmq.cli.pipelines.metrics")
+    cure = r"the package prometheus_client is not installed; run `pip install 'ternmq\[spark\]'`"
+    with pytest.raises(ConfigError, match=cure), spark_job("archive", metrics_port=0):
+        pytest.fail("it has begun")
+
+
+def test_commands_load_prometheus_only_for_metrics() -> None:
+    """U5: it would make every `tern --help` and the start of a broker slower."""
+    program = "import sys, ternmq.cli.main, ternmq.cli.pipelines.job; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "False" == done.stdout.strip()

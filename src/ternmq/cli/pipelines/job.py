@@ -33,7 +33,6 @@ import typer
 
 from ternmq.cli.logs import FieldsFormatter
 from ternmq.cli.output import Output, note
-from ternmq.cli.pipelines.metrics import serving_metrics
 from ternmq.env import SystemClock
 from ternmq.errors import ConfigError, TernError
 
@@ -80,8 +79,11 @@ def spark_job(
 
         from ternmq.spark import jobs
         from ternmq.spark.session import sentence_of, session
+
+        if metrics_port is not None:
+            from ternmq.cli.pipelines.metrics import serving_metrics
     except ImportError as error:
-        raise ConfigError(f"Spark is not installed ({error.name} is missing); pip install 'ternmq[spark]'") from error
+        raise ConfigError(f"the package {error.name} is not installed; run `pip install 'ternmq[spark]'`") from error
     log_file = Path(tempfile.gettempdir()) / f"tern-pipeline-{name}-{os.getpid()}.log"
     with ExitStack() as clean_up:
         if metrics_port is not None:
