@@ -6,8 +6,10 @@ put it on, and the rows and filters of a query, which are without it, all queues
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -26,6 +28,15 @@ from ternmq.spark.pulls import read_slice
 log = logging.getLogger(__name__)
 
 
+@cache
+def _settle() -> None:
+    """Tell the garbage collector, once a process, that what is loaded now stays.
+
+    Spark's workers collect all garbage after each task, and would look at every module's objects for it each time.
+    """
+    gc.freeze()
+
+
 class Reading:
     """Pickled to executors: what to read and how, and nothing that lives."""
 
@@ -42,7 +53,9 @@ class Reading:
         wanted = Wanted(self.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
         shown = self.as_shown(part.queue)
         for records in read_slice(self.cluster(), part, wanted):
-            yield batches.batch(records, shown)
+            batch = batches.batch(records, shown)
+            _settle()
+            yield batch
 
     def as_shown(self, queue: MessageQueue) -> MessageQueue:
         """A queue as rows name it."""
