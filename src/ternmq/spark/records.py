@@ -153,7 +153,11 @@ class Records:
         """Each IPv4 host once, and which of them each record has: few clients send many messages. None with IPv6."""
         if (self.sysflags & Sysflag.BORN_V6).any():
             return None
-        distinct, which = np.unique(self._heads["born_host"], return_inverse=True)
+        hosts = self._heads["born_host"]
+        if (hosts == hosts[:1]).all():
+            distinct, which = hosts[:1], np.zeros(len(hosts), np.intp)
+        else:
+            distinct, which = np.unique(hosts, return_inverse=True)
         return [int(host).to_bytes(8, "big") for host in distinct], which
 
     # --- Checks ------------------------------------------------------------------------------------------------
