@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -84,14 +84,23 @@ def test_one_read_returns_so_many_messages_and_bytes(tmp_path: Path) -> None:
         )
 
 
-def test_a_read_without_a_filter_is_one_whose_filter_lets_all_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "queue_of",
+    [
+        pytest.param(lambda number: (number // 3 + number // 5) % 2, id="side by side in twos and threes"),
+        pytest.param(lambda number: number % 37 == 0, id="side by side in dozens"),
+        pytest.param(lambda number: number > 100, id="side by side, all of them"),
+    ],
+)
+def test_a_read_without_a_filter_is_one_whose_filter_lets_all_pass(
+    tmp_path: Path, queue_of: Callable[[int], int]
+) -> None:
     """M1: the short way through entries takes what the long one takes, wherever records lie and whatever limits it."""
     with quiet_store(small_config(tmp_path)) as store:
-        for number in range(40):
-            # Two queues whose records lie side by side in twos and threes, of sizes that differ.
-            store.put(draft(queue_id=(number // 3 + number // 5) % 2, body=b"x" * (number * 37 % 300)))
+        for number in range(150):
+            store.put(draft(queue_id=int(queue_of(number)), body=b"x" * (number * 37 % 300)))
         for queue_id, start, count_max, bytes_max in itertools.product(
-            (0, 1), (0, 1, 7), (1, 3, 40), (1, 400, 1_500, 99_999)
+            (0, 1), (0, 1, 7, 35), (1, 3, 40, 200), (1, 400, 1_500, 9_000, 99_999)
         ):
             get = partial(store.get, "orders", queue_id, start, count_max=count_max, bytes_max=bytes_max)
 

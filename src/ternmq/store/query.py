@@ -7,6 +7,7 @@ that a pull of 32 messages is often a single view. A view dies with its request;
 from __future__ import annotations
 
 import enum
+import struct
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
@@ -28,6 +29,11 @@ from ternmq.wire.record import RECORD_BYTES_MIN, peek_head, peek_properties, unp
 
 _iter_entries: Final = ENTRY.iter_unpack
 _unpack_entry: Final = ENTRY.unpack_from
+#: Entries that are looked at together, and the sizes of their records.
+_BLOCK: Final = 32
+_BLOCK_BYTES: Final = _BLOCK * ENTRY_BYTES
+_unpack_neighbours: Final = struct.Struct(">qi8xq").unpack_from
+_unpack_sizes: Final = struct.Struct(">" + "8xi8x" * _BLOCK).unpack_from
 
 
 class GetStatus(enum.Enum):
@@ -352,18 +358,34 @@ def _warm_runs(entries: Buffer, bytes_max: int, log_min: int) -> tuple[list[tupl
     if run_start < log_min or size == FILLER_SIZE:
         return None
     runs: list[tuple[int, int]] = []
-    for log_offset, size, _ in _iter_entries(entries):
-        if log_offset != run_end:
-            if log_offset < log_min or size == FILLER_SIZE:
-                return None
-            runs.append((run_start, run_end))
-            taken += run_end - run_start
-            run_start = run_end = log_offset
-            limit = log_offset + bytes_max - taken
-        if log_offset + size > limit:
-            break
-        run_end = log_offset + size
-        count += 1
+    entries_end = len(entries)
+    at = 0
+    while at < entries_end:
+        block_end = at + _BLOCK_BYTES
+        if block_end <= entries_end:
+            # Records that fill the log from the first to the last of them lie side by side: batches of one sender do.
+            log_offset, size, next_log_offset = _unpack_neighbours(entries, at)
+            if log_offset == run_end and log_offset + size == next_log_offset:
+                log_offset, size, _ = _unpack_entry(entries, block_end - ENTRY_BYTES)
+                if run_end + sum(_unpack_sizes(entries, at)) == log_offset + size <= limit:
+                    run_end = log_offset + size
+                    count += _BLOCK
+                    at = block_end
+                    continue
+        for log_offset, size, _ in _iter_entries(entries[at:block_end]):
+            if log_offset != run_end:
+                if log_offset < log_min or size == FILLER_SIZE:
+                    return None
+                runs.append((run_start, run_end))
+                taken += run_end - run_start
+                run_start = run_end = log_offset
+                limit = log_offset + bytes_max - taken
+            if log_offset + size > limit:
+                entries_end = at
+                break
+            run_end = log_offset + size
+            count += 1
+        at = block_end
     if run_end > run_start:
         runs.append((run_start, run_end))
     return runs, count
