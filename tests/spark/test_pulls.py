@@ -55,6 +55,18 @@ def test_pulls_asked_ahead_come_in_order_each_once(per_pull: int, monkeypatch: p
         assert list(range(13, 987)) == offsets(cluster.name_servers, Slice(QUEUE, 13, 987), ALL)
 
 
+def test_cold_messages_whose_answers_overtake_each_other_come_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U1, C9: all records are far back, so the broker reads each answer on a thread beside its loop."""
+    monkeypatch.setattr(pulls, "CHUNK_BYTES", 100_000)
+    settings = {"accessMessageInMemoryMaxRatio": 0}
+    with EmbeddedCluster(directory=tmp_path, settings=settings) as cluster:
+        fill(cluster.name_servers, 3_000, body_bytes=1_000)
+
+        assert list(range(3_000)) == offsets(cluster.name_servers, Slice(QUEUE, 0, 3_000), ALL)
+
+
 def test_a_broker_that_is_killed_while_it_is_read_costs_time_only(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
