@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +49,7 @@ class Batch:
         self.is_settled = False
 
 
-class _Concurrent:
+class _Concurrent(ABC):
     """What both kinds have in common. All methods belong to the loop's thread."""
 
     def __init__(
@@ -86,11 +87,11 @@ class _Concurrent:
                     batch.reader, batch.held, failed=batch.context.messages, delay_level=FIRST_LEVEL, again=self.put
                 )
 
-    async def call(self, context: ConsumeContext) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def call(self, context: ConsumeContext) -> None: ...
 
-    def resize(self, threads: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def resize(self, threads: int) -> None: ...
 
     async def stop(self, timeout_ms: int) -> None:
         self._stopped = True
@@ -106,12 +107,12 @@ class _Concurrent:
                 extra={"group": self._group, "calls": len(self._batches)},
             )
 
-    def _begin(self, batch: Batch) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self, batch: Batch) -> None: ...
 
+    @abstractmethod
     def _give_up_waiting(self) -> None:
         """Forget batches that have not begun; nobody has seen their messages."""
-        raise NotImplementedError
 
     def _end(self, batch: Batch) -> None:
         self._batches.discard(batch)
