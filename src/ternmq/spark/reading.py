@@ -6,10 +6,8 @@ put it on, and the rows and filters of a query, which are without it, all queues
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -21,20 +19,12 @@ from ternmq.message import MessageQueue
 from ternmq.spark import columns
 from ternmq.spark.cluster import Bounds, Cluster, cluster_at
 from ternmq.spark.cursor import Wanted
+from ternmq.spark.garbage import keep_loaded
 from ternmq.spark.options import EARLIEST_OFFSET, LATEST, LATEST_OFFSET, Position, SourceOptions
 from ternmq.spark.plan import Slice
 from ternmq.spark.pulls import read_slice
 
 log = logging.getLogger(__name__)
-
-
-@cache
-def _settle() -> None:
-    """Tell the garbage collector, once a process, that what is loaded now stays.
-
-    Spark's workers collect all garbage after each task, and would look at every module's objects for it each time.
-    """
-    gc.freeze()
 
 
 class Reading:
@@ -54,7 +44,7 @@ class Reading:
         shown = self.as_shown(part.queue)
         for records in read_slice(self.cluster(), part, wanted):
             batch = batches.batch(records, shown)
-            _settle()
+            keep_loaded()
             yield batch
 
     def as_shown(self, queue: MessageQueue) -> MessageQueue:

@@ -31,6 +31,7 @@ from ternmq.spark.files.columns import LOG_COLUMNS, LogRows, damage_batch, damag
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
 from ternmq.spark.files.reading import SliceReader
+from ternmq.spark.garbage import keep_loaded
 from ternmq.spark.records import Records
 from ternmq.store.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged
@@ -102,6 +103,7 @@ class _SliceRows:
         for found in SliceReader(self._part):
             batch = self._of_damage(found) if isinstance(found, Damaged) else self._of_records(found)
             if batch is not None and batch.num_rows:
+                keep_loaded()
                 yield batch
 
     def _of_records(self, records: Records) -> pa.RecordBatch:
