@@ -66,7 +66,7 @@ def test_recorded_binary_headers_encode_to_the_same_bytes() -> None:
 def test_recorded_headers_decode() -> None:
     """B1"""
     for frame in frames():
-        request = decode_json(frame.head) if frame.form == JSON else decode_binary(memoryview(frame.head))
+        request = decode_json(frame.head) if frame.form == JSON else decode_binary(frame.head)
         assert (frame.code, frame.flag, frame.opaque, frame.number, frame.remark, frame.language) == (
             request.code,
             request.flag,
@@ -111,7 +111,7 @@ def test_binary_headers_round_trip_without_empty_values(
     code: int, fields: dict[str, str], envelope: dict[str, Any]
 ) -> None:
     """B1: empty texts mean null in this form, as in RocketMQ."""
-    request = decode_binary(memoryview(encode_binary(code, fields, **envelope)))
+    request = decode_binary(encode_binary(code, fields, **envelope))
     assert {name: value for name, value in fields.items() if value} == request.header
     assert (code, envelope["opaque"], envelope["flag"], envelope["remark"] or None, envelope["language"]) == (
         request.code,

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
-from functools import partial
 from typing import Final, NamedTuple
 
 from ternmq.errors import CallTimeout, NetworkError, RemoteProtocolError
 from ternmq.net.dial import split_address
+from ternmq.types import Buffer
 from ternmq.wire.frame import encode_request, response_at
 from ternmq.wire.header import Header, Response
 
@@ -57,20 +57,18 @@ class Line:
     def close(self) -> None:
         self._socket.close()
 
-    def ask(self, code: int, headers: Iterable[Header]) -> list[int]:
-        """Send requests, all at once; returns the numbers to ask for the answers by. Numbers grow."""
-        first = self._opaque + 1
-        frames = b"".join(map(partial(self._frame, code), headers))
+    def ask(self, code: int, headers: Iterable[Header]) -> int:
+        """Send requests, all at once; returns the number of the last one so far. Numbers grow by one."""
+        frames: list[Buffer] = []
+        for header in headers:
+            self._opaque += 1
+            frames += encode_request(code, header, opaque=self._opaque, form=self._form)
         if frames:
             try:
-                self._socket.sendall(frames)
+                self._socket.sendall(b"".join(frames))
             except OSError as error:
                 raise self._broken(error) from None
-        return list(range(first, self._opaque + 1))
-
-    def _frame(self, code: int, header: Header) -> bytes:
-        self._opaque += 1
-        return b"".join(encode_request(code, header, opaque=self._opaque, form=self._form))
+        return self._opaque
 
     def answer(self, number: int) -> Answer:
         """The answer to a request; those to earlier ones are not wanted any more."""
@@ -111,14 +109,14 @@ class Line:
             # Positions stay what they are, so what was handed out in this round is found in the larger buffer too.
             self.data = self.data[: self._end] + bytearray(2 * end - self._end)
         view = memoryview(self.data)[: end + _BEYOND_BYTES]
-        try:
-            while self._end < end:
+        while self._end < end:
+            try:
                 received = self._socket.recv_into(view[self._end :])
-                if not received:
-                    raise NetworkError(f"the connection to {self.address} was lost", address=self.address)
-                self._end += received
-        except OSError as error:
-            raise self._broken(error) from None
+            except OSError as error:
+                raise self._broken(error) from None
+            if not received:
+                raise NetworkError(f"the connection to {self.address} was lost", address=self.address)
+            self._end += received
 
     def _broken(self, error: OSError) -> NetworkError:
         if isinstance(error, TimeoutError):

@@ -1,7 +1,7 @@
 """Pulls of a slice: from its broker, in order, each message once (U1, V2).
 
 ``read_slice`` is the way of tasks: pulls over a ``Line``, some ahead, and records that are looked at where they fell. A
-line that breaks is replaced by the patient way, ``pull`` through the client: the same offset is asked for again, until
+line that breaks is replaced by the patient way, a pull through the client: the same offset is asked for again, until
 the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is a line again.
 
 ``read_slice_on_loop`` is the way of the sink's ledger, which reads little and belongs to the loop.
@@ -10,7 +10,6 @@ the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final
 
@@ -78,8 +77,8 @@ async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> A
     cursor = Cursor(part, wanted)
     expected = Expected(part, wanted)
     while not cursor.is_done:
-        for at, count in cursor.to_ask():
-            pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
+        ((at, count),) = cursor.to_ask()
+        pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
         step = cursor.take(pulled)
         if step is Step.AGAIN:
             await asyncio.sleep(_END_PAUSE_S)
@@ -122,9 +121,8 @@ class _SliceReader:
         self._wanted = wanted
         self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
         self._line: Line | None = None
-        #: Which broker of the set the line is for, and the numbers of the calls on it, as ``Cursor.asked``.
+        #: Which broker of the set the line is for.
         self._broker_id = MASTER_ID
-        self._numbers: deque[int] = deque()
         self._is_broken = False
 
     @property
@@ -135,7 +133,6 @@ class _SliceReader:
         if self._line is not None:
             self._line.close()
         self._line = None
-        self._numbers.clear()
         self._cursor.forget()
 
     def chunk(self) -> Records:
@@ -145,9 +142,9 @@ class _SliceReader:
     def _patient_chunk(self) -> Records:
         cursor, cluster = self._cursor, self._cluster
         self._is_broken = False
-        for at, count in cursor.to_ask():
-            asked = _pull_patiently(cluster, self._queue, at, count, self._wanted, cursor.broker_id)
-            pulled, body = cluster.run(asked)
+        ((at, count),) = cursor.to_ask()
+        asked = _pull_patiently(cluster, self._queue, at, count, self._wanted, cursor.broker_id)
+        pulled, body = cluster.run(asked)
         return Records(bytes(body) if self._take(pulled) else b"")
 
     def _line_chunk(self) -> Records:
@@ -161,10 +158,10 @@ class _SliceReader:
                     line = self._to_broker()
                     line.turn()
                 headers = [_pull_header(self._queue, at, count, self._wanted) for at, count in cursor.to_ask()]
-                self._numbers += line.ask(RequestCode.PULL_MESSAGE, headers)
-                at = cursor.asked[0]
-                answer = line.answer(self._numbers.popleft())
-                pulled = _pulled(answer.response, self._queue, at)
+                last = line.ask(RequestCode.PULL_MESSAGE, headers)
+                # Those under way are the last that were asked; this is the first of them.
+                answer = line.answer(last + 1 - len(cursor.asked))
+                pulled = _pulled(answer.response, self._queue, cursor.at)
             except TernError:
                 # What came before it is good; whether it can be mended, or what to say, the patient way knows.
                 self.close()
@@ -181,8 +178,6 @@ class _SliceReader:
     def _take(self, pulled: Pulled) -> bool:
         """Whether there are records in an answer."""
         step = self._cursor.take(pulled)
-        if not self._cursor.asked:
-            self._numbers.clear()
         if step is Step.AGAIN:
             self._cluster.run(asyncio.sleep(_END_PAUSE_S))
         return step is Step.RECORDS

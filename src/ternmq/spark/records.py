@@ -131,16 +131,16 @@ class Records:
     @cached_property
     def bodies(self) -> pa.Array:
         """The bodies as they were sent, compressed or not."""
-        return _parts(self.data, self.body_at, self.body_bytes)
+        return self._parts(self.body_at, self.body_bytes)
 
     @cached_property
     def topics(self) -> pa.Array:
-        return _parts(self.data, self.topic_at, self.topic_bytes)
+        return self._parts(self.topic_at, self.topic_bytes)
 
     @cached_property
     def properties(self) -> pa.Array:
         """The texts of properties."""
-        return _parts(self.data, self.properties_at, self.properties_bytes)
+        return self._parts(self.properties_at, self.properties_bytes)
 
     def born_hosts(self) -> list[bytes]:
         """Of each record the host that it came from, as ``wire.record.unpack_host`` takes it."""
@@ -251,22 +251,25 @@ class Records:
         widths = np.where(self.sysflags & v6_flag, 8 + _V6_MORE, 8)
         return [bytes(view[begin : begin + width]) for begin, width in zip(at.tolist(), widths.tolist(), strict=True)]
 
+    @cached_property
+    def _order(self) -> npt.NDArray[np.intp] | None:
+        """The records as they lie in ``data``, if that is not their own order."""
+        return np.argsort(self.starts) if (self.starts[1:] < self.starts[:-1]).any() else None
 
-def _parts(data: Any, at: Int64s, sizes: Int64s) -> pa.Array:
-    """The parts of a buffer that begin ``at`` some places, as one array of bytes."""
-    if not len(at):
-        return pa.array([], pa.binary())
-    chosen = np.arange(0, 2 * len(at), 2)
-    if (at[1:] < at[:-1]).any():
-        # Positions in an Arrow array grow, so there the parts are in their order; the wanted one comes by choosing.
-        order = np.argsort(at)
-        chosen[order] = chosen.copy()
-        at, sizes = at[order], sizes[order]
-    places = np.empty(2 * len(at), np.int32)
-    places[0::2] = at
-    places[1::2] = at + sizes
-    pieces = pa.Array.from_buffers(pa.binary(), len(places) - 1, [None, pa.py_buffer(places), pa.py_buffer(data)])
-    return pieces.take(pa.array(chosen))
+    def _parts(self, at: Int64s, sizes: Int64s) -> pa.Array:
+        """Of each record the part that begins ``at`` a place, as one array of bytes."""
+        if not len(at):
+            return pa.array([], pa.binary())
+        chosen = np.arange(0, 2 * len(at), 2)
+        if self._order is not None:
+            # Positions in an Arrow array grow, so there the parts are in their order; the wanted one comes by choosing.
+            chosen[self._order] = chosen.copy()
+            at, sizes = at[self._order], sizes[self._order]
+        places = np.empty(2 * len(at), np.int32)
+        places[0::2] = at
+        places[1::2] = at + sizes
+        buffers = [None, pa.py_buffer(places), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.binary(), len(places) - 1, buffers).take(pa.array(chosen))
 
 
 def find_starts(data: Buffer, begin: int, end: int) -> Int64s:

@@ -111,11 +111,12 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
         raise _refused(length, header_bytes, FRAME_BYTES_MAX)
     if frame_end > end:
         return None, frame_end
+    view = memoryview(data)
     body_at = at + 8 + header_bytes
-    command = _decode_header(header_field >> 24, bytes(data[at + 8 : body_at]))
+    command = _decode_header(header_field >> 24, bytes(view[at + 8 : body_at]))
     if not command.flag & FLAG_RESPONSE:
         raise RemoteProtocolError(f"a request of code {command.code} came where only responses are expected")
-    return _response(command, memoryview(data)[body_at:frame_end]), frame_end
+    return _response(command, view[body_at:frame_end]), frame_end
 
 
 def _decode_header(form: int, header: bytes) -> Request[Any]:

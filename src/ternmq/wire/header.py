@@ -236,8 +236,7 @@ def _decode_untyped(data: bytes | memoryview) -> Request[Fields]:
     return request
 
 
-def decode_binary(data: bytes | memoryview) -> Request[Any]:
-    data = bytes(data)  # slices of bytes become texts in half the time that views take
+def decode_binary(data: bytes) -> Request[Any]:
     end = len(data)
     fields: Fields = {}
     remark: str | None = None
