@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ternmq.message import MessageQueue
-from ternmq.spark.columns import Batches, spark_schema
-from ternmq.spark.records import Records
+from ternmq.spark.source.columns import Batches, Rows, spark_schema
+from ternmq.spark.source.records import Records
 from ternmq.wire.record import pack_host, pack_record, record_bytes
 
 NAME: Final = "generator"
@@ -53,7 +53,7 @@ class GeneratorReader(DataSourceReader):
         return [InputPartition(number) for number in range(TASKS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - all are alike
-        batch = Batches(self._schema).batch(Records(_record() * BATCH_ROWS), MessageQueue("bench", "broker-a", 0))
+        batch = Batches(self._schema).of(Rows(Records(_record() * BATCH_ROWS), MessageQueue("bench", "broker-a", 0)))
         for _ in range(self._rows // TASKS // BATCH_ROWS):
             yield batch
 

@@ -1,4 +1,4 @@
-"""Look after dead letters: messages that a group has given up.
+"""Manage dead letters: messages that failed all attempts of a group.
 
 tern up &
 python examples/dead_letters.py 127.0.0.1:9876

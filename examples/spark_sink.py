@@ -1,4 +1,4 @@
-"""Rows into topics: a table written once, and a stream from topic to topic in which each row arrives once.
+"""Rows into topics: a table written once, and streams from topic to topic in which each row arrives once.
 
 tern up &
 python examples/spark_sink.py 127.0.0.1:9876
@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 import tempfile
 
+from pyspark.sql import DataFrame
+
 from ternmq import SyncAdmin
 from ternmq.spark.session import session
 
 
 def main(name_servers: str) -> None:
     with SyncAdmin(name_servers) as admin:
-        for topic in ("parcels", "heavy-parcels"):
+        for topic in ("parcels", "heavy-parcels", "express-parcels"):
             admin.topics.create(topic, queues=4)
 
     spark = session(name="parcels")
@@ -43,8 +45,19 @@ def main(name_servers: str) -> None:
         query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start("heavy-parcels")
         query.awaitTermination()
 
+    def write_express(batch: DataFrame, number: int) -> None:
+        # Spark may run a batch again. With an application and a version, as in Delta, it is written once.
+        write = batch.where("keys LIKE '%0'").write.format("ternmq").mode("append").option("nameServers", name_servers)
+        for _ in range(2):
+            write.option("txnAppId", "express").option("txnVersion", number).save("express-parcels")
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        each = stream.writeStream.foreachBatch(write_express).option("checkpointLocation", checkpoint)
+        each.trigger(availableNow=True).start().awaitTermination()
+
     read = spark.read.format("ternmq").option("nameServers", name_servers)
-    print("wrote", read.load("parcels").count(), "parcels,", read.load("heavy-parcels").count(), "of them heavy")
+    heavy, express = (read.load(topic).count() for topic in ("heavy-parcels", "express-parcels"))
+    print("wrote", read.load("parcels").count(), "parcels,", heavy, "of them heavy,", express, "of these by express")
     spark.stop()
 
 

@@ -26,8 +26,8 @@ ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exch
 def scope_of(nodeid: str) -> str:
     """What a test stays together with."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    shares = str(path.parent) in TOGETHER and not any(word in path.stem for word in ALONE)
-    return str(path.parent if shares else path)
+    together = next((directory for directory in TOGETHER if path.is_relative_to(directory)), None)
+    return together if together is not None and not any(word in path.stem for word in ALONE) else str(path)
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # it has no types

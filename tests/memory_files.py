@@ -18,7 +18,7 @@ class MemoryFiles:
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
+    def write(self, path: Path, data: bytes) -> None:
         self.saved[path] = data
 
     def move(self, path: Path, to: Path) -> None:
@@ -26,9 +26,6 @@ class MemoryFiles:
             self.saved[to] = self.saved.pop(path)
         except KeyError:
             raise FileNotFoundError(path) from None
-
-    def sync(self, path: Path) -> None:
-        pass
 
     def sync_names(self, directory: Path) -> None:
         """They are all there is."""

@@ -72,7 +72,7 @@ def test_a_new_member_of_a_ring_takes_queues_but_moves_none_between_the_others()
 
 
 def test_a_ring_needs_places() -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="expected 1 or more"):
         ConsistentHash(virtual_nodes=0)
 
 

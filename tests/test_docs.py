@@ -27,7 +27,7 @@ import pytest
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.client.config import ClientConfig, ProducerConfig
-from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PopConfig, PushConfig
+from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig
 from ternmq.config import rocketmq_name
 from ternmq.embedded import EmbeddedCluster
 from ternmq.namesrv.config import NamesrvConfig

@@ -1,5 +1,6 @@
 """The rules of architecture.md that a program can check: imports go down the layers only, time and chance come from
-``env``, and every task has an owner. A failure is a sentence with the file, the line and the rule."""
+``env``, sockets are opened in ``net.endpoint``, and every task has an owner. A failure is a sentence with the file, the
+line and the rule."""
 
 from __future__ import annotations
 
@@ -45,6 +46,25 @@ WORLDLY_CALLS: Final = {
     }.items()
     for function in functions
 }
+
+#: Calls that open a socket or make a connection of one, of ``socket``, of ``asyncio`` and of its loops.
+OPENERS: Final = frozenset(
+    {
+        "connect_accepted_socket",
+        "create_connection",
+        "create_datagram_endpoint",
+        "create_server",
+        "create_unix_connection",
+        "create_unix_server",
+        "open_connection",
+        "open_unix_connection",
+        "sock_accept",
+        "socketpair",
+        "start_server",
+        "start_unix_server",
+    }
+)
+OPENER: Final = "net/endpoint.py"
 
 FILES: Final = sorted(SOURCE.rglob("*.py"))
 
@@ -129,6 +149,20 @@ def worldly_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.lineno, name
 
 
+def openers_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Where a file opens a socket: by a call, or by an import of what is called."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                for alias in names:
+                    if alias.name in OPENERS or (module, alias.name) == ("socket", "socket"):
+                        yield node.lineno, f"{module}.{alias.name}"
+            case ast.Call(func=ast.Attribute(attr=attr) as func):
+                name = name_of(func)
+                if attr in OPENERS or name == "socket.socket":
+                    yield node.lineno, name
+
+
 def place(path: Path, line: int) -> str:
     return f"src/ternmq/{path.relative_to(SOURCE).as_posix()}:{line}"
 
@@ -182,6 +216,17 @@ def test_every_task_has_an_owner(path: Path) -> None:
     assert not breaches, "\n".join(breaches)
 
 
+@pytest.mark.parametrize("path", FILES, ids=by_name)
+def test_sockets_are_opened_in_one_place(path: Path) -> None:
+    """Issue 14: one place where a connection is dialled or accepted. Simulated networks open none."""
+    if by_name(path) == OPENER:
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    breaches = [f"{place(path, line)} calls {name}: use ternmq.net.endpoint" for line, name in openers_in(tree)]
+
+    assert not breaches, "\n".join(breaches)
+
+
 def test_the_rules_catch_what_they_should() -> None:
     """The checks themselves: each kind of breach, and what is allowed."""
     assert None is breach_of("broker", "store")
@@ -208,3 +253,28 @@ def good(random: random.Random): return random.random(), time.localtime(5)
     found = [name for _, name in worldly_in(ast.parse(text))]
 
     assert ["datetime.now", "os.urandom", "random.random", "time.monotonic", "time.time", "uuid"] == sorted(found)
+
+
+def test_sockets_are_found_in_all_their_forms() -> None:
+    text = """
+import asyncio, socket
+from socket import create_connection, socket as Socket, getaddrinfo
+async def dial(loop):
+    socket.socket(), socket.create_server(("", 0)), socket.getaddrinfo("", 0)
+    await asyncio.open_connection("", 0)
+    await loop.create_connection(None, "", 0)
+    await asyncio.get_running_loop().create_server(None)
+async def create_server(self): return self.network.listen()
+"""
+
+    found = sorted(name for _, name in openers_in(ast.parse(text)))
+
+    assert [
+        "asyncio.get_running_loop().create_server",
+        "asyncio.open_connection",
+        "loop.create_connection",
+        "socket.create_connection",
+        "socket.create_server",
+        "socket.socket",
+        "socket.socket",
+    ] == found

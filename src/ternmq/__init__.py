@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from ternmq import errors
     from ternmq.admin import Admin
     from ternmq.admin.blocking import SyncAdmin
-    from ternmq.client.batch import split_batch
-    from ternmq.client.blocking import SyncProducer
-    from ternmq.client.blocking_consumer import SyncPushConsumer
-    from ternmq.client.blocking_pop import SyncPopConsumer
-    from ternmq.client.blocking_pull import SyncLitePullConsumer, SyncPullConsumer
+    from ternmq.client.blocking.pop import SyncPopConsumer
+    from ternmq.client.blocking.producer import SyncProducer
+    from ternmq.client.blocking.pull import SyncLitePullConsumer, SyncPullConsumer
+    from ternmq.client.blocking.push import SyncPushConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
-    from ternmq.client.consumer import PushConsumer
-    from ternmq.client.consumer_config import FlowLimits, LitePullConfig, PopConfig, PushConfig
-    from ternmq.client.hooks import SendContext, SendHook
-    from ternmq.client.listener import ConsumeContext, ConsumeHook, ConsumeResult
-    from ternmq.client.lite_pull import LitePullConsumer
-    from ternmq.client.offsets import StartPosition
-    from ternmq.client.pop import PopConsumer
-    from ternmq.client.producer import Producer
-    from ternmq.client.pull import PullConsumer
-    from ternmq.client.queue_choice import by_hash
+    from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig
+    from ternmq.client.consume.listener import ConsumeContext, ConsumeHook, ConsumeResult
+    from ternmq.client.consume.lite_pull import LitePullConsumer
+    from ternmq.client.consume.offsets import StartPosition
+    from ternmq.client.consume.pop import PopConsumer
+    from ternmq.client.consume.pull import PullConsumer
+    from ternmq.client.consume.push import PushConsumer
+    from ternmq.client.send.batch import split_batch
+    from ternmq.client.send.hooks import SendContext, SendHook
+    from ternmq.client.send.producer import Producer
+    from ternmq.client.send.queue_choice import by_hash
     from ternmq.embedded import EmbeddedCluster
     from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
     from ternmq.wire.bodies.clients import MessageModel
@@ -80,22 +80,22 @@ __all__ = [
 _HOMES: Final = {
     "ternmq.admin": ("Admin",),
     "ternmq.admin.blocking": ("SyncAdmin",),
-    "ternmq.client.batch": ("split_batch",),
-    "ternmq.client.blocking": ("SyncProducer",),
-    "ternmq.client.blocking_consumer": ("SyncPushConsumer",),
-    "ternmq.client.blocking_pop": ("SyncPopConsumer",),
-    "ternmq.client.blocking_pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
+    "ternmq.client.send.batch": ("split_batch",),
+    "ternmq.client.blocking.producer": ("SyncProducer",),
+    "ternmq.client.blocking.push": ("SyncPushConsumer",),
+    "ternmq.client.blocking.pop": ("SyncPopConsumer",),
+    "ternmq.client.blocking.pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
-    "ternmq.client.consumer": ("PushConsumer",),
-    "ternmq.client.consumer_config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig"),
-    "ternmq.client.hooks": ("SendContext", "SendHook"),
-    "ternmq.client.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
-    "ternmq.client.lite_pull": ("LitePullConsumer",),
-    "ternmq.client.offsets": ("StartPosition",),
-    "ternmq.client.pop": ("PopConsumer",),
-    "ternmq.client.producer": ("Producer",),
-    "ternmq.client.pull": ("PullConsumer",),
-    "ternmq.client.queue_choice": ("by_hash",),
+    "ternmq.client.consume.push": ("PushConsumer",),
+    "ternmq.client.consume.config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig"),
+    "ternmq.client.send.hooks": ("SendContext", "SendHook"),
+    "ternmq.client.consume.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
+    "ternmq.client.consume.lite_pull": ("LitePullConsumer",),
+    "ternmq.client.consume.offsets": ("StartPosition",),
+    "ternmq.client.consume.pop": ("PopConsumer",),
+    "ternmq.client.send.producer": ("Producer",),
+    "ternmq.client.consume.pull": ("PullConsumer",),
+    "ternmq.client.send.queue_choice": ("by_hash",),
     "ternmq.embedded": ("EmbeddedCluster",),
     "ternmq.message": ("Message", "MessageQueue", "ReceivedMessage", "SendReceipt", "SendStatus"),
     "ternmq.wire.bodies.clients": ("MessageModel",),

@@ -94,7 +94,7 @@ class ConsistentHash:
 
     def __post_init__(self) -> None:
         if self.virtual_nodes < 1:
-            raise ConfigError(f"virtual_nodes is {self.virtual_nodes}; each member needs at least 1 place on the ring")
+            raise ConfigError(f"invalid virtual_nodes {self.virtual_nodes}: expected 1 or more")
 
     def allocate(
         self, own_id: str, queues: Collection[MessageQueue], member_ids: Collection[str]
@@ -201,7 +201,9 @@ class MachineRoomNearby:
     def _room(who: str, resolve: Callable[[str], str]) -> str:
         room = resolve(who)
         if not room:
-            raise ConfigError(f"no machine room is known for {who!r}; let the resolver return a room for every name")
+            raise ConfigError(
+                f"the resolver returned no machine room for {who!r}; it must return a room for every name"
+            )
         return room
 
 

@@ -9,8 +9,9 @@ Components declare *what* can be set: a frozen dataclass each, in snake_case. Th
 
 Later sources win over earlier ones, and within one source the last line does. ``listenPort``, ``listen_port`` and
 ``LISTEN_PORT`` are one name. One file may feed several components: each takes the settings it knows, and what nobody
-knows is reported with the nearest known name, as nothing is worse than a setting that does nothing. A value that does
-not fit stops with file, line, key, what was given and what is expected.
+knows is reported with the nearest known name, as nothing is worse than a setting that does nothing. What RocketMQ knows
+and is not kept here is reported with what happens instead, and one of security stops the start
+(``rocketmq_settings``). A value that does not fit stops with file, line, key, what was given and what is expected.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, Union
 
 from ternmq.errors import ConfigError
-from ternmq.rocketmq_settings import ROCKETMQ_SETTINGS, UNKEPT_PROMISES
+from ternmq.rocketmq_settings import REFUSED, ROCKETMQ_SETTINGS, UNKEPT
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,8 @@ def load(
 ) -> T:
     """Build one component's config. ``beside``: other components that the same sources feed.
 
-    Logs a warning for each setting that no component knows; raises ``ConfigError`` for one that cannot be.
+    Logs a warning for each setting that no component knows; raises ``ConfigError`` for one that cannot be, and for one
+    of security that is not built.
     """
     settings = Settings.gather(files=files, env=env, flags=flags)
     settings.report_strangers(kind, *beside)
@@ -103,7 +105,7 @@ class Settings:
         for flag in flags:
             key, equals, value = flag.partition("=")
             if not equals or not _KEY.match(key.strip()):
-                raise ConfigError(f"--set {flag!r} is not a setting; write --set key=value")
+                raise ConfigError(f"invalid --set {flag!r}: expected --set key=value")
             given.append(_sectioned(key.strip(), value.strip(), "--set"))
         return cls(given)
 
@@ -120,7 +122,9 @@ class Settings:
                 places[field.name] = setting
         for field in fields.values():
             if field.name not in values and _is_required(field):
-                raise ConfigError(f"{rocketmq_name(field.name)} is not set; give it with --set or in a file (-c)")
+                raise ConfigError(
+                    f"the setting {rocketmq_name(field.name)} is missing; give it with --set or in a file (-c)"
+                )
         try:
             return kind(**values)
         except ValueError as error:  # a ConfigError of the component's own check is one, too
@@ -139,21 +143,33 @@ class Settings:
         ]
 
     def report_strangers(self, *kinds: type) -> None:
-        """Log what none of the components knows, with the nearest name that one of them does."""
-        for setting in self.strangers(*kinds):
+        """Log what none of the components knows, with the nearest name that one of them does.
+
+        Raises ``ConfigError`` for a setting of security that is not built: the server would stand open.
+        """
+        strangers = self.strangers(*kinds)
+        # The last of a name wins, as everywhere.
+        for name, setting in {_rocketmq_setting(setting): setting for setting in strangers}.items():
+            if name in REFUSED and REFUSED[name].asks_for_more(setting.value):
+                raise ConfigError(
+                    f"{setting.place}: {name}={setting.value} is not supported: {REFUSED[name].sentence}. Remove "
+                    "the setting, and protect the port by other means (a private network, a firewall, "
+                    "bindAddress)"
+                )
+        for setting in strangers:
             near = nearest(setting, *kinds)
-            extra = {"place": setting.place, "key": setting.key}
-            if setting.section and setting.section not in SECTIONS:
-                log.warning("unknown table of settings", extra=extra | {"table": setting.section})
-            elif setting.name in _ROCKETMQ_NAMES:
-                if _promises(setting):
-                    log.warning("setting of RocketMQ that is not built yet and does nothing", extra=extra)
-                elif not setting.shared:
-                    log.info("setting of RocketMQ that this program does not use", extra=extra)
+            name = _rocketmq_setting(setting)
+            if name in UNKEPT and UNKEPT[name].asks_for_more(setting.value):
+                log.warning(f"{name}={setting.value} has no effect: {UNKEPT[name].sentence} ({setting.place})")
+            elif name:
+                if not setting.shared:
+                    log.info("this program does not use the RocketMQ setting %s (%s)", setting.key, setting.place)
+            elif setting.section and setting.section not in SECTIONS:
+                log.warning("unknown table [%s] of the setting %s (%s)", setting.section, setting.key, setting.place)
             elif near:
-                log.warning("unknown setting", extra=extra | {"did_you_mean": near})
+                log.warning("unknown setting %s (%s); did you mean %s?", setting.key, setting.place, near)
             elif not setting.shared:
-                log.warning("unknown setting", extra=extra)
+                log.warning("unknown setting %s (%s)", setting.key, setting.place)
 
 
 def nearest(setting: Setting, *kinds: type) -> str | None:
@@ -182,13 +198,14 @@ def _normal(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
-_ROCKETMQ_NAMES: Final = {_normal(name): name for name in ROCKETMQ_SETTINGS}
+def _rocketmq_setting(setting: Setting) -> str:
+    """The name of a setting of RocketMQ that this is, in its own spelling; empty for others."""
+    # Some have dots (tls.server.mode), which the environment cannot have, and which are tables in TOML.
+    table = setting.section if setting.section not in SECTIONS else ""
+    return _ROCKETMQ_NAMES.get(_normal(table + setting.key).replace(".", ""), "")
 
 
-def _promises(setting: Setting) -> bool:
-    """Whether a setting of RocketMQ asks for what its users rely on and nobody does here."""
-    name = _ROCKETMQ_NAMES[setting.name]
-    return name in UNKEPT_PROMISES and setting.value.strip().lower() != UNKEPT_PROMISES[name].lower()
+_ROCKETMQ_NAMES: Final = {_normal(name).replace(".", ""): name for name in ROCKETMQ_SETTINGS}
 
 
 def _to_text(value: object) -> str:
@@ -277,7 +294,7 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
     except (ValueError, KeyError):
         example = "" if default in (dataclasses.MISSING, None, "") else f", as in {setting.key}={_to_text(default)}"
         raise ConfigError(
-            f"{setting.place}: {setting.key}={setting.value} cannot be; it must be {expected}{example}"
+            f"{setting.place}: invalid {setting.key} {setting.value!r}: expected {expected}{example}"
         ) from None
     if kind is Path:
         return Path(text).expanduser()
@@ -286,7 +303,7 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
         return tuple(Path(part.strip()).expanduser() for part in re.split("[,;]", text) if part.strip())
     if kind is str:
         return text
-    raise TypeError(f"config has no way to read a {kind}; teach it in {__name__}")
+    raise TypeError(f"settings of type {kind} are not supported; add the type to {__name__}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -311,7 +328,7 @@ def _read_properties(path: Path, text: str) -> Iterator[Setting]:
     for number, line in _logical_lines(text):
         key, value = _split(line)
         if value is None or not _KEY.match(key):
-            raise ConfigError(f"{path}, line {number}: {line!r} is not a setting; write key=value, or # for a comment")
+            raise ConfigError(f"{path}, line {number}: invalid line {line!r}: expected key=value, or # for a comment")
         yield _sectioned(key, value, f"{path}, line {number}")
 
 
@@ -366,7 +383,7 @@ def _read_toml(path: Path, text: str) -> Iterator[Setting]:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}; text stands in quotes, as in brokerName = 'a'") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}; put text in quotes, as in brokerName = 'a'") from None
     for key, value in document.items():
         if isinstance(value, dict):
             for inner, inner_value in value.items():
@@ -380,7 +397,7 @@ def _read_toml(path: Path, text: str) -> Iterator[Setting]:
 def _toml_text(value: object, key: str, place: str) -> str:
     match value:
         case dict():
-            raise ConfigError(f"{place}: {key} is a table; settings have a single value")
+            raise ConfigError(f"{place}: {key} is a table: expected a single value")
         case list():
             return ";".join(_toml_text(item, key, place) for item in value)  # as RocketMQ writes lists of addresses
         case _:

@@ -69,11 +69,19 @@ _CHOSEN_HERE: Final = frozenset(
 
 
 class EmbeddedCluster:
-    """One name server and ``brokers`` brokers (``broker-a``, ``broker-b``, …) of cluster ``DefaultCluster``.
+    """A cluster in this process, for tests and small programs: a name server and brokers of the cluster
+    ``DefaultCluster``.
 
-    ``settings`` are for all servers, under RocketMQ's names or ours: ``{"autoCreateTopicEnable": False}``. Unlike in a
-    file, an unknown one raises ``ConfigError``. ``directory`` keeps the stores there, so that a second cluster can
-    open them again; without it they live in a temporary one.
+    Use it as ``with EmbeddedCluster() as cluster``, which runs it in a thread, or with ``async with``, which runs it on
+    the current event loop. Clients connect to ``cluster.name_servers``.
+
+    Args:
+        brokers: How many brokers to start, 1 to 26; they are called ``broker-a``, ``broker-b`` and so on.
+        settings: Settings of all servers, under RocketMQ's names or ours: ``{"autoCreateTopicEnable": False}``. An
+            unknown one raises ``ConfigError``.
+        directory: Where to keep the stores, so that a later cluster can open them again. None: in a temporary
+            directory.
+        env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
     def __init__(
@@ -85,7 +93,7 @@ class EmbeddedCluster:
         env: Env | None = None,
     ) -> None:
         if not 1 <= brokers <= 26:
-            raise ConfigError(f"brokers={brokers} cannot be; start 1 to 26 brokers")
+            raise ConfigError(f"invalid brokers={brokers}: expected 1 to 26")
         flags = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
         _check(Settings.gather(flags=flags))
         self._flags = [*(f"{key}={value}" for key, value in (_SMALL_FILES | _FEATURES).items()), *flags]
@@ -102,7 +110,7 @@ class EmbeddedCluster:
     def name_servers(self) -> str:
         """``host:port``, as clients want it."""
         if self._name_server is None:
-            raise NotRunning("the cluster does not run; use it inside its `with` block")
+            raise NotRunning("the cluster is not running; use it inside its `with` block")
         return f"{HOST}:{self._name_server.port}"
 
     async def __aenter__(self) -> Self:
@@ -156,10 +164,10 @@ def _check(settings: Settings) -> None:
     kinds = (BrokerConfig, StoreConfig, NamesrvConfig)
     for setting in settings.strangers(*kinds):
         near = nearest(setting, *kinds)
-        raise ConfigError(f"no server has a setting {setting.key!r}" + (f"; did you mean {near!r}?" if near else ""))
+        raise ConfigError(f"unknown setting {setting.key!r}" + (f"; did you mean {near!r}?" if near else ""))
     for setting in settings.given:
         if setting.name in _CHOSEN_HERE:
-            raise ConfigError(f"{setting.key} is chosen by the embedded cluster; leave it out")
+            raise ConfigError(f"{setting.key} is set by the embedded cluster and cannot be changed; remove it")
 
 
 class _ClusterThread:

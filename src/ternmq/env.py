@@ -1,6 +1,6 @@
 """The seams between TernMQ and the world: time and chance, passed to constructors so that a whole cluster can
 run from one seed (architecture.md, «Seams and the simulation»). The network's seam is the event loop, the disk's
-is ``store.disk``.
+is ``store.disk.base``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class TernError(Exception):
 
 
 class InvalidName(TernError, ValueError):
-    """A topic or group name that no broker accepts (E2)."""
+    """A topic or group name that no broker accepts."""
 
     def __init__(self, message: str, *, name: str) -> None:
         self.name = name
@@ -26,52 +26,56 @@ class InvalidName(TernError, ValueError):
 
 
 class InvalidMessage(TernError, ValueError):
-    """A message refused before the network: empty, too large, to a system topic, … (E2)."""
+    """A message that the client refuses to send: empty, too large, to a system topic, and so on."""
 
 
 class ConfigError(TernError, ValueError):
-    """A wrong setting: names the file or source, the key and what is expected (T2)."""
+    """An invalid setting: names the file or source, the key and what is expected."""
 
 
 class InvalidExpression(TernError, ValueError):
-    """An SQL filter that cannot be read (K2). ``position`` counts characters of ``expression`` from 0."""
+    """An invalid SQL filter. ``position`` counts characters of ``expression`` from 0."""
 
     def __init__(self, reason: str, *, expression: str, position: int) -> None:
         self.reason = reason
         self.expression = expression
         self.position = position
         near = expression if len(expression) <= 100 else f"…{expression[max(position - 30, 0) : position + 30]}…"
-        super().__init__(f"the SQL filter {near!r} is wrong at character {position + 1}: {reason}")
+        super().__init__(f"invalid SQL filter {near!r} at character {position + 1}: {reason}")
+
+
+class ExpressionTooLarge(InvalidExpression):
+    """An SQL filter with more characters, terms or nesting than a broker allows; ``reason`` names its setting."""
 
 
 class EvaluationFailed(TernError, ValueError):
-    """An SQL filter met a property that it cannot compare; the message does not match (K2)."""
+    """An SQL filter cannot compare a property of a message; the message does not match."""
 
 
 class NotRunning(TernError, RuntimeError):
-    """A client or server was used before its start or after its end."""
+    """A client or server was used before it was started or after it was closed."""
 
 
 # --- Bytes that are not what the protocol says ------------------------------------------------------------
 
 
 class ProtocolError(TernError):
-    """Bytes or calls that break the remoting protocol (B5)."""
+    """Bytes or calls that violate the remoting protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried to send what the protocol cannot carry."""
+    """This side tried to send something that the protocol does not support."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side sent what the protocol does not allow; the connection is of no more use."""
+    """The other side violated the protocol; the connection cannot be used any more."""
 
 
 # --- The network -------------------------------------------------------------------------------------------
 
 
 class NetworkError(TernError, ConnectionError):
-    """No connection, or one that broke while a call was under way."""
+    """The connection failed, or was lost during a call."""
 
     retriable = True
 
@@ -81,17 +85,17 @@ class NetworkError(TernError, ConnectionError):
 
 
 class CallTimeout(NetworkError, TimeoutError):
-    """No answer in time. The call may have been carried out."""
+    """No answer in time. The call may have been executed."""
 
 
 class QueueLocked(TernError):
-    """Another member of the group reads the queue in order, and has not given back its lock yet (F2)."""
+    """Another member of the group still has the lock of the queue, for orderly consumption."""
 
     retriable = True
 
 
 class RequestTimeout(CallTimeout):
-    """Nobody replied to a request in time (E7). Somebody may have consumed it."""
+    """No consumer replied to a request in time. The request may have been consumed."""
 
     def __init__(self, message: str, *, topic: str, correlation_id: str) -> None:
         self.topic = topic
@@ -100,7 +104,7 @@ class RequestTimeout(CallTimeout):
 
 
 class TooManyCalls(TernError):
-    """The limit on calls in flight over one connection is reached (B2)."""
+    """The limit of calls in progress on one connection is reached."""
 
     retriable = True
 
@@ -109,11 +113,11 @@ class TooManyCalls(TernError):
 
 
 class StoreError(TernError):
-    """The store cannot do what was asked."""
+    """An operation of the store failed."""
 
 
 class CorruptRecord(StoreError):
-    """Bytes in the log that are not the record they should be."""
+    """A damaged record in the log."""
 
     def __init__(self, message: str, *, log_offset: int = -1) -> None:
         self.log_offset = log_offset
@@ -121,7 +125,17 @@ class CorruptRecord(StoreError):
 
 
 class CorruptFile(StoreError):
-    """A file of the store whose length, name or content cannot be right."""
+    """A file of the store with an invalid length, name or content."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class TableUnsaved(StoreError):
+    """A table could not be written to its file."""
+
+    retriable = True
 
     def __init__(self, message: str, *, path: str) -> None:
         self.path = path
@@ -129,18 +143,18 @@ class CorruptFile(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process holds the store directory."""
+    """The store directory is in use by another process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(
-            f"another process holds the store directory {path}; stop that broker, or give this one a directory "
-            "of its own (storePathRootDir)"
+            f"the store directory {path} is in use by another process; stop that broker, or give this one "
+            "another directory (storePathRootDir)"
         )
 
 
 class RecordRefused(StoreError):
-    """A message that no record can hold: too large, or a field out of range (C1). The broker says MESSAGE_ILLEGAL."""
+    """A message that cannot be stored: too large, or a field out of range. The broker answers MESSAGE_ILLEGAL."""
 
 
 class DiskFull(StoreError):
@@ -153,7 +167,7 @@ class DiskFull(StoreError):
 
 
 class BrokerRefused(TernError):
-    """A response code other than success. ``code`` is the number on the wire, ``broker`` who said so."""
+    """A response with a code other than success. ``code`` is the response code, ``broker`` the broker that sent it."""
 
     code: int = 1
     retriable = False
@@ -172,7 +186,7 @@ class SystemFailure(BrokerRefused):
 
 
 class SystemBusy(BrokerRefused):
-    """SYSTEM_BUSY: flow control (M1). Try again later; another broker may be free."""
+    """SYSTEM_BUSY: flow control. Retry later, or use another broker."""
 
     code, retriable = 2, True
 
@@ -210,7 +224,7 @@ class NotFound(BrokerRefused):
 
 
 class SubscriptionInvalid(BrokerRefused):
-    """SUBSCRIPTION_PARSE_FAILED: the filter expression cannot be read (K2)."""
+    """SUBSCRIPTION_PARSE_FAILED: the filter expression is invalid."""
 
     code = 23
 
@@ -228,7 +242,7 @@ class GroupMissing(BrokerRefused):
 
 
 class FilterMissing(BrokerRefused):
-    """FILTER_DATA_NOT_EXIST: the group's SQL filter could not be read, or no heartbeat has brought it yet (K2)."""
+    """FILTER_DATA_NOT_EXIST: the group's SQL filter is invalid, or no heartbeat with it was received yet."""
 
     code, retriable = 27, True
 
@@ -252,7 +266,7 @@ class ConsumeTimeout(BrokerRefused):
 
 
 class NoMessage(BrokerRefused):
-    """There is no such message (any more): an offset outside its queue, or a handle whose time is over."""
+    """The message does not exist: the offset is outside of its queue, or the handle has expired."""
 
     code = 208
 
@@ -283,7 +297,7 @@ class NameServersUnreachable(NetworkError):
 
 
 class SendFailed(TernError):
-    """All attempts of a send failed; ``attempts`` tells how each one did."""
+    """All attempts of a send failed; ``attempts`` has the error of each one."""
 
     def __init__(self, message: str, *, attempts: tuple[BaseException, ...] = ()) -> None:
         self.attempts = attempts
@@ -291,8 +305,7 @@ class SendFailed(TernError):
 
 
 class MessagesLost(TernError):
-    """Messages that a reader was to read exactly once are not in their queue any more: those from queue offset
-    ``first`` to before ``end``."""
+    """Messages were deleted before a reader could read them: those from queue offset ``first`` to before ``end``."""
 
     def __init__(self, message: str, *, first: int, end: int) -> None:
         self.first = first

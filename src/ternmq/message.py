@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 
 class Property:
     """Names of message properties with a meaning of their own (RocketMQ's ``MessageConst``)."""
@@ -44,17 +46,30 @@ class Property:
     SHARDING_KEY: Final = "__SHARDINGKEY"
     #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
+    #: Ours: what is wrong with the record that a message sent back as a whole is a copy of (H1).
+    BODY_ERROR: Final = "TERN_BODY_ERROR"
 
 
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
+
+#: Ask for delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
+TIMER_PROPERTIES: Final = ("__STARTDELIVERTIME", "TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
+#: Set by RocketMQ's timer when it delivers a message; what asked for the time stays with it, and has been done.
+TIMER_DONE: Final = "TIMER_OUT_MS"
 
 #: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).
 REPLY_TYPE: Final = "reply"
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic on one broker. Sorts by topic, broker name, queue id (as G1 needs)."""
+    """One queue of a topic on one broker. Queues sort by topic, broker name and queue id.
+
+    Args:
+        topic: Name of the topic.
+        broker_name: Name of the broker.
+        queue_id: Number of the queue on that broker, from 0 on.
+    """
 
     topic: str
     broker_name: str
@@ -68,9 +83,17 @@ class MessageQueue(NamedTuple):
 class Message:
     """A message to send.
 
-    ``keys`` is one key or several, found again by ``tern``'s queries; ``tags`` is one tag, by which
-    consumers choose. ``properties`` are free text for the application. ``delay_level`` 1…18 delays the
-    delivery (0: at once); ``sharding_key`` sends all messages of one key to one queue, in order.
+    Args:
+        topic: Name of the topic.
+        body: The content, of at least one byte.
+        tags: One tag, by which consumers can filter.
+        keys: One key or several, by which the message can be found again.
+        properties: Further names and values of the application.
+        flag: A number for the application; brokers do not use it.
+        delay_level: 1 to 18 delays the delivery, by 1 s to 2 h if the broker has the default levels. 0: no delay.
+        sharding_key: All messages with the same key go to the same queue, in order.
+        wait_store_ok: Whether the broker answers only when the message is on disk and replicated, as it is configured
+            to.
     """
 
     topic: str
@@ -93,8 +116,31 @@ class Message:
 class ReceivedMessage:
     """A message as a consumer gets it: what was sent, and where and when it was stored.
 
-    ``message_id`` is the producer's unique key where there is one, else ``offset_id``: the first stays the
-    same through retries and copies, the second names one stored record.
+    Attributes:
+        topic: Name of the topic.
+        body: The content.
+        properties: Names and values, those of the system included.
+        broker_name: Name of the broker that stores the message.
+        queue_id: Number of the queue on that broker.
+        queue_offset: Position in the queue.
+        log_offset: Position in the broker's log, in bytes.
+        message_id: The unique id that the producer gave; it stays the same through retries and copies. ``offset_id`` if
+            there is none.
+        offset_id: The id of this stored record: address of the broker and position in its log.
+        born_time_ms: When it was sent, in ms since 1970.
+        born_host: Address of the client that sent it.
+        store_time_ms: When it was stored, in ms since 1970.
+        store_host: Address of the broker that stored it.
+        reconsume_times: How often it was delivered again.
+        flag: The number that the application gave.
+        sysflag: Flags of the record: compression, transaction, kind of addresses.
+        store_bytes: Size of the record in the log.
+        prepared_transaction_offset: Position in the log of the first part of its transaction; 0 without one.
+        min_offset: The first offset of the queue when the message was fetched; -1 if not known (pop, replies, queries).
+        max_offset: The offset that the next message of the queue will get; -1 if not known.
+        consume_start_time_ms: When the application got it, in ms since 1970; 0 before, and from a ``PullConsumer``.
+        body_error: Why the body cannot be read; ``body`` is then as stored, still compressed or damaged. Empty: it can
+            be read. Listeners and loops over ``messages()`` never get an unreadable message.
     """
 
     topic: str
@@ -115,6 +161,10 @@ class ReceivedMessage:
     sysflag: int
     store_bytes: int
     prepared_transaction_offset: int = 0
+    min_offset: int = -1
+    max_offset: int = -1
+    consume_start_time_ms: int = 0
+    body_error: str = ""
 
     @property
     def tags(self) -> str:
@@ -130,12 +180,18 @@ class ReceivedMessage:
 
     @property
     def is_request(self) -> bool:
-        """Whether its sender waits for a reply (E7)."""
+        """Whether its sender waits for a reply."""
         return Property.REPLY_TO_CLIENT in self.properties and self.properties.get(Property.MESSAGE_TYPE) != REPLY_TYPE
 
 
 class SendStatus(enum.Enum):
-    """What the broker did with a message (E1). All four mean that it is stored on the broker asked."""
+    """What the broker did with a message. All four mean that it is stored on this broker.
+
+    - ``OK``: as safely as the broker is configured to.
+    - ``FLUSH_DISK_TIMEOUT``: it was not on disk in time.
+    - ``FLUSH_SLAVE_TIMEOUT``: it was not replicated in time.
+    - ``SLAVE_NOT_AVAILABLE``: there is no slave to replicate it to.
+    """
 
     OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -143,9 +199,18 @@ class SendStatus(enum.Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
-@dataclass(slots=True, frozen=True)
-class SendReceipt:
-    """The broker's answer to a send. For a batch both ids are joined by commas, the offset is the first's."""
+class SendReceipt(msgspec.Struct, frozen=True):
+    """The broker's answer to a send.
+
+    Attributes:
+        status: What the broker did with the message.
+        message_id: The unique id that the producer gave to the message.
+        offset_id: The id of the stored record: address of the broker and position in its log.
+        queue: The queue that the message was stored in.
+        queue_offset: Its position in the queue.
+        transaction_id: The id of its transaction; empty without one.
+        region: The region that the broker is configured for.
+    """
 
     status: SendStatus
     message_id: str

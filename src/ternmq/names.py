@@ -19,8 +19,11 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 SERVED_GROUP_LENGTH_MAX: Final = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
 #: RocketMQ 5 names its own topics with this prefix.
 SYSTEM_PREFIX: Final = "rmq_sys_"
-#: The Spark sink names its own topics with this one.
+#: The one kind of such topics that clients write: traces, where RocketMQ's clients are told to use a cloud service.
+TRACE_DATA_PREFIX: Final = "rmq_sys_TRACE_DATA_"
+#: The Spark sink names its own topics with this one, and writes to them as a producer of this group.
 SPARK_PREFIX: Final = "TERNMQ_SPARK_"
+SPARK_GROUP: Final = "TERNMQ_SPARK"
 #: Where pop's check points are kept (F9), and the group under which the progress in it is.
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -35,6 +38,8 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+#: Where RocketMQ 5 keeps messages with a delivery time of their own.
+WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 
 SYSTEM_TOPICS: Final = frozenset(
     {
@@ -50,10 +55,12 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 
-#: Topics that an application may not send to (RocketMQ's ``NOT_ALLOWED_SEND_TOPIC_SET``).
+#: Topics that an application may not send to (RocketMQ's ``NOT_ALLOWED_SEND_TOPIC_SET``); see ``may_send``.
 UNSENDABLE_TOPICS: Final = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
+#: Topics of messages that wait, and of notes that the broker makes for itself; see ``is_internal_topic``.
+_INTERNAL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, WHEEL_TOPIC, HALF_TOPIC, OP_HALF_TOPIC})
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 #: Pop's retry topics in their second form have a plus between group and topic.
@@ -111,6 +118,24 @@ def is_derived_topic(topic: str) -> bool:
 
 def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def is_internal_topic(topic: str) -> bool:
+    """Whether a topic holds messages that are not to be delivered yet (delayed, or half of a transaction), or notes of
+    the broker: consuming from it would hand out what is not due."""
+    return topic in _INTERNAL_TOPICS or topic.startswith(REVIVE_PREFIX)
+
+
+def may_send(topic: str, producer_group: str = "") -> bool:
+    """Whether a client may send to a topic: not to RocketMQ's list, nor to what only brokers write.
+
+    Traces are written by clients. The stage and the ledger of the Spark sink are written by that sink alone.
+    """
+    if topic.startswith(SYSTEM_PREFIX):
+        return topic.startswith(TRACE_DATA_PREFIX)
+    if topic.startswith(SPARK_PREFIX):
+        return producer_group == SPARK_GROUP
+    return topic not in UNSENDABLE_TOPICS
 
 
 def check_topic(topic: str) -> str:

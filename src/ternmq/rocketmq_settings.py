@@ -1,89 +1,261 @@
-"""The settings of Apache RocketMQ 4.9 and 5.x by name (``BrokerConfig``, ``MessageStoreConfig``, ``NamesrvConfig``,
-``NettyServerConfig``), in its own spelling (T2).
+"""The settings of Apache RocketMQ 4.9 and 5.x by name, in its own spelling (T2): the fields of ``BrokerConfig``,
+``MessageStoreConfig``, ``NamesrvConfig``, ``NettyServerConfig`` and ``NettyClientConfig`` in 4.9.4 and 5.2.0, and some
+newer ones.
 
-Two uses, both in ``config``: a RocketMQ file brought over to TernMQ names many things that have no meaning here (thread
-pools, Netty's buffers) or not yet, and deserves a note instead of a warning; and a setting of ours is written out under
-the name that RocketMQ's tools know, quirks included (``brokerIP1``, ``warmMapedFileEnable``).
+Uses, all in ``config``. A setting of ours is written out under the name that RocketMQ's tools know, quirks included
+(``brokerIP1``, ``warmMapedFileEnable``). And a RocketMQ file that is brought over to TernMQ names much that is not kept
+here, of three kinds:
+
+- ``REFUSED``: access control and encryption. A server that is told to have them and has not would stand open, so it
+  does not start.
+- ``UNKEPT``: what its users rely on, or would look for. Each has a warning that says what happens instead.
+- all others (thread pools, Netty's buffers, details of files that TernMQ does not have): an info line.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 _BROKER: Final = """
-aclEnable autoCreateSubscriptionGroup autoCreateTopicEnable brokerClusterName brokerFastFailureEnable brokerIP1
-brokerIP2 brokerId brokerName brokerPermission brokerTopicEnable channelExpiredTimeout clusterTopicEnable
-compressedRegister consumerFallbehindThreshold defaultMessageRequestMode defaultPopShareQueueNum defaultTopicQueueNums
-disableConsumeIfConsumerReadSlowly enableCalcFilterBitMap enableControllerMode enableDetailStat enablePopBufferMerge
-enablePropertyFilter enableRetryTopicV2 enableSlaveActingMaster expectConsumerNumUseFilter
-fetchNamesrvAddrByAddressServer filterDataCleanTimeSpan filterSupportRetry flushConsumerOffsetInterval forceRegister
-highSpeedMode isolateLogEnable listenPort litePullMessageEnable longPollingEnable maxErrorRateOfBloomFilter
-maxPopPollingSize messageStorePlugIn metricsExporterType metricsPromExporterPort msgTraceTopicName namesrvAddr
-notifyConsumerIdsChangedEnable popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut
-popFromRetryProbability popPollingSize recallMessageEnable regionId registerBrokerTimeoutMills registerNameServerPeriod
-rejectPullConsumerEnable rejectTransactionMessage retrieveMessageFromPopRetryTopicV1 reviveInterval reviveMaxSlow
-reviveQueueNum reviveScanTime rocketmqHome shortPollingTimeMills slaveReadEnable startAcceptSendRequestTimeStamp
-storeReplyMessageEnable subscriptionExpiredTimeout traceOn traceTopicEnable transactionCheckInterval
-transactionCheckMax transactionOpBatchInterval transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap
-useServerSideResetOffset waitTimeMillsInAckQueue waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue
-waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
-ackMessageThreadPoolNums adminBrokerThreadPoolNums clientManageThreadPoolNums consumerManageThreadPoolNums
-endTransactionThreadPoolNums heartbeatThreadPoolNums litePullMessageThreadPoolNums loadBalanceProcessorThreadPoolNums
-processReplyMessageThreadPoolNums pullMessageThreadPoolNums putMessageFutureThreadPoolNums queryMessageThreadPoolNums
-recoverThreadPoolNums sendMessageThreadPoolNums
-ackThreadPoolQueueCapacity adminBrokerThreadPoolQueueCapacity clientManagerThreadPoolQueueCapacity
-consumerManagerThreadPoolQueueCapacity endTransactionPoolQueueCapacity heartbeatThreadPoolQueueCapacity
-litePullThreadPoolQueueCapacity loadBalanceThreadPoolQueueCapacity pullThreadPoolQueueCapacity
-putThreadPoolQueueCapacity queryThreadPoolQueueCapacity replyThreadPoolQueueCapacity sendThreadPoolQueueCapacity
+accountStatsEnable accountStatsPrintZeroValues ackMessageThreadPoolNums ackThreadPoolQueueCapacity aclEnable
+adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity asyncSendEnable autoCreateSubscriptionGroup
+autoCreateTopicEnable autoDeleteUnusedStats broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
+brokerClusterName brokerConfigPath brokerElectionPriority brokerFastFailureEnable brokerHeartbeatInterval brokerId
+brokerIP1 brokerIP2 brokerName brokerNotActiveTimeoutMillis brokerPermission brokerTopicEnable cgColdReadThreshold
+channelExpiredTimeout checkSyncStateSetPeriod cleanOfflineBrokerInterval clientManagerThreadPoolQueueCapacity
+clientManageThreadPoolNums clusterTopicEnable coldCtrStrategyEnable commercialBaseCount commercialBigCount
+commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount compatibleWithOldNameSrv
+compressedRegister configBlackList consumerFallbehindThreshold consumerManagerThreadPoolQueueCapacity
+consumerManageThreadPoolNums consumerOffsetUpdateVersionStep controllerAddr controllerHeartBeatTimeoutMills
+defaultMessageRequestMode defaultPopShareQueueNum defaultTopicQueueNums delayOffsetUpdateVersionStep
+disableConsumeIfConsumerReadSlowly enableBroadcastOffsetStore enableCalcFilterBitMap enableControllerMode
+enableDetailStat enableMixedMessageType enableNetWorkFlowControl enableNotifyAfterPopOrderLockRelease
+enablePopBatchAck enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePropertyFilter enableRemoteEscape
+enableRetryTopicV2 enableSingleTopicRegister enableSkipLongAwaitingAck enableSlaveActingMaster enableSplitRegistration
+endTransactionPoolQueueCapacity endTransactionThreadPoolNums estimateAccumulation expectConsumerNumUseFilter
+fetchControllerAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup fetchNamesrvAddrInterval
+filterDataCleanTimeSpan filterServerNums filterSupportRetry flushConsumerOffsetHistoryInterval
+flushConsumerOffsetInterval forceRegister forwardTimeout globalColdReadThreshold heartbeatThreadPoolNums
+heartbeatThreadPoolQueueCapacity highSpeedMode initPopOffsetByCheckMsgInMem isolateLogEnable listenPort
+litePullMessageEnable litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity loadBalancePollNameServerInterval
+loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity lockInStrictMode longPollingEnable maxDelayTime
+maxErrorRateOfBloomFilter maxPopPollingSize messageStorePlugIn metricGrpcExporterIntervalInMills
+metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills metricsExporterType metricsGrpcExporterHeader
+metricsGrpcExporterTarget metricsInDelta metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost
+metricsPromExporterPort msgTraceTopicName namesrvAddr notifyConsumerIdsChangedEnable popCkMaxBufferSize
+popCkOffsetMaxQueueSize popCkStayBufferTime popCkStayBufferTimeOut popInflightMessageThreshold popPollingMapSize
+popPollingSize popResponseReturnActualRetryTopic processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryMessageThreadPoolNums
+queryThreadPoolQueueCapacity realTimeNotifyConsumerChange recoverConcurrently recoverThreadPoolNums regionId
+registerBrokerTimeoutMills registerNameServerPeriod rejectPullConsumerEnable rejectTransactionMessage
+replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval reviveMaxSlow
+reviveQueueNum reviveScanTime rocketmqHome sendHeartbeatTimeoutMillis sendMessageThreadPoolNums
+sendThreadPoolQueueCapacity serverLoadBalancerEnable shortPollingTimeMills skipPreOnline slaveReadEnable
+splitRegistrationSize startAcceptSendRequestTimeStamp storeReplyMessageEnable subscriptionExpiredTimeout
+syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod traceOn traceTopicEnable
+transactionCheckInterval transactionCheckMax transactionMetricFlushInterval transactionOpBatchInterval
+transactionOpMsgMaxSize transactionTimeOut transferMsgByHeap usePIDColdCtrStrategy useServerSideResetOffset
+useStaticSubscription validateSystemTopicWhenUpdateTopic waitTimeMillsInAckQueue waitTimeMillsInHeartbeatQueue
+waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
 """
 
 _STORE: Final = """
-accessMessageInMemoryMaxRatio allAckInSyncStateSet autoMessageVersionOnTopicLen bitMapLengthConsumeQueueExt brokerRole
-checkCRCOnRecover cleanFileForciblyEnable cleanResourceInterval commitCommitLogLeastPages
-commitCommitLogThoroughInterval commitIntervalCommitLog dLegerGroup dLegerPeers dLegerSelfId debugLockEnable
+accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio allAckInSyncStateSet asyncLearner
+autoMessageVersionOnTopicLen batchDispatchRequestThreadPoolNums bitMapLengthConsumeQueueExt brokerRole
+checkCRCOnRecover cleanFileForciblyEnable cleanResourceInterval cleanRocksDBDirtyCQIntervalMin cleanSwapedMapInterval
+coldDataFlowControlEnable coldDataScanEnable commitCommitLogLeastPages commitCommitLogThoroughInterval
+commitIntervalCommitLog commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal compactionThreadNum
+correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval dataReadAheadEnable debugLockEnable
 defaultQueryMaxNum deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval deleteFileBatchMax deleteWhen
-destroyMapedFileIntervalForcibly diskFallRecorded diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio
-diskSpaceWarningLevelRatio duplicationEnable enableBatchPush enableConsumeQueueExt enableDLegerCommitLog enableLmq
-enableMultiDispatch enableScheduleAsyncDeliver enabledAppendPropCRC fastFailIfNoBufferInStorePool fileReservedTime
-flushCommitLogLeastPages flushCommitLogThoroughInterval flushCommitLogTimed flushConsumeQueueLeastPages
-flushConsumeQueueThoroughInterval flushDelayOffsetInterval flushDiskType flushIntervalCommitLog
-flushIntervalConsumeQueue flushLeastPagesWhenWarmMapedFile forceVerifyPropCRC haFlowControlEnable
-haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haSendHeartbeatInterval haSlaveFallbehindMax
-haTransferBatchSize inSyncReplicas mappedFileSizeCommitLog mappedFileSizeConsumeQueue mappedFileSizeConsumeQueueExt
-mappedFileSizeTimerLog mapperFileSizeBatchConsumeQueue maxFilterMessageSize maxHaTransferByteInSecond maxHashSlotNum
-maxIndexNum maxLmqConsumeQueueNum maxMessageSize maxMsgsNumBatch maxTopicLength maxTransferBytesOnMessageInDisk
-maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory messageDelayLevel
-messageIndexEnable messageIndexSafe minInSyncReplicas offsetCheckInSlave osPageCacheBusyTimeOutMills
-preferredLeaderId putMsgIndexHightWater readOnlyCommitLogStorePaths readUnCommitted recheckReputOffsetFromCq
-redeleteHangedFileInterval scheduleAsyncDeliverMaxPendingLimit slaveTimeout storePathCommitLog storePathConsumeQueue
-storePathIndex storePathRootDir storeType syncFlushTimeout timerCongestNumEachSlot timerEnableRetryUntilSuccess
-timerFlushIntervalMs timerGetMessageThreadNum timerMaxDelaySec timerPrecisionMs timerPutMessageThreadNum
-timerRollWindowSlot timerSkipUnknownError timerWheelEnable topicQueueLockNum totalReplicas transientStorePoolEnable
-transientStorePoolSize travelCqFileNumWhenGetMessage useReentrantLockWhenPutMessage warmMapedFileEnable
+destroyMapedFileIntervalForcibly disappearTimeAfterStart diskFallRecorded diskMaxUsedSpaceRatio
+diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio dispatchCqCacheNum dispatchCqThreads dispatchFromSenderThread
+dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableAsyncReput enableAutoInSyncReplicas enableBatchPush
+enableBuildConsumeQueueConcurrently enableCleanExpiredOffset enableCompaction enableConsumeQueueExt
+enabledAppendPropCRC enableDLegerCommitLog enableLmq enableMultiDispatch enableRocksDBLog enableScheduleAsyncDeliver
+enableScheduleMessageStats fastFailIfNoBufferInStorePool fileReservedTime flushCommitLogLeastPages
+flushCommitLogThoroughInterval flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval
+flushDelayOffsetInterval flushDiskType flushIntervalCommitLog flushIntervalConsumeQueue
+flushLeastPagesWhenWarmMapedFile forceVerifyPropCRC haFlowControlEnable haHousekeepingInterval haListenPort
+haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax
+haTransferBatchSize inSyncReplicas logicalDiskSpaceCleanForciblyThreshold logicQueueForceSwapMapInterval
+logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum mappedFileSizeCommitLog mappedFileSizeConsumeQueue
+mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog mappedFileSwapEnable mapperFileSizeBatchConsumeQueue
+maxAsyncPutMessageRequests maxBatchDeleteFilesNum maxChecksumRange maxConsumeQueueScan maxFilterMessageSize
+maxHashSlotNum maxHaTransferByteInSecond maxIndexNum maxLmqConsumeQueueNum maxMessageSize maxMsgsNumBatch
+maxOffsetMapSize maxRecoveryCommitlogFiles maxSlaveResendLength maxTopicLength maxTransferBytesOnMessageInDisk
+maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk maxTransferCountOnMessageInMemory
+memTableFlushIntervalMs messageDelayLevel messageIndexEnable messageIndexSafe minInSyncReplicas offsetCheckInSlave
+osPageCacheBusyTimeOutMills preferredLeaderId pullBatchMaxMessageCount putMessageTimeout putMsgIndexHightWater
+readOnlyCommitLogStorePaths realTimePersistRocksDBConfig recheckReputOffsetFromCq redeleteHangedFileInterval
+replicasPerDiskPartition sampleCountThreshold sampleSteps scheduleAsyncDeliverMaxPendingLimit
+scheduleAsyncDeliverMaxResendNum2Blocked searchBcqByCacheEnable slaveTimeout statRocksDBCQIntervalSec
+storePathBrokerIdentity storePathCommitLog storePathDLedgerCommitLog storePathEpochFile storePathRootDir storeType
+syncFlushTimeout syncFromLastFile syncMasterFlushOffsetWhenStartup timerCheckMetricsWhen timerColdDataCheckIntervalMs
+timerCongestNumEachSlot timerEnableCheckMetrics timerEnableDisruptor timerFlushIntervalMs timerGetMessageThreadNum
+timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold timerPrecisionMs timerProgressLogIntervalMs
+timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError timerStopDequeue timerStopEnqueue timerWarmEnable
+timerWheelEnable topicQueueLockNum totalReplicas transientStorePoolEnable transientStorePoolSize
+travelCqFileNumWhenGetMessage useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
+warmMapedFileEnable
 """
 
 _NAMESRV: Final = """
-clusterTest configStorePath kvConfigPath orderMessageEnable productEnvName returnOrderTopicConfigToBroker
-scanNotActiveBrokerInterval needWaitForService waitSecondsForService supportActingMaster
-deleteTopicWithBrokerRegistration
+clientRequestThreadPoolNums clientRequestThreadPoolQueueCapacity clusterTest configStorePath defaultThreadPoolNums
+defaultThreadPoolQueueCapacity deleteTopicWithBrokerRegistration enableAllTopicList enableControllerInNamesrv
+enableTopicList kvConfigPath needWaitForService notifyMinBrokerIdChanged orderMessageEnable productEnvName
+returnOrderTopicConfigToBroker scanNotActiveBrokerInterval supportActingMaster unRegisterBrokerQueueCapacity
+waitSecondsForService
 """
 
 _NETTY: Final = """
-bindAddress serverAsyncSemaphoreValue serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds
-serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog
-serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads useEpollNativeSelector useTLS writeBufferHighWaterMark
-writeBufferLowWaterMark
+bindAddress channelNotActiveInterval clientAsyncSemaphoreValue clientCallbackExecutorThreads
+clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientOnewaySemaphoreValue
+clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize clientWorkerThreads
+connectTimeoutMillis disableCallbackExecutor disableNettyWorkerGroup enableReconnectForGoAway enableShutdownGracefully
+enableTransparentRetry listenPort maxReconnectIntervalTimeSeconds serverAsyncSemaphoreValue
+serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds serverOnewaySemaphoreValue
+serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog serverSocketRcvBufSize
+serverSocketSndBufSize serverWorkerThreads shutdownWaitTimeSeconds socksProxyConfig useEpollNativeSelector useTLS
+writeBufferHighWaterMark writeBufferLowWaterMark
+"""
+
+#: Of versions after 5.2.0, and some that are in many people's files although no version has such a field.
+_OTHER: Final = """
+abortFile authenticationEnabled authorizationEnabled popFromRetryProbability readUnCommitted recallMessageEnable
+storeCheckpoint storePathConsumeQueue storePathIndex timerEnableRetryUntilSuccess
+"""
+
+#: System properties of RocketMQ's Java programs (``TlsSystemConfig``), which people also put into files.
+_TLS: Final = """
+tls.client.authServer tls.client.certPath tls.client.keyPassword tls.client.keyPath tls.client.trustCertPath
+tls.config.file tls.enable tls.server.authClient tls.server.certPath tls.server.keyPassword tls.server.keyPath
+tls.server.mode tls.server.need.client.auth tls.server.trustCertPath tls.test.mode.enable
 """
 
 #: Every setting that RocketMQ knows, as it spells it.
-ROCKETMQ_SETTINGS: Final = frozenset(f"{_BROKER} {_STORE} {_NAMESRV} {_NETTY}".split())
+ROCKETMQ_SETTINGS: Final = frozenset(f"{_BROKER} {_STORE} {_NAMESRV} {_NETTY} {_OTHER} {_TLS}".split())
 
-#: Those that promise what TernMQ does not keep yet, access control, replication, encryption,
-#: each with the value that promises nothing (empty: every value promises). Who relies on one must hear of it.
-UNKEPT_PROMISES: Final = {
-    "aclEnable": "false",
-    "brokerRole": "ASYNC_MASTER",
-    "enableControllerMode": "false",
-    "enableDLegerCommitLog": "false",
-    "useTLS": "false",
+
+class Instead(NamedTuple):
+    """A setting that is not kept: what happens instead, and the values that ask for nothing else."""
+
+    sentence: str
+    harmless: frozenset[str] = frozenset()
+
+    def asks_for_more(self, value: str) -> bool:
+        """Whether a value asks for what is not kept."""
+        return value.strip().lower() not in self.harmless
+
+
+_OFF: Final = frozenset({"", "false", "no", "off", "0"})
+_ON: Final = frozenset({"true", "yes", "on", "1"})
+_ONE: Final = frozenset({"1"})
+
+_NO_TLS: Final = (
+    "TLS is not supported yet: all connections would be plain text, and any client that reaches the port could "
+)
+"connect"
+_NO_ACL: Final = "access control is not supported yet: any client that reaches the port could do everything"
+
+#: A server that is given one of these does not start.
+REFUSED: Final = {
+    "aclEnable": Instead(_NO_ACL, _OFF),
+    "authenticationEnabled": Instead(_NO_ACL, _OFF),
+    "authorizationEnabled": Instead(_NO_ACL, _OFF),
+    "tls.enable": Instead(_NO_TLS, _OFF),
+    "tls.server.authClient": Instead(_NO_TLS, _OFF),
+    # RocketMQ's default is «permissive»; only who writes it down relies on it.
+    "tls.server.mode": Instead(_NO_TLS, frozenset({"", "disabled"})),
+    "tls.server.need.client.auth": Instead(_NO_TLS, frozenset({"", "none"})),
+    "useTLS": Instead(_NO_TLS, _OFF),
+}
+
+_NO_REPLICATION: Final = "replication is not supported yet: this broker keeps the only copy of its messages"
+_NO_CONTROLLER: Final = "controllers are not supported yet: the role of this broker is fixed"
+_NO_TRANSACTIONS: Final = "transactions are not supported yet: transactional messages are refused"
+_NO_TIMER: Final = "messages with a delivery time are not supported yet: use delay levels"
+_AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
+_NO_LIGHT: Final = "light queues are not supported: a message is stored in the queue of its topic only"
+_NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
+_NO_TLS_FILES: Final = "TLS is not supported yet: connections are plain text"
+
+#: What happens instead of what these ask for.
+UNKEPT: Final = {
+    # Replication and roles.
+    "allAckInSyncStateSet": Instead(_NO_REPLICATION, _OFF),
+    "brokerIP2": Instead("replication is not supported yet: there are no slaves that could use this address"),
+    "brokerRole": Instead(_NO_REPLICATION, frozenset({"async_master"})),
+    "controllerAddr": Instead(_NO_CONTROLLER, frozenset({""})),
+    "dLegerPeers": Instead(_NO_REPLICATION, frozenset({""})),
+    "duplicationEnable": Instead(_NO_REPLICATION, _OFF),
+    "enableControllerInNamesrv": Instead(_NO_CONTROLLER, _OFF),
+    "enableControllerMode": Instead(_NO_CONTROLLER, _OFF),
+    "enableDLegerCommitLog": Instead(_NO_REPLICATION, _OFF),
+    "enableSlaveActingMaster": Instead(_NO_REPLICATION, _OFF),
+    "haListenPort": Instead("replication is not supported yet: the broker does not listen on this port"),
+    "haMasterAddress": Instead(_NO_REPLICATION, frozenset({""})),
+    "inSyncReplicas": Instead(_NO_REPLICATION, _ONE),
+    "lockInStrictMode": Instead("replication is not supported yet: queue locks are kept on this broker only", _OFF),
+    "minInSyncReplicas": Instead(_NO_REPLICATION, _ONE),
+    "notifyMinBrokerIdChanged": Instead("brokers are not notified when a master is lost", _OFF),
+    "slaveReadEnable": Instead("slaves are not supported yet: consumers read all messages from this broker", _OFF),
+    "supportActingMaster": Instead(
+        "acting masters are not supported: without a master, queues can be read but not written", _OFF
+    ),
+    "totalReplicas": Instead(_NO_REPLICATION, _ONE),
+    # Where files are, and how they are written.
+    "abortFile": Instead(_AS_ROCKETMQ),
+    "configStorePath": Instead("settings changed at run time are not written to a file"),
+    "enableCompaction": Instead("topics with cleanup.policy=COMPACTION are not compacted", _OFF),
+    "enabledAppendPropCRC": Instead("records are stored without a checksum of their properties", _OFF),
+    "forceVerifyPropCRC": Instead("checksums of properties are not verified", _OFF),
+    "messageStorePlugIn": Instead("store plug-ins are not supported", frozenset({""})),
+    "storeCheckpoint": Instead(_AS_ROCKETMQ),
+    "storePathConsumeQueue": Instead(_AS_ROCKETMQ),
+    "storePathIndex": Instead(_AS_ROCKETMQ),
+    "storeType": Instead("queues are kept in files, never in RocksDB", frozenset({"default"})),
+    "transientStorePoolEnable": Instead("records are always written to the mapped log directly", _OFF),
+    # Who may do what, and when.
+    "brokerFastFailureEnable": Instead(
+        "requests that waited too long are always refused; to switch this off, set waitTimeMillsInSendQueue=0 "
+        "and similar settings to 0",
+        _ON,
+    ),
+    "brokerTopicEnable": Instead("the topic named after the broker is always available", _ON),
+    "clusterTopicEnable": Instead("the topic named after the cluster is always available", _ON),
+    "disableConsumeIfConsumerReadSlowly": Instead("a group with a large lag can always read", _OFF),
+    "coldCtrStrategyEnable": Instead("reads of old messages are not limited per group", _OFF),
+    "coldDataFlowControlEnable": Instead("reads of old messages are not limited per group", _OFF),
+    "enableAllTopicList": Instead("every client can list all topics", _ON),
+    "enablePopMessageThreshold": Instead("the number of unacknowledged popped messages is not limited per queue", _OFF),
+    "enableTopicList": Instead("every client can list topics", _ON),
+    "litePullMessageEnable": Instead("lite pull consumers are always served", _ON),
+    "maxTopicLength": Instead("topic names can have at most 127 characters", frozenset({"127"})),
+    "needWaitForService": Instead(
+        "routes are returned immediately after the start, even if brokers are not registered yet", _OFF
+    ),
+    "rejectPullConsumerEnable": Instead("pull consumers are always served", _OFF),
+    "returnOrderTopicConfigToBroker": Instead("the settings of ordered topics are always returned to brokers", _ON),
+    "serverChannelMaxIdleTimeSeconds": Instead("idle connections are closed after 120 s", frozenset({"120"})),
+    "serverLoadBalancerEnable": Instead("brokers always assign queues to clients that ask for it", _ON),
+    "startAcceptSendRequestTimeStamp": Instead("messages are accepted immediately after the start", frozenset({"0"})),
+    "useStaticSubscription": Instead("subscriptions come from heartbeats only", _OFF),
+    "validateSystemTopicWhenUpdateTopic": Instead("system topics can never be changed", _ON),
+    # Name servers.
+    "clusterTest": Instead("routes are never requested from another environment", _OFF),
+    "fetchNamesrvAddrByAddressServer": Instead("name servers are taken from namesrvAddr only", _OFF),
+    "fetchNameSrvAddrByDnsLookup": Instead("name servers are taken from namesrvAddr only", _OFF),
+    # Features.
+    "enableLmq": Instead(_NO_LIGHT, _OFF),
+    "enableMultiDispatch": Instead(_NO_LIGHT, _OFF),
+    "filterServerNums": Instead("filter servers are not supported: use tags or SQL92", frozenset({"0"})),
+    "metricsExporterType": Instead(_NO_METRICS, frozenset({"disable", "0"})),
+    "rejectTransactionMessage": Instead(_NO_TRANSACTIONS, _ON),
+    "recallMessageEnable": Instead("delayed messages cannot be recalled", _OFF),
+    "timerWheelEnable": Instead(_NO_TIMER, _OFF),
+    "transactionCheckInterval": Instead(_NO_TRANSACTIONS),
+    "transactionCheckMax": Instead(_NO_TRANSACTIONS),
+    "transactionTimeOut": Instead(_NO_TRANSACTIONS),
+    **{name: Instead(_NO_TLS_FILES, frozenset({""})) for name in _TLS.split() if name not in REFUSED},
 }

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ternmq.admin import Admin
-from ternmq.client.producer import Producer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.env import Env
 from ternmq.message import Message, MessageQueue, SendReceipt

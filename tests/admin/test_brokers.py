@@ -28,7 +28,7 @@ async def test_the_only_cluster_needs_no_name(admin: Admin) -> None:
 
 
 async def test_an_unknown_cluster_is_answered_with_the_known_ones(admin: Admin) -> None:
-    with pytest.raises(ConfigError, match="no cluster 'Other'; there is DefaultCluster"):
+    with pytest.raises(ConfigError, match="no cluster 'Other'; the clusters are DefaultCluster"):
         await admin.brokers.masters_of("Other")
 
 
@@ -53,7 +53,7 @@ async def test_a_name_server_without_brokers_says_so() -> None:
     config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1")
     async with NameServer(config, Env()) as server, Admin(f"127.0.0.1:{server.port}") as admin:
         assert [] == await admin.brokers.all()
-        with pytest.raises(TernError, match=r"no broker is registered with 127\.0\.0\.1:.* start one with `tern up`"):
+        with pytest.raises(TernError, match=r"no broker is registered at 127\.0\.0\.1:.* start one with `tern up`"):
             await admin.brokers.masters()
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ternmq.admin import Admin
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import GroupMissing, TopicMissing
-from ternmq.message import Message, MessageQueue
+from ternmq.message import Message, MessageQueue, ReceivedMessage
 from ternmq.wire.bodies.clients import RequestMode
 
 
@@ -26,7 +28,7 @@ async def consume(name_servers: str, count: int) -> None:
 
 
 async def test_progress_is_told_by_queue(cluster: EmbeddedCluster, admin: Admin) -> None:
-    """D4: broker offset, consumer offset, lag."""
+    """D4, issue 13.15: broker offset, consumer offset, lag, and what its members hold."""
     await admin.topics.create("orders", queues=1)
     queues = [MessageQueue("orders", broker, 0) for broker in ("broker-a", "broker-b")]
     async with Producer("shop", name_servers=cluster.name_servers) as producer:
@@ -37,9 +39,30 @@ async def test_progress_is_told_by_queue(cluster: EmbeddedCluster, admin: Admin)
 
     progress = await admin.groups.progress("billing", topic="orders")
 
-    assert [(queues[0], 1, 1, 0), (queues[1], 2, 1, 1)] == [
-        (queue.queue, queue.broker_offset, queue.consumer_offset, queue.lag) for queue in progress
+    assert [(queues[0], 1, 1, 0, 0), (queues[1], 2, 1, 1, 0)] == [
+        (queue.queue, queue.broker_offset, queue.consumer_offset, queue.lag, queue.in_flight) for queue in progress
     ]
+
+
+async def test_progress_tells_what_members_hold(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D4, issue 13.15: pulled, and not finished."""
+    await admin.topics.create("orders", queues=1)
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for _ in range(3):
+            await producer.send(Message("orders", b"1"), queue=MessageQueue("orders", "broker-a", 0))
+    begun, done = asyncio.Event(), asyncio.Event()
+
+    async def work(_message: ReceivedMessage) -> None:
+        begun.set()
+        await done.wait()
+
+    async with PushConsumer("billing", work, name_servers=cluster.name_servers, start=StartPosition.FIRST) as consumer:
+        consumer.subscribe("orders")
+        await begun.wait()
+        progress = await admin.groups.progress("billing", topic="orders")
+        done.set()
+
+    assert [(3, 3, 0)] == [(one.lag, one.in_flight, one.consumer_offset) for one in progress if one.broker_offset]
 
 
 async def test_a_group_is_listed_with_members_and_lag(cluster: EmbeddedCluster, admin: Admin) -> None:
@@ -77,7 +100,7 @@ async def test_a_group_is_made_with_its_settings(admin: Admin) -> None:
 
 
 async def test_an_unknown_group_is_an_error(admin: Admin) -> None:
-    with pytest.raises(GroupMissing, match="no broker knows the group 'nobody'; see `tern group list`"):
+    with pytest.raises(GroupMissing, match="group 'nobody' does not exist; see `tern group list`"):
         await admin.groups.progress("nobody")
 
 

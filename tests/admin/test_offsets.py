@@ -12,11 +12,11 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.admin.offsets import Move
 from ternmq.client.config import ClientConfig
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.consumer_config import PushConfig
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
-from ternmq.client.pull import PullConsumer
+from ternmq.client.consume.config import PushConfig
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.pull import PullConsumer
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, GroupMissing, InvalidName, NotFound, RouteMissing
 from ternmq.message import Message
@@ -89,7 +89,7 @@ async def test_what_does_not_exist_is_not_moved(timed: Timed, admin: Admin) -> N
     """D4: and no group is made by a typing error."""
     await commit(timed.name_servers, 0)
 
-    with pytest.raises(GroupMissing, match="no broker knows the group 'biling'; see `tern group list`"):
+    with pytest.raises(GroupMissing, match="group 'biling' does not exist; see `tern group list`"):
         await admin.offsets.reset("biling", "orders", FIRST)
     with pytest.raises(RouteMissing, match="no name server knows the topic 'ordres'"):
         await admin.offsets.reset("billing", "ordres", FIRST)
@@ -174,14 +174,14 @@ async def test_what_cannot_be_cloned_says_why(timed: Timed, admin: Admin) -> Non
     """D4."""
     await commit(timed.name_servers, 0)
 
-    with pytest.raises(NotFound, match=r"'billing' has no progress on topic 'others'; see `tern group progress bill"):
+    with pytest.raises(NotFound, match=r"'billing' has no offsets on topic 'others'; see `tern group progress bill"):
         await admin.offsets.clone("billing", "fresh", topic="others")
-    with pytest.raises(GroupMissing, match="no broker knows the group 'biling'"):
+    with pytest.raises(GroupMissing, match="group 'biling' does not exist"):
         await admin.offsets.clone("biling", "fresh")
     with pytest.raises(InvalidName):
         await admin.offsets.clone("billing", "with blank")
     async with PushConsumer("live", lambda _message: None, name_servers=timed.name_servers) as consumer:
         consumer.subscribe("orders")
         await consumer.ready()
-        with pytest.raises(ConfigError, match="'live' has 1 live members, which would overwrite the offsets; stop"):
+        with pytest.raises(ConfigError, match="'live' has 1 active members, which would overwrite the offsets; stop"):
             await admin.offsets.clone("billing", "live")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.admin import Admin
-from ternmq.client.producer import Producer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import InvalidName, RouteMissing
 from ternmq.message import Message, MessageQueue
@@ -80,5 +80,5 @@ async def test_a_name_that_cannot_be_is_refused_before_the_network(topic: str) -
 
 
 async def test_a_topic_of_the_system_cannot_be_deleted(admin: Admin) -> None:
-    with pytest.raises(InvalidName, match="belongs to the system"):
+    with pytest.raises(InvalidName, match="is a system topic"):
         await admin.topics.delete("TBW102")

@@ -9,7 +9,9 @@ from typing import Any
 
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
+from ternmq.env import Env
 from ternmq.net.dial import connect
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.store.config import StoreConfig
@@ -152,7 +154,7 @@ async def dialled(address: str) -> AsyncIterator[Caller]:
         return Reply()
 
     async with Tasks() as tasks:
-        routes: dict[int, Route] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(take, "client")}
+        routes: dict[int, Route] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(take, "client", ANY_CALLER)}
         peer = await connect(address, routes=routes, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
         yield Caller(peer)
         peer.close()
@@ -160,10 +162,12 @@ async def dialled(address: str) -> AsyncIterator[Caller]:
 
 
 @asynccontextmanager
-async def serving(path: Path, *, store: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Caller]:
+async def serving(
+    path: Path, *, store: dict[str, Any] | None = None, env: Env | None = None, **changes: Any
+) -> AsyncIterator[Caller]:
     """A connection to a broker of its own."""
     async with (
-        Broker(settings(**changes), small_store(path, **(store or {}))) as broker,
+        Broker(settings(**changes), small_store(path, **(store or {})), env) as broker,
         dialled(broker.address) as caller,
     ):
         yield caller

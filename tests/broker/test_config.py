@@ -14,15 +14,15 @@ from ternmq.errors import ConfigError
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"broker_name": ""}, "brokerName = '' is no name"),
-        ({"broker_name": "a:b"}, "brokerName = 'a:b' is no name; use 1 to 127 letters"),
-        ({"broker_cluster_name": "my cluster"}, "brokerClusterName = 'my cluster' is no name"),
-        ({"listen_port": 70_000}, "listenPort = 70000 is out of range; set it to 0 … 65535"),
-        ({"broker_id": -1}, "brokerId = -1 is out of range"),
-        ({"broker_permission": 9}, "brokerPermission = 9 is out of range; set it to 0 … 7"),
-        ({"default_topic_queue_nums": 0}, "defaultTopicQueueNums = 0 is out of range"),
-        ({"register_name_server_period": 5}, "registerNameServerPeriod = 5 is out of range; set it to 10000 … 60000"),
-        ({"flush_consumer_offset_interval": 0}, "flushConsumerOffsetInterval = 0 is out of range"),
+        ({"broker_name": ""}, "invalid brokerName ''"),
+        ({"broker_name": "a:b"}, "invalid brokerName 'a:b': expected 1 to 127 letters"),
+        ({"broker_cluster_name": "my cluster"}, "invalid brokerClusterName 'my cluster'"),
+        ({"listen_port": 70_000}, "invalid listenPort 70000: expected 0 to 65535"),
+        ({"broker_id": -1}, "invalid brokerId -1"),
+        ({"broker_permission": 9}, "invalid brokerPermission 9: expected 0 to 7"),
+        ({"default_topic_queue_nums": 0}, "invalid defaultTopicQueueNums 0"),
+        ({"register_name_server_period": 5}, "invalid registerNameServerPeriod 5: expected 10000 to 60000"),
+        ({"flush_consumer_offset_interval": 0}, "invalid flushConsumerOffsetInterval 0"),
         ({"region_id": "a\x02b"}, "regionId"),
     ],
 )
@@ -36,6 +36,13 @@ def test_a_host_s_name_is_a_broker_s_name() -> None:
     """T2: the default, whatever the machine is called."""
     assert BrokerConfig(broker_name="node-1.example.com").broker_name == "node-1.example.com"
     assert BrokerConfig().broker_name
+
+
+def test_a_broker_s_name_may_say_its_machine_room() -> None:
+    """Issue 13, 14; G1: allocation by machine room takes the room from ``room@broker``. Clusters have none."""
+    assert BrokerConfig(broker_name="room1@broker-a").broker_name == "room1@broker-a"
+    with pytest.raises(ConfigError, match="brokerClusterName"):
+        BrokerConfig(broker_name="a", broker_cluster_name="room1@cluster")
 
 
 @pytest.mark.parametrize("text", ["a:1;b:2", "a:1 ; b:2;", "a:1,b:2"])

@@ -14,6 +14,7 @@ from ternmq.broker.registration import Identity, Registration
 from ternmq.errors import ConfigError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
@@ -85,9 +86,9 @@ class Stub:
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[str]:
         routes: dict[int, Route] = {
-            RequestCode.REGISTER_BROKER: Route(self.register, "broker"),
-            RequestCode.QUERY_DATA_VERSION: Route(self.query, "broker"),
-            RequestCode.UNREGISTER_BROKER: Route(self.unregister, "broker"),
+            RequestCode.REGISTER_BROKER: Route(self.register, "broker", ANY_CALLER),
+            RequestCode.QUERY_DATA_VERSION: Route(self.query, "broker", ANY_CALLER),
+            RequestCode.UNREGISTER_BROKER: Route(self.unregister, "broker", ANY_CALLER),
         }
         async with Server.running(routes, [LaneConfig("broker")]) as server:
             yield f"127.0.0.1:{await server.listen('127.0.0.1', port)}"
@@ -137,6 +138,33 @@ async def test_a_new_topic_is_published_at_once_and_alone() -> None:
         assert stub.tables[-1].data_version.counter == topics.counter
 
 
+async def test_many_new_topics_are_few_registrations() -> None:
+    """Issue 13, 5: what changes while a call is under way goes with the next one."""
+    topics, stub = Topics(), Stub()
+    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+        await registration.settled()
+        for number in range(1_500):
+            registration.topic_changed(topics.create(f"t{number}"))
+        await registration.published()
+
+        assert 2 == stub.calls[RequestCode.REGISTER_BROKER]
+        assert 1_500 == len(stub.tables[-1].topic_config_table)
+
+
+async def test_after_a_deletion_the_whole_table_is_sent() -> None:
+    """Issue 13, 15: for name servers with deleteTopicWithBrokerRegistration."""
+    topics, stub = Topics(), Stub()
+    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+        await registration.settled()
+        registration.topic_changed(topics.create("orders"))
+        await registration.published()
+        del topics.table["orders"]
+        registration.topic_changed(None)
+        await registration.published()
+
+        assert {"TBW102", "broker-a"} == set(stub.tables[-1].topic_config_table)
+
+
 async def test_the_table_is_sent_again_only_when_the_name_server_has_another_version() -> None:
     """A2: an unchanged version need not resend topics."""
     stub = Stub()
@@ -165,9 +193,8 @@ async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.L
             await known(again, "orders")
 
             assert again.registry.route("TBW102") is not None
-            assert [record.message for record in caplog.records if "not registered" in record.message] == [
-                "not registered with a name server; trying again until it answers"
-            ]
+            (warning,) = [record.message for record in caplog.records if "cannot register" in record.message]
+            assert warning.startswith(f"cannot register with the name server {address}: ")
 
 
 async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None:
@@ -182,7 +209,7 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None
 
 
 def test_a_name_server_that_is_no_address_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"'localhost' is not an address; write host:port"):
+    with pytest.raises(ConfigError, match=r"invalid address 'localhost': expected host:port"):
         Registration(["localhost"], IDENTITY, Topics())
 
 

@@ -27,10 +27,13 @@ def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
         (("topic", "delete", "nothing"), "tern: there is no topic 'nothing'"),
         (("topic", "create", "bad name"), "tern: the topic name 'bad name' has characters that are not allowed; use"),
         (("topic", "create", "x" * 200), "tern: the topic name 'xxxxx"),
-        (("topic", "create", "fine", "--cluster", "Other"), "tern: there is no cluster 'Other'; there is DefaultC"),
-        (("group", "progress", "nobody"), "tern: no broker knows the group 'nobody'; see `tern group list`"),
+        (
+            ("topic", "create", "fine", "--cluster", "Other"),
+            "tern: there is no cluster 'Other'; the clusters are DefaultC",
+        ),
+        (("group", "progress", "nobody"), "tern: group 'nobody' does not exist; see `tern group list`"),
         (("send", "bad name", "x"), "tern: the topic name 'bad name' has characters that are not allowed"),
-        (("send", "fine", ""), "tern: the message to 'fine' has no body; send at least one byte"),
+        (("send", "fine", ""), "tern: the message to 'fine' has an empty body; send at least one byte"),
         (("send", "fine", "--file", "/no/such"), "tern: cannot read /no/such: No such file or directory; check"),
         (("send", "fine", "--file", "/"), "tern: cannot read the input: Is a directory; check the path after --file"),
         (("consume", "nothing"), "tern: no name server knows the topic 'nothing'; create it with `tern topic create"),
@@ -39,7 +42,7 @@ def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
             ("consume", "fine", "-g", "bad group"),
             "tern: the group name 'bad group' has characters that are not allowed",
         ),
-        (("consume", "fine", "--from", "soon"), "tern: 'soon' is no time; write 2026-01-31T12:00, 15m"),
+        (("consume", "fine", "--from", "soon"), "tern: 'soon' is not a valid time; expected 2026-01-31T12:00, 15m"),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, tuple) else "",
 )
@@ -61,7 +64,7 @@ def test_what_was_sent_before_an_error_is_told(on_cluster: Tern) -> None:
 
     assert (1, ["SEND_OK", "SEND_OK"]) == (done.returncode, [line.split("\t")[0] for line in done.stdout.splitlines()])
     told, why = done.stderr.splitlines()
-    assert "2 messages were sent before this:" == told
+    assert "2 messages were sent before this error:" == told
     assert "5000000 bytes" in why
 
 
@@ -74,7 +77,7 @@ def test_no_name_server_says_how_to_start_one() -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    assert "tern: 'nonsense' is not an address; write host:port, as in 127.0.0.1:9876" == sentence(
+    assert "tern: invalid address 'nonsense': expected host:port, as in 127.0.0.1:9876" == sentence(
         tern("send", "fine", "x", "-n", "nonsense")
     )
 
@@ -84,7 +87,7 @@ def test_a_broken_config_line_is_named(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("brokerName=a\nthis is no setting\n")
 
-    assert f"tern: {config}, line 2: 'this is no setting' is not a setting; write key=value, or # for a comment" == (
+    assert f"tern: {config}, line 2: invalid line 'this is no setting': expected key=value, or # for a comment" == (
         sentence(tern("broker", "-c", str(config)))
     )
 
@@ -92,25 +95,31 @@ def test_a_broken_config_line_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("broker", "--set", "listenPort=high"), "tern: --set: listenPort=high cannot be; it must be a whole number"),
+        (("broker", "--set", "listenPort=high"), "tern: --set: invalid listenPort 'high': expected a whole number"),
         (
             ("broker", "--set", "listenPort=70000"),
-            "tern: listenPort = 70000 is out of range; set it to 0 … 65535 (listen",
+            "tern: invalid listenPort 70000: expected 0 to 65535 (listen",
         ),
         (
             ("broker", "-c", "/no/such.conf"),
             "tern: cannot read the config file /no/such.conf: No such file or directory",
         ),
-        (("namesrv", "--log-level", "loud"), "tern: there is no log level 'loud'; use one of debug, info, warning"),
-        (("up", "--set", "listenPort=1"), "tern: listenPort is not for `tern up --set`: use --broker-port"),
+        (("namesrv", "--log-level", "loud"), "tern: invalid log level 'loud': expected one of debug, info, warning"),
+        (("up", "--set", "listenPort=1"), "tern: listenPort cannot be set with `tern up --set`: use --broker-port"),
         (
             ("up", "--set", "flushDiskType=NEVER"),
-            "tern: --set: flushDiskType=NEVER cannot be; it must be one of ASYNC_F",
+            "tern: --set: invalid flushDiskType 'NEVER': expected one of ASYNC_F",
         ),
-        (("up", "--port", "70000"), "tern: --port 70000 is no port; use 1 to 65535, or 0 for any free one"),
-        (("up", "--broker-port", "-1"), "tern: --broker-port -1 is no port; use 1 to 65535, or 0 for any free one"),
+        (
+            ("up", "--port", "70000"),
+            "tern: invalid --port 70000: expected a port from 1 to 65535, or 0 for any free port",
+        ),
+        (
+            ("up", "--broker-port", "-1"),
+            "tern: invalid --broker-port -1: expected a port from 1 to 65535, or 0 for any free port",
+        ),
         (("up", "--dir", "/dev/null/x"), "tern: cannot use the directory /dev/null/x: Not a directory; choose another"),
-        (("up", "--brokers", "0", "--port", "0"), "tern: --brokers 0 cannot be; start 1 to 26 brokers"),
+        (("up", "--brokers", "0", "--port", "0"), "tern: invalid --brokers 0: expected 1 to 26"),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, tuple) else "",
 )

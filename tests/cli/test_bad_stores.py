@@ -170,7 +170,10 @@ def test_a_second_broker_leaves_the_first_one_s_directory_alone(root: Path, star
     start("broker", *(part for key, value in settings.items() for part in ("--set", f"{key}={value}")))
     before = state(root)
     said = sentence(broker_on(root))
-    assert f"another process holds the store directory {root}; stop that broker, or give this one a directory" in said
+    assert (
+        f"the store directory {root} is in use by another process; stop that broker, or give this one another directory"
+        in said
+    )
     assert before == state(root)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ternmq import ReceivedMessage, StartPosition, SyncPushConsumer
-from ternmq.client.consumer_config import PushConfig
+from ternmq.client.consume.config import PushConfig
 from tests.cli.conftest import Serving
 from tests.cli.test_messages import array, lines
 
@@ -58,7 +58,7 @@ def test_dead_letters_are_listed_and_shown(cluster: Serving, on_cluster: Tern) -
     )
     assert "given_up\torigin\tattempts\tmessage_id\tkeys\tbody" == rows[0]
     assert 2 == len(rows)
-    assert {"origin\tdlq-listed", "attempts\t1", "sent again\t-", "body\tfirst"} <= set(people)
+    assert {"origin\tdlq-listed", "attempts\t1", "resent\t-", "body\tfirst"} <= set(people)
 
 
 def test_dead_letters_are_sent_again(cluster: Serving, on_cluster: Tern) -> None:
@@ -74,10 +74,10 @@ def test_dead_letters_are_sent_again(cluster: Serving, on_cluster: Tern) -> None
     assert [None, None] == [row["offset_id"] for row in planned]
     assert (first["message_id"], "%RETRY%dlq-again") == (one["message_id"], one["topic"])
     assert f"{second['message_id']} to %RETRY%dlq-again as " in rest.stdout
-    assert rest.stderr.startswith("1 sent again")
-    assert (0, "", "0 sent again\n") == (nothing.returncode, nothing.stdout, nothing.stderr)
-    assert f"{second['message_id']} was sent again before" in repeated.stdout
-    assert "0 sent again, 1 left alone (--again sends them, too)\n" == repeated.stderr
+    assert rest.stderr.startswith("1 resent")
+    assert (0, "", "0 resent\n") == (nothing.returncode, nothing.stdout, nothing.stderr)
+    assert f"{second['message_id']} was already resent" in repeated.stdout
+    assert "0 resent, 1 skipped because they were already resent (use --again to include them)\n" == repeated.stderr
     [shown] = lines(on_cluster("dlq", "show", "dlq-again", first["message_id"], "--json"))
     assert shown["sent_again_ms"] > 0
 
@@ -95,7 +95,7 @@ def test_dead_letters_are_put_away(cluster: Serving, on_cluster: Tern) -> None:
     assert "0 dead letters of group dlq-purged are dealt with\n" == old
     assert "1 dead letters of group dlq-purged are dealt with\n" == done
     assert (0, "") == (left.returncode, left.stdout)
-    assert "group dlq-purged has no dead letters to deal with; --all shows" in left.stderr
+    assert "group dlq-purged has no dead letters left; --all shows" in left.stderr
     assert 1 == len(with_all)
     assert {"group": "dlq-purged", "count": 1, "for_good": True} == deleted
     assert [] == array(on_cluster("dlq", "list", "dlq-purged", "--all", "--json"))
@@ -113,10 +113,13 @@ def test_a_message_is_sent_for_later(on_cluster: Tern) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("resend", "nobody", "x"), "group 'nobody' has no dead letter 'x'; see `tern dlq list nobody --all`"),
+        (
+            ("resend", "nobody", "x"),
+            "group 'nobody' has no dead letter 'x'; it may have expired, see `tern dlq list nobody --all`",
+        ),
         (("show", "nobody", "x"), "group 'nobody' has no dead letter 'x'"),
-        (("list", "nobody", "--from", "soon"), "'soon' is no time"),
-        (("purge", "nobody", "--before", "1h", "--for-good"), "leave out the time"),
+        (("list", "nobody", "--from", "soon"), "'soon' is not a valid time"),
+        (("purge", "nobody", "--before", "1h", "--for-good"), "cannot be combined with a time"),
     ],
 )
 def test_what_cannot_be_done_is_told_with_the_cure(on_cluster: Tern, arguments: tuple[str, ...], said: str) -> None:
@@ -133,4 +136,4 @@ def test_one_must_say_which_letters_to_send_again(on_cluster: Tern, which: tuple
     done = on_cluster("dlq", "resend", "nobody", *which)
 
     assert 2 == done.returncode
-    assert "one of the three" in " ".join(done.stderr.split())
+    assert "in one of three ways" in " ".join(done.stderr.split())

@@ -39,5 +39,5 @@ def test_an_error_brings_its_traceback() -> None:
 
 
 def test_an_unknown_level_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no log level 'loud'; use one of debug, info, warning, error"):
+    with pytest.raises(ConfigError, match="invalid log level 'loud': expected one of debug, info, warning, error"):
         set_up("loud")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable
 
-from ternmq.client.blocking_consumer import SyncPushConsumer
-from ternmq.client.listener import ConsumeResult
-from ternmq.client.offsets import StartPosition
+from ternmq.client.blocking.push import SyncPushConsumer
+from ternmq.client.config import ClientConfig
+from ternmq.client.consume.listener import ConsumeResult
+from ternmq.client.consume.offsets import StartPosition
 from ternmq.message import ReceivedMessage
 from tests.cli.conftest import Serving
 from tests.cli.test_bad_input import sentence
@@ -46,18 +48,43 @@ def test_members_tell_how_they_are_and_consume_what_they_are_told(on_cluster: Te
         by_id = on_cluster(
             "message", "consume", receipt["message_id"], "asking", "--topic", "asked", "--client", client
         )
-        assert by_id.stdout.startswith(f"{client} says CR_LATER after ")
+        assert by_id.stdout.startswith(f"{client} returned CR_LATER after ")
+
+
+def test_members_that_subscribe_differently_are_pointed_out(on_cluster: Tern, cluster: Serving) -> None:
+    """Issue 13, 14: each member with its own subscription, and a note."""
+
+    def listener(_message: ReceivedMessage) -> None: ...
+
+    send(on_cluster, "differing", "hello")
+    with contextlib.ExitStack() as stack:
+        for tags in ("paid", "open"):
+            consumer = SyncPushConsumer(
+                "differing",
+                listener,
+                client=ClientConfig(name_servers=cluster.name_server, instance_name=tags),
+            )
+            consumer.subscribe("differing", tags)
+            stack.enter_context(consumer)
+        members = array(on_cluster("group", "members", "differing", "--json"))
+        assert {"paid", "open"} == {member["subscribes"]["differing"] for member in members}
+        assert [True, True] == [member["differs"] for member in members]
+        shown = on_cluster("group", "members", "differing")
+        assert "differing: paid" in shown.stdout
+        assert "have different subscriptions" in shown.stderr
 
 
 def test_what_is_not_there_is_said(on_cluster: Tern) -> None:
     """F10, T1."""
     (receipt,) = send(on_cluster, "lonely", "hello")
     assert [] == array(on_cluster("group", "members", "nobodys", "--json"))
-    assert "nobody reads a queue for group nobodys now\n" == on_cluster("group", "info", "nobodys").stderr
-    assert "nobody consumes for group 'nobodys'" in sentence(
+    assert "no active consumer of group nobodys reads a queue now\n" == on_cluster("group", "info", "nobodys").stderr
+    assert "group 'nobodys' has no active consumers" in sentence(
         on_cluster("message", "consume", receipt["offset_id"], "nobodys")
     )
-    assert "no broker has a member 'it'" in sentence(on_cluster("group", "info", "nobodys", "--client", "it"))
+    assert "group 'nobodys' has no active member 'it'" in sentence(
+        on_cluster("group", "info", "nobodys", "--client", "it")
+    )
     assert "has no message with the id 'it'" in sentence(
         on_cluster("message", "consume", "it", "nobodys", "--topic", "lonely")
     )

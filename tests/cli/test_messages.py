@@ -99,12 +99,12 @@ def test_nothing_found_is_empty_for_programs_and_a_remark_for_people(on_cluster:
     none = on_cluster("message", "find", "lonely", "--key", "other")
     late = on_cluster("message", "find", "lonely", "--time", "2099-01-01")
 
-    assert (0, "", "topic lonely has no such message with the key other\n") == (
+    assert (0, "", "topic lonely has no message with the key other\n") == (
         none.returncode,
         none.stdout,
         none.stderr,
     )
-    assert "topic lonely has no such message since 2099-01-01 00:00:00.000\n" == late.stderr
+    assert "topic lonely has no message since 2099-01-01 00:00:00.000\n" == late.stderr
     assert [] == array(on_cluster("message", "find", "lonely", "--key", "other", "--json"))
 
 
@@ -122,7 +122,7 @@ def test_a_group_is_sent_back_and_cloned(on_cluster: Tern) -> None:
     assert ["1", "2"] == sorted(on_cluster(*work_off).stdout.split())
     cloned = array(on_cluster("group", "clone", "rewound", "copied", "--topic", "again", "--json"))
 
-    assert "nothing was changed; leave out --dry-run to do it\n" == planned.stderr
+    assert "dry run: nothing was changed; omit --dry-run to reset the offsets\n" == planned.stderr
     assert (planned.stdout, "") == (done.stdout, done.stderr)
     assert ["topic\tbroker\tqueue\tbefore\tafter", "again\tbroker-a\t0\t1\t0"] == done.stdout.splitlines()[:2]
     assert [("broker-a", None, 1), ("broker-b", None, 1)] == [
@@ -134,13 +134,19 @@ def test_a_group_is_sent_back_and_cloned(on_cluster: Tern) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("message", "show", "order-7"), "tern: 'order-7' is no offset id of a message, which a send returns as"),
+        (("message", "show", "order-7"), "tern: 'order-7' is not a valid offset id; a send returns it as"),
         (("message", "show", "x", "-t", "nothing"), "tern: no name server knows the topic 'nothing'; create it with"),
         (("message", "show", "7F000001000000010000000000000000"), "tern: cannot connect to 127.0.0.1:1"),
-        (("message", "at", "TBW102", "broker-z", "0", "0"), "tern: there is no queue TBW102@broker-z:0 to read; see"),
-        (("message", "find", "t", "--key", "two words"), "tern: 'two words' is no key: blanks separate the keys"),
-        (("group", "reset", "nobody", "t", "--to", "first"), "tern: no broker knows the group 'nobody'; see `tern"),
-        (("group", "reset", "nobody", "t", "--to", "soon"), "tern: 'soon' is no time; write 2026-01-31T12:00"),
+        (
+            ("message", "at", "TBW102", "broker-z", "0", "0"),
+            "tern: TBW102@broker-z:0 does not exist or is not readable; see",
+        ),
+        (("message", "find", "t", "--key", "two words"), "tern: invalid key 'two words': expected one word"),
+        (("group", "reset", "nobody", "t", "--to", "first"), "tern: group 'nobody' does not exist; see `tern"),
+        (
+            ("group", "reset", "nobody", "t", "--to", "soon"),
+            "tern: 'soon' is not a valid time; expected 2026-01-31T12:00",
+        ),
     ],
     ids=lambda value: "-".join(value)[:40] if isinstance(value, tuple) else "",
 )

@@ -81,7 +81,7 @@ def test_a_stream_is_a_line_an_item() -> None:
         (ExceptionGroup("several", [ConfigError("first"), ValueError("second")]), "first"),
         (FileNotFoundError(2, "No such file or directory", "/x"), "/x: No such file or directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
-        (KeyError("k"), "internal error KeyError: 'k'; run again with --debug to see where, and report it"),
+        (KeyError("k"), "internal error KeyError: 'k'; run the command again with --debug and report the traceback"),
     ],
 )
 def test_every_error_becomes_a_sentence(error: BaseException, expected: str) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,10 +19,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ternmq import Message, SyncProducer
-from ternmq.cli.pipelines.job import line_of, spark_job
+from ternmq.cli.pipelines.job import line_of, new_log_file, spark_job
 from ternmq.cli.pipelines.metrics import serving_metrics
 from ternmq.errors import ConfigError
-from ternmq.spark.jobs import Progress
+from ternmq.spark.runtime.jobs import Progress
 from tests.cli.conftest import ENVIRONMENT, TERN, Serving
 from tests.spark.small import SMALL_FLAGS
 
@@ -61,7 +63,9 @@ def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path:
     os.killpg(running.pid, signal.SIGINT)
     out, errors = running.communicate(timeout=100)
     assert (0, "") == (running.returncode, errors)
-    assert {"event": "archived", "lake": lake, "rows": 30, "rows_in_lake": 30} == json.loads(out.splitlines()[-1])
+    assert {"event": "archived", "lake": lake, "rows": 30, "rows_in_lake": 30, "rows_skipped": 0} == json.loads(
+        out.splitlines()[-1]
+    )
     assert {"progress"} == {event["event"] for event in events}
     assert {"archive"} == {event["job"] for event in events}
 
@@ -77,7 +81,7 @@ def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path:
     heading, *lines = out.splitlines()
     assert "topic\tdate\thour\tmessages" == heading
     assert 40 == sum(int(line.split("\t")[3]) for line in lines if line.startswith("pipelined\t"))
-    assert "40 messages would be sent; the first of them:" in errors
+    assert "40 messages would be sent; the first ones are:" in errors
 
 
 @pytest.mark.spark
@@ -132,7 +136,7 @@ def test_metrics_tell_what_is_known_as_long_as_a_job_runs(capsys: pytest.Capture
             ("tern_pipeline_parts_done", "gauge"): {"compact": 9},
             ("tern_pipeline_parts", "gauge"): {"compact": 9},
         } == metrics_at(port)
-        with pytest.raises(ConfigError, match=f"--metrics cannot use the port {port}: .*; give another one"):
+        with pytest.raises(ConfigError, match=f"--metrics cannot use port {port}: .*; choose another port"):
             serving_metrics(port).__enter__()
     with pytest.raises(urllib.error.URLError, match="refused"):
         metrics_at(port)
@@ -152,3 +156,16 @@ def test_commands_load_prometheus_only_for_metrics() -> None:
     program = "import sys, ternmq.cli.main, ternmq.cli.pipelines.job; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "False" == done.stdout.strip()
+
+
+def test_the_log_file_of_a_pipeline_is_new_secret_and_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 13, 7: others write in the temporary directory, too, and could have a link wait under a name they know."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    first, second = new_log_file("archive"), new_log_file("archive")
+
+    assert first != second
+    for path in (first, second):
+        assert re.fullmatch(r"tern-pipeline-archive-.{8}\.log", path.name)
+        assert str(os.getpid()) != path.stem.rpartition("-")[2]
+        assert 0o600 == stat.S_IMODE(path.stat(follow_symlinks=False).st_mode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.net import dial
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.tasks import Tasks
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests_admin import KvKey, KvReply
 from tests.cli.conftest import Start, tern
+
+
+async def kv_of(name_server: str) -> str | None:
+    async with Tasks() as tasks:
+        peer = await dial.connect(name_server, routes={}, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
+        header = KvKey(namespace="ORDER_TOPIC_CONFIG", key="orders")
+        response = await peer.call(RequestCode.GET_KV_CONFIG, header, timeout_ms=30_000)
+        peer.close()
+        return response.read(KvReply).value if response.code == ResponseCode.SUCCESS else None
 
 
 def connect(address: str) -> socket.socket:
@@ -39,7 +55,7 @@ def test_a_broker_that_dies_is_reported_and_ends_up(tmp_path: Path, start: Start
     os.kill(up.ready["pids"]["broker-b"], signal.SIGKILL)
 
     assert 1 == up.wait()
-    assert "tern: broker-b was killed by SIGKILL; its log above says more" == up.errors.splitlines()[-1]
+    assert "tern: broker-b was killed by SIGKILL; see its log lines above" == up.errors.splitlines()[-1]
 
 
 def test_brokers_go_down_with_a_killed_supervisor(tmp_path: Path, start: Start) -> None:
@@ -59,14 +75,14 @@ def test_a_second_up_on_the_same_port_or_directory_is_refused(tmp_path: Path, st
 
     assert (1, "") == (same_port.returncode, same_port.stdout)
     assert (
-        f"tern: port {port} on 0.0.0.0 is in use; stop the program that holds it, or choose another port\n"
+        f"tern: port {port} on 127.0.0.1 is in use; stop the program that uses it, or choose another port\n"
         == same_port.stderr
     )
     assert (1, "") == (same_directory.returncode, same_directory.stdout)
     store = tmp_path / "data" / "broker-a"
     assert (
-        f"tern: broker-a cannot start: another process holds the store directory {store}; stop that broker, or give "
-        "this one a directory of its own (storePathRootDir)\n" == same_directory.stderr
+        f"tern: broker-a cannot start: the store directory {store} is in use by another process; stop that broker, "
+        "or give this one another directory (storePathRootDir)\n" == same_directory.stderr
     )
     assert 0 == tern("send", "orders", "x", "-n", first.name_server).returncode
 
@@ -84,10 +100,10 @@ def test_a_broker_joins_a_name_server_with_rocketmq_s_own_file(tmp_path: Path, s
     broker = start("broker", "-c", str(config), "-n", name_server, "--set", "mappedFileSizeCommitLog=16777216")
 
     assert ("ready", "shop-a") == (broker.ready["event"], broker.ready["broker"])
-    assert f"unknown setting place='{config}, line 8' key=defaultTopicQueueNum did_you_mean=defaultTopicQueueNums" in (
-        broker.errors
+    assert (
+        f"unknown setting defaultTopicQueueNum ({config}, line 8); did you mean defaultTopicQueueNums?" in broker.errors
     )
-    assert "does not use place=" in broker.errors
+    assert "this program does not use the RocketMQ setting sendMessageThreadPoolNums" in broker.errors
     assert 0 == tern("send", "orders", "x", "-n", name_server).returncode
     (route,) = json.loads(tern("topic", "route", "orders", "-n", name_server, "--json").stdout)
     assert ("Shop", "shop-a", broker.ready["address"]) == (route["cluster"], route["broker"], route["address"])
@@ -106,4 +122,68 @@ def test_settings_of_up_reach_all_brokers(tmp_path: Path, start: Start) -> None:
     assert (1, "") == (refused.returncode, refused.stdout)
     assert "tern topic create unknown" in refused.stderr
     assert 1 == up.errors.count("unknown setting")
-    assert "did_you_mean=listenPort" in up.errors
+    assert "did you mean listenPort?" in up.errors
+
+
+def refuses(address: str) -> bool:
+    with contextlib.suppress(ConnectionRefusedError):
+        connect(address).close()
+        return False
+    return True
+
+
+def test_up_is_for_this_machine_unless_it_is_asked(tmp_path: Path, start: Start) -> None:
+    """Issue 13, 7: it printed 127.0.0.1 and listened on all interfaces."""
+    up = start("up", "--dir", str(tmp_path / "a"), "--port", "0", "--broker-port", "0")
+    ports = [address.rpartition(":")[2] for address in (up.ready["name_server"], up.ready["brokers"]["broker-a"])]
+    assert "127.0.0.1" == up.ready["listens_on"]
+    assert not any(refuses(f"127.0.0.1:{port}") for port in ports)
+    # The whole of 127.0.0.0/8 is this machine; who listens on 0.0.0.0 is there as well.
+    assert all(refuses(f"127.0.0.2:{port}") for port in ports)
+    up.end(signal.SIGTERM)
+
+    asked = start("up", "--dir", str(tmp_path / "b"), "--port", "0", "--broker-port", "0", "--host", "127.0.0.3")
+    ports = [address.rpartition(":")[2] for address in (asked.ready["name_server"], asked.ready["brokers"]["broker-a"])]
+    assert "0.0.0.0" == asked.ready["listens_on"]
+    assert asked.ready["brokers"]["broker-a"].startswith("127.0.0.3:")
+    assert not any(refuses(f"127.0.0.2:{port}") for port in ports)
+    asked.end(signal.SIGTERM)
+
+    nowhere = tern("up", "--dir", str(tmp_path / "c"), "--host", "0.0.0.0")
+    assert (1, True) == (nowhere.returncode, "clients cannot connect to this address" in nowhere.stderr)
+
+
+def test_servers_say_where_they_listen(tmp_path: Path, start: Start) -> None:
+    """Issue 13, 7."""
+    broker = start(
+        "broker",
+        *("--set", "listenPort=0", "--set", "brokerIP1=127.0.0.1", "--set", f"storePathRootDir={tmp_path}"),
+        *("--set", "brokerName=room1@broker-a"),
+    )
+    port = broker.ready["address"].rpartition(":")[2]
+    assert (f"127.0.0.1:{port}", f"0.0.0.0:{port}") == (broker.ready["address"], broker.ready["listens_on"])
+
+
+def test_a_name_server_keeps_what_tools_give_it(tmp_path: Path, start: Start) -> None:
+    """Issue 13, 14: in RocketMQ's own place, unless it is told another or none."""
+    path = tmp_path / "namesrv" / "kvConfig.json"
+    path.parent.mkdir()
+    path.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"orders":"broker-a:4"}}}')
+    for settings, value in (((), "broker-a:4"), (("--set", "kvConfigPath="), None)):
+        server = start("namesrv", "-p", "0", *settings, HOME=str(tmp_path))
+        assert value == asyncio.run(kv_of(server.name_server))
+        server.end(signal.SIGTERM)
+
+
+def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
+    """Issue 13, 14: settings of security that are not built yet."""
+    (tmp_path / "broker.conf").write_text("brokerName=a\naclEnable=true\n")
+    for command in (
+        ("broker", "-c", str(tmp_path / "broker.conf")),
+        ("namesrv", "--set", "tls.server.mode=enforcing"),
+        ("up", "--dir", str(tmp_path), "--set", "aclEnable=true"),
+    ):
+        refused = tern(*command)
+        assert (1, "") == (refused.returncode, refused.stdout)
+        assert "is not supported yet" in refused.stderr
+    assert 1 == tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive").returncode

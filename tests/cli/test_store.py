@@ -72,12 +72,12 @@ def test_a_running_broker_is_seen_and_not_disturbed(start: Start, tmp_path: Path
     assert 0 == tern("send", "orders", "hello", "-n", serving.name_server).returncode
 
     (fields,) = lines(tern("store", "info", root, "--json"))
-    assert fields["state"].startswith("a broker runs on it (process ")
+    assert fields["state"].startswith("in use by a broker (process ")
     assert 0 == tern("store", "verify", root).returncode
     (record,) = lines(tern("store", "dump", root, "--topic", "orders", "--body", "--json"))
     assert "hello" == record["body"]
     refused = tern("store", "rebuild", root, "--yes")
-    assert (1, True) == (refused.returncode, "another process holds the store directory" in sentence(refused))
+    assert (1, True) == (refused.returncode, "is in use by another process" in sentence(refused))
 
 
 def test_records_are_dumped_as_lines_and_as_json(root: Path) -> None:
@@ -100,7 +100,7 @@ def test_records_are_dumped_as_lines_and_as_json(root: Path) -> None:
 
 def test_a_dump_without_records_says_so(root: Path) -> None:
     done = tern("store", "dump", str(root), "--topic", "nowhere")
-    assert (0, "", f"no such records in {root}\n") == (done.returncode, done.stdout, done.stderr)
+    assert (0, "", f"no matching records in {root}\n") == (done.returncode, done.stdout, done.stderr)
     assert [] == lines(tern("store", "dump", str(root), "--topic", "nowhere", "--json"))
 
 
@@ -117,8 +117,8 @@ def test_verify_names_faults_and_their_cost_and_rebuild_cures(root: Path) -> Non
     assert 1 == broken.returncode
     fault, cost, cure, verdict = broken.stdout.splitlines()
     assert fault.startswith(f"FAULT  {root}/consumequeue/orders/0: 1 entry, the first at queue offset 0, ")
-    assert cost.startswith("       costs: consumers get other messages")
-    assert "       cure:  run `tern store rebuild`" == cure
+    assert cost.startswith("       effect: consumers get other messages")
+    assert "       remedy: run `tern store rebuild`" == cure
     assert verdict.startswith("1 fault in 12 records")
 
     (made,) = lines(tern("store", "rebuild", str(root), "--yes", "--json"))
@@ -134,8 +134,8 @@ def test_a_rebuild_tells_of_damage_in_the_log(root: Path, tmp_path: Path) -> Non
     done = tern("store", "rebuild", str(root), "--out", str(tmp_path / "fresh"))
 
     assert (0, before) == (done.returncode, files(root))
-    assert "2 queues and the index made of 11 records" in done.stdout
-    assert "passed over log offset 0 to" in done.stderr
+    assert "rebuilt 2 queues and the index from 11 records" in done.stdout
+    assert "skipped log offsets 0 to" in done.stderr
     assert (tmp_path / "fresh" / "consumequeue" / "orders" / "1").is_dir()
 
 
@@ -143,10 +143,10 @@ def test_a_rebuild_asks_first(root: Path) -> None:
     """T1: in a pipe nobody can answer; in a terminal «n» changes nothing."""
     before = files(root)
     refused = tern("store", "rebuild", str(root))
-    assert (1, True) == (refused.returncode, "Nobody can answer here; add --yes" in sentence(refused))
+    assert (1, True) == (refused.returncode, "There is no terminal for the answer; add --yes" in sentence(refused))
     assert "Aborted" in in_terminal("store", "rebuild", str(root), typed=b"n\n")
     assert before == files(root)
-    assert "2 queues and the index made of 12 records" in in_terminal("store", "rebuild", str(root), typed=b"y\n")
+    assert "rebuilt 2 queues and the index from 12 records" in in_terminal("store", "rebuild", str(root), typed=b"y\n")
 
 
 def test_stores_are_compared(root: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_stores_are_compared(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(root, copy)
     same = tern("store", "diff", str(root), str(copy))
-    assert (0, "", f"{root} and {copy} hold the same\n") == (same.returncode, same.stdout, same.stderr)
+    assert (0, "", f"{root} and {copy} are equal\n") == (same.returncode, same.stdout, same.stderr)
     break_queue(copy)
 
     other = tern("store", "diff", str(root), str(copy))
@@ -242,7 +242,9 @@ def test_what_is_no_store_gets_a_sentence(command: str, spoil: Callable[[Path], 
 def test_settings_that_no_store_has(root: Path) -> None:
     """T2."""
     done = tern("store", "info", str(root), "--set", "mappedFileSizeCommitlogs=4096")
-    assert "no setting 'mappedFileSizeCommitlogs'; did you mean mappedFileSizeCommitLog?" in sentence(done)
+    assert "unknown setting 'mappedFileSizeCommitlogs' of a store; did you mean mappedFileSizeCommitLog?" in sentence(
+        done
+    )
     done = tern("store", "info", str(root), "--set", "mappedFileSizeCommitLog=8192")
     assert "has 4096 bytes, but mappedFileSizeCommitLog is 8192" in sentence(done)
 

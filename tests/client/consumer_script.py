@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ternmq.errors import BrokerRefused
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
@@ -27,7 +28,9 @@ HOST = pack_host("127.0.0.1", 10911)
 Answer = Reply | BrokerRefused | None | asyncio.Future[Reply]
 
 
-def record(queue_offset: int, body: bytes = b"it", *, topic: str = "orders", properties: str = "") -> bytes:
+def record(
+    queue_offset: int, body: bytes = b"it", *, topic: str = "orders", properties: str = "", sysflag: int = 0
+) -> bytes:
     """The bytes of one stored message of queue 0."""
     size = record_bytes(body=len(body), topic=len(topic), properties=len(properties), born_host=8, store_host=8)
     page = bytearray(size)
@@ -39,7 +42,7 @@ def record(queue_offset: int, body: bytes = b"it", *, topic: str = "orders", pro
         flag=0,
         queue_offset=queue_offset,
         log_offset=queue_offset * 1000,
-        sysflag=0,
+        sysflag=sysflag,
         born_time_ms=1,
         born_host=HOST,
         store_time_ms=2,
@@ -114,7 +117,7 @@ class ConsumerScript:
             RequestCode.LOCK_BATCH_MQ: self._lock,
             RequestCode.UNLOCK_BATCH_MQ: lambda _: Reply(),
         }
-        routes = {code: Route(self._handler(handler), "work") for code, handler in handlers.items()}
+        routes = {code: Route(self._handler(handler), "work", ANY_CALLER) for code, handler in handlers.items()}
         async with Server.running(routes, [LaneConfig("work")]) as self.server:
             self.address = f"127.0.0.1:{await self.server.listen('127.0.0.1', 0)}"
             yield self

@@ -10,6 +10,7 @@ from typing import Any
 
 from ternmq.errors import refused
 from ternmq.message import Message
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
@@ -58,6 +59,8 @@ class ScriptedBroker:
         self.bodies: list[bytes] = []
         self.heartbeats: list[Heartbeat] = []
         self.left: list[UnregisterClient] = []
+        #: What it says of each heartbeat.
+        self.remark: str | None = None
         #: Codes in the order in which they came, per connection they came on.
         self.codes: list[int] = []
         self.on_send: Callable[[Peer, Request[Any]], None] = lambda _peer, _request: None
@@ -67,10 +70,10 @@ class ScriptedBroker:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedBroker]:
         routes: dict[int, Route] = {
-            RequestCode.SEND_MESSAGE_V2: Route(self._send, "work"),
-            RequestCode.SEND_BATCH_MESSAGE: Route(self._send, "work"),
-            RequestCode.HEART_BEAT: Route(self._heartbeat, "work"),
-            RequestCode.UNREGISTER_CLIENT: Route(self._unregister, "work"),
+            RequestCode.SEND_MESSAGE_V2: Route(self._send, "work", ANY_CALLER),
+            RequestCode.SEND_BATCH_MESSAGE: Route(self._send, "work", ANY_CALLER),
+            RequestCode.HEART_BEAT: Route(self._heartbeat, "work", ANY_CALLER),
+            RequestCode.UNREGISTER_CLIENT: Route(self._unregister, "work", ANY_CALLER),
         }
         async with Server.running(routes, [LaneConfig("work")], on_open=lambda _: self.bell.ring()) as server:
             self.peers = server.peers
@@ -105,7 +108,7 @@ class ScriptedBroker:
         self.codes.append(request.code)
         self.bell.ring()
         self.heartbeats.append(decode(request.body, Heartbeat))
-        return Reply()
+        return Reply(remark=self.remark)
 
     def _unregister(self, _: Peer, request: Request[UnregisterClient]) -> Reply:
         self.codes.append(request.code)
@@ -181,7 +184,7 @@ async def scripted_cluster(
     async with AsyncExitStack() as stack:
         for broker in cluster.brokers:
             await stack.enter_async_context(broker.running())
-        routes: dict[int, Route] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: Route(cluster.handle_route, "work")}
+        routes: dict[int, Route] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: Route(cluster.handle_route, "work", ANY_CALLER)}
         server = await stack.enter_async_context(Server.running(routes, [LaneConfig("work")]))
         cluster.name_servers = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
         yield cluster

@@ -30,7 +30,7 @@ def test_no_name_server_at_all_is_an_error_that_names_the_cure(monkeypatch: pyte
 
 
 def test_an_address_without_a_port_is_refused() -> None:
-    with pytest.raises(ConfigError, match="write host:port"):
+    with pytest.raises(ConfigError, match="expected host:port"):
         ClientConfig("localhost")
 
 
@@ -42,20 +42,20 @@ def test_equal_configs_are_one_key() -> None:
 def test_the_header_form_is_chosen_by_name() -> None:
     """B1."""
     assert (JSON, BINARY) == (ClientConfig("a:1").form, ClientConfig("a:1", serialization="ROCKETMQ").form)
-    with pytest.raises(ConfigError, match="use 'JSON' or 'ROCKETMQ'"):
+    with pytest.raises(ConfigError, match="expected 'JSON' or 'ROCKETMQ'"):
         ClientConfig("a:1", serialization="XML")
 
 
 def test_a_host_name_is_no_client_ip() -> None:
     """It becomes part of message ids."""
-    with pytest.raises(ConfigError, match="no IP address"):
+    with pytest.raises(ConfigError, match="expected an IP address"):
         ClientConfig("a:1", client_ip="my-host")
 
 
 def test_times_and_sizes_are_above_zero() -> None:
-    with pytest.raises(ConfigError, match="heartbeat_interval_ms=0"):
+    with pytest.raises(ConfigError, match="invalid heartbeat_interval_ms 0"):
         ClientConfig("a:1", heartbeat_interval_ms=0)
-    with pytest.raises(ConfigError, match="body_bytes_max=-1"):
+    with pytest.raises(ConfigError, match="invalid body_bytes_max -1"):
         ProducerConfig(body_bytes_max=-1)
 
 
@@ -77,10 +77,10 @@ def test_a_busy_broker_is_not_sent_to_again() -> None:
 
 
 def test_an_unknown_compression_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match="use one of ZLIB, LZ4, ZSTD"):
+    with pytest.raises(ConfigError, match="expected one of ZLIB, LZ4, ZSTD"):
         ProducerConfig(compression="GZIP")
 
 
 def test_retries_are_not_below_zero() -> None:
-    with pytest.raises(ConfigError, match="use 0 for a single attempt"):
+    with pytest.raises(ConfigError, match="invalid retries -1"):
         ProducerConfig(retries=-1)

@@ -89,9 +89,9 @@ def test_a_map_of_another_length_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("error_percent", "names", "sentence"),
     [
-        (0, 32, "maxErrorRateOfBloomFilter = 0 cannot be; use 1 to 99"),
-        (100, 32, "maxErrorRateOfBloomFilter = 100 cannot be"),
-        (20, 0, "expectConsumerNumUseFilter = 0 is too small; use at least 1"),
+        (0, 32, "invalid maxErrorRateOfBloomFilter 0: expected 1 to 99"),
+        (100, 32, "invalid maxErrorRateOfBloomFilter 100"),
+        (20, 0, "invalid expectConsumerNumUseFilter 0: expected 1 or more"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(error_percent: int, names: int, sentence: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.errors import InvalidExpression
-from ternmq.filter.sql import DEPTH_MAX, has_recent_words, parse
+from ternmq.errors import ExpressionTooLarge, InvalidExpression
+from ternmq.filter.sql import DEFAULT_LIMITS, Limits, check, has_recent_words, parse
 from ternmq.filter.tree import (
     AsCondition,
     Compare,
@@ -24,6 +27,8 @@ from ternmq.filter.tree import (
 )
 from tests.filter import expressions
 
+#: Limits that only nesting reaches.
+WIDE = Limits(length=10_000_000, terms=1_000_000)
 A, B, C = Property("a"), Property("b"), Property("c")
 
 
@@ -170,7 +175,7 @@ def test_a_comment_without_a_line_end_is_two_signs() -> None:
         ("NOT a IN ('x')", 0, "a NOT IN"),
         ("a IN ()", 6, "texts in quotes"),
         ("a IN ('x', 5)", 11, "texts in quotes"),
-        ("a IN ('x'", 9, "ends with )"),
+        ("a IN ('x'", 9, "must end with )"),
         ("a IN 'x'", 5, "a list"),
         ("a CONTAINS 5", 11, "a text in quotes"),
         ("5", 0, "condition"),
@@ -180,12 +185,12 @@ def test_a_comment_without_a_line_end_is_two_signs() -> None:
         ("(a = 1", 6, "not closed"),
         ("a = 0.0", 4, "write 0"),
         ("a = 1e-400", 4, "write 0"),
-        ("a = 1e400", 4, "greater than"),
+        ("a = 1e400", 4, "too large"),
         ("a = 9223372036854775808", 4, "as a decimal"),
-        ("a != 1", 2, "write <>"),
+        ("a != 1", 2, "use <>"),
         ("a == 1", 3, "expected"),
         ('a = "x"', 4, "single quotes"),
-        ("a = 'x", 4, "does not end"),
+        ("a = 'x", 4, "is not closed"),
         ("a # b", 2, "means nothing"),
         ("a\xa0= 1", 1, "means nothing"),
         ("AND = 1", 0, "expected"),
@@ -202,13 +207,14 @@ def test_a_refusal_tells_the_place_and_the_cure(text: str, position: int, cure: 
 
 def test_long_chains_are_read_and_deep_nesting_is_refused() -> None:
     """K2: the stack of a broker is bounded."""
-    chain = parse(" OR ".join(f"a = {number}" for number in range(5_000)))
+    chain = parse(" OR ".join(f"a = {number}" for number in range(5_000)), WIDE)
     assert isinstance(chain, Logic)
     assert 5_000 == len(chain.operands)
-    parse("(" * (DEPTH_MAX - 1) + "a" + ")" * (DEPTH_MAX - 1))
+    depth = DEFAULT_LIMITS.depth - 1
+    parse("(" * depth + "a" + ")" * depth)
     for text in ("(" * 5_000, "- " * 5_000, "a" + " IS NULL" * 5_000, "NOT " * 5_000 + "a"):
-        with pytest.raises(InvalidExpression, match="nested more than"):
-            parse(text)
+        with pytest.raises(ExpressionTooLarge, match="nested more than 64 deep, which maxFilterExpressionDepth allows"):
+            parse(text, WIDE)
 
 
 def test_a_long_expression_is_shown_in_part() -> None:
@@ -237,3 +243,85 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_words_that_old_brokers_do_not_know_are_noticed(text: str, expected: bool) -> None:
     """K2: they are names before RocketMQ 5.1.3."""
     assert expected is has_recent_words(text)
+
+
+# --- Limits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = 1" + " " * 16_380, "it has 16385 characters, more than the 16384 that maxFilterExpressionLength allows"),
+        (
+            " OR ".join(["a=1"] * 513),
+            "1024 terms (properties, numbers and texts; CONTAINS counts as 16), which maxFilterExpressionTerms",
+        ),
+        ("a IN (" + ",".join(["'x'"] * 1_024) + ")", "more than 1024 terms"),
+        ("TRUE" + " AND TRUE" * 1_024, "more than 1024 terms"),
+        (" OR ".join(["a CONTAINS 'x'"] * 61), "more than 1024 terms"),
+        ("a BETWEEN 1 AND 2 OR " * 342 + "a", "more than 1024 terms"),
+        ("NOT " * 65 + "a", "nested more than 64 deep, which maxFilterExpressionDepth allows"),
+        ("a" + " = a" * 65, "nested more than 64 deep"),
+        ("a" + " STARTSWITH 'x'" * 65, "nested more than 64 deep"),
+    ],
+)
+def test_what_is_too_large_is_refused_with_the_setting(text: str, reason: str) -> None:
+    """Issue 13, 4"""
+    with pytest.raises(ExpressionTooLarge) as raised:
+        parse(text)
+    assert reason in raised.value.reason
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = 1" + " " * 16_379,
+        " OR ".join(["a=1"] * 512),
+        "a IN (" + ",".join(["'x'"] * 1_023) + ")",
+        "NOT " * 62 + "a",
+        "a = 1" + "".join(f" /* {number} */" for number in range(1_000)),
+    ],
+)
+def test_what_is_just_not_too_large_is_read(text: str) -> None:
+    """Issue 13, 4"""
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = '" + "x" * 1_000_000 + "'",
+        "a = '" + "''" * 500_000 + "'",
+        "a = '" + "x" * 1_000_000,
+        "a = " + " " * 1_000_000,
+        "a = /*" + "*" * 1_000_000,
+        "a = --" + "-" * 1_000_000,
+        "a = 1 --" + "-" * 1_000_000 + "\n",
+        "a = " + "9" * 1_000_000,
+        "a = 0" + "0" * 1_000_000,
+        "a = 1." + "9" * 1_000_000,
+        "a = 1E" + "9" * 1_000_000,
+        "a" * 1_000_000 + " = 1",
+    ],
+    ids=lambda text: text[:7],
+)
+def test_a_long_token_takes_memory_for_itself_only(text: str) -> None:
+    """Issue 13, 4: the pattern of a text took 1.8 GB for 8 MB."""
+    tracemalloc.start()
+    try:
+        with suppress(InvalidExpression):
+            parse(text, WIDE)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 8 * len(text)
+
+
+def test_a_client_leaves_limits_to_the_brokers() -> None:
+    """Issue 13, 4: theirs may be wider, and RocketMQ has none."""
+    check("a = 1 OR " * 5_000 + "a = 1")
+    check("a" + " = a" * 100)
+    check("contains = 5")
+    with pytest.raises(InvalidExpression, match="the end"):
+        check("a = ")

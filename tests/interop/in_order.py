@@ -7,18 +7,27 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ternmq.client.config import ClientConfig
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.consumer_config import PushConfig
-from ternmq.client.listener import ConsumeResult
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.consume.config import PushConfig
+from ternmq.client.consume.listener import ConsumeResult
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.message import Message, MessageQueue, ReceivedMessage
 from tests.client.listening import eventually
 from tests.interop.java import Event, Java, Peer
 
 QUEUES = 4
+#: A member of 4.9 rebalances every 20 s, begins to read a queue that it got when it renews its locks (every 20 s), and
+#: gives back one in which messages wait after 20 s.
+INTERVALS_OF_4_9 = (
+    "rocketmq.client.rebalance.waitInterval",
+    "rocketmq.client.rebalance.lockInterval",
+    "rocketmq.client.unlockDelayTimeMills",
+)
+BALANCE_S = 75.0
 
 
 class Ours:
@@ -68,6 +77,67 @@ async def members_keep_the_order(name_servers: str, version: str, topic: str, di
                 await sending
     for queue in queues:
         assert is_in_order(ours.offsets[queue.queue_id], theirs[queue.queue_id])
+
+
+async def members_share_what_one_leaves(name_servers: str, version: str, topic: str, directory: Path) -> None:
+    """Three members in Java, one of which leaves: no queue loses its order, and the others share all of them."""
+    java = Java(version, directory, properties=dict.fromkeys(INTERVALS_OF_4_9, "1000"))
+    stories = [Story() for _ in range(3)]
+    options: dict[str, Any] = {"group": f"in-order-{topic}", "topic": topic, "mode": "orderly"}
+    async with (
+        Producer("shop", client=ClientConfig(name_servers)) as producer,
+        java.consumer(name_servers, instance="first", **options) as first,
+        java.consumer(name_servers, instance="second", **options) as second,
+    ):
+        queues = sorted(await producer.queues(topic))
+        sent = 0
+
+        async def send_and_wait(*members: Peer) -> list[int]:
+            """Ten messages to each queue; returns how many queues each member has got the last one of."""
+            nonlocal sent
+            sent += 10
+            for _ in range(10):
+                for queue in queues:
+                    await producer.send(Message(topic, b"it"), queue=queue)
+            listening = [
+                asyncio.create_task(story.listen(member)) for story, member in zip(stories, members, strict=False)
+            ]
+            async with asyncio.timeout(BALANCE_S):
+                while sum(story.count(sent - 1) for story in stories) < len(queues):
+                    await asyncio.sleep(0.01)
+            for task in listening:
+                task.cancel()
+            await asyncio.gather(*listening, return_exceptions=True)
+            return [story.count(sent - 1) for story in stories]
+
+        async with java.consumer(name_servers, instance="third", **options) as third:
+            await send_and_wait(first, second, third)
+            for event in await third.finish():
+                stories[2].note(event)
+        # The first round may come while the members still share.
+        while await send_and_wait(first, second) != [len(queues) // 2, len(queues) // 2, 0]:
+            assert sent < 500
+    for queue in queues:
+        assert is_in_order(*(story.offsets[queue.broker_name, queue.queue_id] for story in stories))
+
+
+class Story:
+    """Offsets in the order in which a member in Java told of them, by broker and queue id."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str, int], list[int]] = defaultdict(list)
+
+    async def listen(self, peer: Peer) -> None:
+        while True:
+            self.note(await peer.event("message"))
+
+    def note(self, event: Event) -> None:
+        if event["event"] == "message" and not event["topic"].startswith("%RETRY%"):
+            self.offsets[event["brokerName"], event["queueId"]].append(event["queueOffset"])
+
+    def count(self, queue_offset: int) -> int:
+        """Queues of which it has seen this offset."""
+        return sum(queue_offset in offsets for offsets in self.offsets.values())
 
 
 def is_in_order(*stories: Sequence[int]) -> bool:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ternmq.admin import Admin
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.listener import ConsumeContext
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.consume.listener import ConsumeContext
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.message import Message, ReceivedMessage
 from ternmq.wire.bodies.clients import RequestMode
@@ -112,3 +112,21 @@ async def test_what_was_sent_back_before_the_switch_to_pop_comes_to_java(cluster
 
     assert (b"bad", TOPIC, 1) == (body(again), again["topic"], again["reconsumeTimes"])
     assert "POP_CK" not in again["properties"]
+
+
+async def test_java_reads_what_becomes_of_handles_that_passed_the_proxy(cluster: EmbeddedCluster, java: Java) -> None:
+    """F9, V1, issue 13.15: they have nine fields; a change that is refused is told as such, not as a broken answer."""
+    names, group = cluster.name_servers, "proxied"
+    async with Producer("shop", name_servers=names) as producer:
+        for number in range(2):
+            await producer.send(Message(TOPIC, b"%d" % number))
+    address = cluster.brokers[0].address
+    async with java.popper(names, address=address, broker="broker-a", group=group, topic=TOPIC) as popper:
+        found: list[str] = []
+        while len(found) < 2:
+            found += [f"{message['handle']} 4096" for message in (await popper.ask("pop"))["messages"]]
+        acked = await popper.ask("ack", handle=found[0])
+        changed = await popper.ask("change", handle=found[1])
+        refused = await popper.ask("change", handle=found[0])
+
+    assert ["OK", "OK", "NO_EXIST"] == [answer["status"] for answer in (acked, changed, refused)]

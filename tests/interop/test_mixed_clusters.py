@@ -10,7 +10,7 @@ import pytest
 
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
-from ternmq.client.producer import Producer
+from ternmq.client.send.producer import Producer
 from ternmq.env import Env
 from ternmq.message import Message
 from ternmq.namesrv.config import NamesrvConfig

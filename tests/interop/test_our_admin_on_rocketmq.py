@@ -13,11 +13,11 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.admin.offsets import Move
 from ternmq.client.config import ClientConfig
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.consumer_config import PushConfig
-from ternmq.client.listener import ConsumeResult
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.consume.config import PushConfig
+from ternmq.client.consume.listener import ConsumeResult
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.errors import ConfigError, GroupMissing, NotFound, RouteMissing
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 from tests.client.listening import Collector
@@ -128,7 +128,7 @@ async def test_what_is_not_there_is_not_found(admin: Admin, producer: Producer, 
         await admin.messages.by_id(f"{receipt.offset_id[:16]}{2**50:016X}")
     with pytest.raises(NotFound, match="has no message 7"):
         await admin.messages.by_queue_offset(receipt.queue, 7)
-    with pytest.raises(NotFound, match="there is no queue"):
+    with pytest.raises(NotFound, match="does not exist or is not readable"):
         await admin.messages.by_queue_offset(receipt.queue._replace(queue_id=9), 0)
 
 
@@ -224,7 +224,7 @@ async def test_a_group_with_members_is_shown_and_moved(
         assert ("CLUSTERING", "new || old", 1) == (members.model, members.subscriptions[topic], len(members.members))
         assert ("PYTHON", 1) == (members.members[0].language, (await admin.groups.info(group)).members)
         assert ["PYTHON"] == [member.language for member in await admin.clients.producers("admin-shop")]
-        with pytest.raises(ConfigError, match="has 1 live members"):
+        with pytest.raises(ConfigError, match="has 1 active members"):
             await admin.offsets.clone(group, group, topic=topic)
 
         assert [Move(queue, 3, 0)] == await admin.offsets.reset(group, topic, FIRST)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ternmq.admin import Admin
-from ternmq.client import pop_settle
 from ternmq.client.config import ClientConfig
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.listener import ConsumeContext
-from ternmq.client.offsets import StartPosition
-from ternmq.client.pop import PopConsumer
-from ternmq.client.producer import Producer
+from ternmq.client.consume import pop_settle
+from ternmq.client.consume.listener import ConsumeContext
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.pop import PopConsumer
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import RequestNotSupported
 from ternmq.message import Message, ReceivedMessage

@@ -18,9 +18,9 @@ import pytest
 
 from ternmq.admin import Admin
 from ternmq.client.config import ClientConfig
-from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import BrokerOffsets, StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.message import Message, MessageQueue
 from ternmq.wire.codes import RequestCode

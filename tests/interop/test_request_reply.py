@@ -12,9 +12,9 @@ import pytest
 
 from ternmq.admin import Admin
 from ternmq.client.config import ClientConfig
-from ternmq.client.consumer import PushConsumer
-from ternmq.client.offsets import StartPosition
-from ternmq.client.producer import Producer
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.message import Message, ReceivedMessage
 from tests.interop.java import Java

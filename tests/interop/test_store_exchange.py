@@ -23,8 +23,8 @@ from ternmq.admin import Admin
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.client.config import ProducerConfig
-from ternmq.client.producer import Producer
-from ternmq.client.pull import PullConsumer
+from ternmq.client.consume.pull import PullConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.env import Env, SystemClock
 from ternmq.errors import NetworkError, SendFailed, StoreLocked
 from ternmq.message import Message, MessageQueue, SendReceipt
@@ -33,7 +33,7 @@ from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
 from ternmq.store.inspect.verify import verify
-from ternmq.store.reader import LogReader
+from ternmq.store.read.reader import LogReader
 from ternmq.store.store import Draft, GetStatus, MessageStore
 from ternmq.wire.compress import compress, decompress
 from ternmq.wire.ids import offset_id

@@ -16,14 +16,14 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
-from ternmq.client.producer import Producer
-from ternmq.client.pull import PullConsumer
+from ternmq.client.consume.pull import PullConsumer
+from ternmq.client.send.producer import Producer
 from ternmq.env import Env
 from ternmq.filter.bloom import BloomFilter, filter_name
 from ternmq.message import Message, MessageQueue
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
-from ternmq.store.queue_ext import ADDRESS_MAX, Unit
+from ternmq.store.derived.queue_ext import ADDRESS_MAX, Unit
 from ternmq.store.store import MessageStore
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import parse

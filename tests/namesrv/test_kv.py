@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from ternmq.errors import InvalidParameter
 from ternmq.files import TableFile
 from ternmq.namesrv.kv import KvConfig
 
@@ -35,3 +38,22 @@ def test_settings_survive_a_restart_where_there_is_a_file(tmp_path: Path) -> Non
     restarted = KvConfig(file)
     restarted.load()
     assert restarted.get("ORDER_TOPIC_CONFIG", "orders") == "broker-a:4;broker-b:4"
+
+
+def test_settings_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """Issue 13, 6: a name server kept settings of any number and size; and counts those of its file."""
+    file = TableFile(tmp_path / "kvConfig.json")
+    kv = KvConfig(file, bytes_max=1_000)
+    kv.put("n", "k", "v" * 600)
+    with pytest.raises(InvalidParameter, match="maxKvConfigBytes"):
+        kv.put("n", "l", "v" * 600)
+    kv.put("n", "k", "w" * 900)
+    restarted = KvConfig(file, bytes_max=1_000)
+    restarted.load()
+    with pytest.raises(InvalidParameter, match="maxKvConfigBytes"):
+        restarted.put("m", "l", "v" * 200)
+
+    restarted.delete("n", "k")
+
+    restarted.put("m", "l", "v" * 900)
+    assert restarted.of_namespace("n") is None

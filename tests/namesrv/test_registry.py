@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import ItemsView, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from ternmq.errors import InvalidParameter
 from ternmq.namesrv.registry import SILENCE_MAX_S, Master, Registrant, Registry
 from ternmq.wire.bodies.routes import QueueData, TopicRoute, decode_registration
 from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
@@ -105,6 +107,63 @@ def test_a_route_names_the_queues_and_addresses_of_all_brokers_of_a_topic(regist
     assert [data.broker_name for data in route(registry, "v").queue_datas] == ["broker-b"]
 
 
+def test_the_end_of_a_connection_looks_at_each_topic_once(registry: Registry) -> None:
+    """A3, issue 13, 5: one that brought thousands of brokers looked at all topics for each of them."""
+    topics = Counted({f"t{number}": {} for number in range(100)})
+    registry._topics = topics
+    for number in range(50):
+        registry.register(Broker(name=f"b{number}", address=f"10.0.0.1:{number}").who, None, None, "line", 0.0)
+
+    assert 50 == len(registry.connection_closed("line"))
+    assert topics.looks == 1
+    assert not registry.cluster_info().broker_addr_table
+
+
+def test_forged_brokers_fill_no_table() -> None:
+    """Issue 13, 6: anyone who reaches the port can register. What is refused changes nothing."""
+    small = Registry(brokers_max=2, bytes_max=5_000)
+    register(small, broker("t"))
+    register(small, broker("t", name="broker-b", address="10.0.0.2:10911"))
+    before = (small.cluster_info(), small.topics())
+    for refused, reason in (
+        (broker("t", name="broker-c", address="10.0.0.3:10911"), "maxBrokers allows 2"),
+        (broker("t", *(f"u{number}" for number in range(12))), "maxTopicBytes allows 5000"),
+        (broker("t", cluster="c" * 256), "256 characters"),
+        (broker("t", name="n" * 300), "300 characters"),
+    ):
+        with pytest.raises(InvalidParameter, match=reason):
+            register(small, refused)
+        assert before == (small.cluster_info(), small.topics())
+    with pytest.raises(InvalidParameter, match="65 filter servers"):
+        small.register(broker("t").who, None, ["10.0.0.9:1"] * 65, "line", 0.0)
+
+
+def test_topics_that_go_make_room_for_others() -> None:
+    """Issue 13, 6: the estimate returns to nothing, whichever way topics go."""
+    small = Registry(bytes_max=5_000)
+    for _ in range(3):
+        one = broker(*(f"t{number}" for number in range(10)))
+        register(small, one)
+        register(small, one)
+        small.delete_topic("t0")
+        small.unregister(one.name, one.broker_id, one.address)
+    assert 0 == small._bytes
+
+
+class Counted(dict[str, dict[str, QueueData]]):
+    """A table that counts how often all of it is looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks += 1
+        return super().__iter__()
+
+    def items(self) -> ItemsView[str, dict[str, QueueData]]:  # type: ignore[override]  # the type of a dict's has no name
+        self.looks += 1
+        return super().items()
+
+
 def test_an_unknown_topic_has_no_route(registry: Registry) -> None:
     """A4."""
     register(registry, broker())
@@ -122,6 +181,26 @@ def test_a_registration_of_one_topic_is_added_to_the_others(registry: Registry) 
 
     assert set(registry.topics()) == {"t", "u", "new"}
     assert not registry.is_outdated(who.address, who.version, 0.0)
+
+
+def test_a_broker_that_registers_without_a_topic_takes_it_back_where_that_is_wanted(registry: Registry) -> None:
+    """Issue 13, 15: deleteTopicWithBrokerRegistration; queues of other brokers stay."""
+    who, other = broker("t", "u"), broker("t", "u", name="broker-b", address="10.0.0.2:10911")
+    register(registry, who)
+    register(registry, other)
+    del who.topics["u"]
+    who.create("new")
+
+    register(registry, who)
+    assert ["broker-a", "broker-b"] == [data.broker_name for data in route(registry, "u").queue_datas]
+    who.create("new")
+    registry.register(who.who, who.table(), None, who.address, 0.0, takes_back=True)
+    assert ["broker-b"] == [data.broker_name for data in route(registry, "u").queue_datas]
+    assert ["broker-a", "broker-b"] == [data.broker_name for data in route(registry, "t").queue_datas]
+    del other.topics["u"]
+    other.create("new")
+    registry.register(other.who, other.table(), None, other.address, 0.0, takes_back=True)
+    assert registry.route("u") is None
 
 
 def test_a_changed_topic_replaces_its_queues(registry: Registry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import zlib
 from collections.abc import AsyncIterator
@@ -127,6 +128,32 @@ async def name_server() -> AsyncIterator[NameServer]:
 async def caller(name_server: NameServer) -> AsyncIterator[Caller]:
     async with calling(name_server) as peer:
         yield peer
+
+
+# --- Limits (issue 13, points 1 and 6) ----------------------------------------------------------------------------
+
+
+async def test_an_answer_that_fits_no_frame_is_an_error_and_others_are_served() -> None:
+    """Issue 13, point 1: any answer beyond frameMaxLength."""
+    config = dataclasses.replace(LOCAL, frame_max_length=1024 * 1024)
+    async with NameServer(config) as small, calling(small) as caller:
+        for port in range(5):
+            await caller.register(*(f"{port}{number:0119}" for number in range(2_000)), address=f"10.0.0.1:{port}")
+        answer = await caller.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        assert ResponseCode.SYSTEM_ERROR == answer.code
+        assert "larger than the 1048576 allowed; ask for less" in (answer.remark or "")
+        assert await caller.route(f"{0:0120}")
+
+
+async def test_a_name_server_has_the_limits_of_its_settings() -> None:
+    """Issue 13, point 6."""
+    config = dataclasses.replace(LOCAL, max_connections_per_address=1)
+    async with NameServer(config) as small, calling(small) as caller:
+        await caller.topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        async with calling(small) as refused:
+            with pytest.raises(NetworkError):
+                await refused.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        await caller.topics(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
 
 # --- Routes (A4) ------------------------------------------------------------------------------------------------
@@ -348,10 +375,10 @@ async def test_ordered_topics_are_in_the_route_once_that_is_switched_on(caller: 
 @pytest.mark.parametrize(
     ("line", "code", "complaint"),
     [
-        (b"listenPort=1", ResponseCode.NO_PERMISSION, "listenPort cannot change"),
+        (b"listenPort=1", ResponseCode.NO_PERMISSION, "listenPort cannot be changed at run time"),
         (b"noSuchThing=1", ResponseCode.INVALID_PARAMETER, "noSuchThing"),
         (b"orderMessageEnable=perhaps", ResponseCode.INVALID_PARAMETER, "true or false"),
-        (b"nonsense", ResponseCode.INVALID_PARAMETER, "not a setting"),
+        (b"nonsense", ResponseCode.INVALID_PARAMETER, "invalid --set"),
         (b"\xff\xfe=1", ResponseCode.INVALID_PARAMETER, "UTF-8"),
     ],
 )
@@ -436,3 +463,14 @@ async def test_a_port_in_use_is_named(name_server: NameServer) -> None:
     with pytest.raises(NetworkError, match=f"port {name_server.port} .*in use"):
         async with NameServer(config):
             pass
+
+
+async def test_settings_never_keep_brokers_from_registering(caller: Caller) -> None:
+    """Issue 13, 1 and 6: a broker that registers is told all settings of ordered topics, and they fitted no frame."""
+    codes = set()
+    for number in range(5):
+        header = PutKv(namespace="ORDER_TOPIC_CONFIG", key=str(number), value="x" * 4_000_000)
+        codes.add((await caller.call(RequestCode.PUT_KV_CONFIG, header)).code)
+
+    assert {ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER} == codes
+    await caller.register("orders")

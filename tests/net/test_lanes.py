@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ternmq.net.lanes import SLICE_REQUESTS, LaneConfig, Lanes
+import pytest
+
+from ternmq.net.lanes import SLICE_REQUESTS, SLOW_REQUESTS, LaneConfig, Lanes
 
 
 class Log:
@@ -66,6 +68,22 @@ async def test_a_storm_on_one_lane_delays_another_by_one_slice_only() -> None:
     assert log.ran.index("send") <= SLICE_REQUESTS
 
 
+async def test_slow_requests_end_a_slice_with_the_turn() -> None:
+    """Issue 13, 4: 32 pulls with filters of 10 ms each would keep a send waiting for 320 ms."""
+    clock = [0.0]
+    log = Log(clock, cost_s=0.01)
+    lanes = await lanes_at(clock, LaneConfig("pull"), LaneConfig("send"))
+
+    for _ in range(100):
+        lanes.submit(lanes["pull"], log, "pull", 0.0)
+    lanes.submit(lanes["send"], log, "send", 0.0)
+    lanes.run()
+    assert ["pull"] * SLOW_REQUESTS == log.ran
+    await asyncio.sleep(0)
+
+    assert "send" == log.ran[SLOW_REQUESTS]
+
+
 async def test_a_long_queue_leaves_the_loop_between_turns_and_goes_on_by_itself() -> None:
     """B3: sockets are served while work is piled up."""
     clock = [0.0]
@@ -79,7 +97,7 @@ async def test_a_long_queue_leaves_the_loop_between_turns_and_goes_on_by_itself(
     while len(log.ran) < 200:
         await asyncio.sleep(0)
 
-    assert after_one_turn == SLICE_REQUESTS
+    assert after_one_turn == 2 * SLOW_REQUESTS
     assert list(range(200)) == log.ran
 
 
@@ -103,7 +121,8 @@ async def test_a_lane_back_from_idleness_does_not_spend_what_it_saved() -> None:
         await asyncio.sleep(0)
 
     half = log.ran[: SLICE_REQUESTS * 4]
-    assert half.count("busy") == half.count("idle") == SLICE_REQUESTS * 2
+    # A slice may end with the turn, so one of them may be ahead, but by less than a slice.
+    assert abs(half.count("busy") - half.count("idle")) < SLICE_REQUESTS
 
 
 async def test_a_full_lane_refuses_with_overload() -> None:
@@ -136,3 +155,68 @@ async def test_a_request_that_waited_too_long_is_refused_instead_of_done() -> No
     assert name == "late"
     assert reason.startswith("[TIMEOUT_CLEAN_QUEUE]")
     assert "300ms" in reason
+
+
+async def test_a_full_lane_refuses_by_bytes_as_well() -> None:
+    """Issue 13, point 6: 10,000 queued sends must not keep 10,000 bodies of megabytes."""
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("send", bytes_max=1000)])
+
+    for number, size in enumerate((2000, 1, 400, 500)):
+        lanes.submit(lanes["send"], log, number, 0.0, size)
+    queued_bytes = lanes["send"].queued_bytes
+    lanes.run()
+    lanes.submit(lanes["send"], log, "next", 0.0, 900)
+    lanes.run()
+
+    assert 2000 == queued_bytes
+    assert [0, "next"] == log.ran
+    assert [1, 2, 3] == [name for name, _ in log.refused]
+    assert 0 == lanes["send"].queued_bytes
+
+
+class Broken(Log):
+    """A worker that can neither run nor refuse anything."""
+
+    def run(self, request: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def refuse(self, request: Any, reason: str) -> None:
+        raise ZeroDivisionError("another bug")
+
+
+async def test_a_worker_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 13, point 1: one reply that could not be encoded stopped every lane for good."""
+    clock = [10.0]
+    log, broken = Log(clock), Broken(clock)
+    lanes = await lanes_at(clock, LaneConfig("send", wait_max_ms=200), LaneConfig("pull"))
+
+    lanes.submit(lanes["send"], broken, "late", 9.0)
+    lanes.submit(lanes["send"], broken, "on time", 10.0)
+    lanes.submit(lanes["send"], log, "of the same lane", 10.0)
+    lanes.submit(lanes["pull"], log, "of another lane", 10.0)
+    lanes.run()
+    lanes.submit(lanes["send"], log, "later", 10.0)
+    lanes.run()
+
+    assert ["of the same lane", "of another lane", "later"] == log.ran
+    assert 2 == sum("failed without an answer" in message for message in caplog.messages)
+
+
+async def test_the_lanes_go_on_after_an_interrupt() -> None:
+    """Issue 13, point 1: even what is not an ``Exception`` leaves the lanes in order."""
+
+    class Interrupted(Log):
+        def run(self, request: Any) -> None:
+            raise KeyboardInterrupt
+
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("send")])
+    lanes.submit(lanes["send"], Interrupted([0.0]), "interrupted", 0.0)
+    lanes.submit(lanes["send"], log, "next", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run()
+    while not log.ran:
+        await asyncio.sleep(0)
+
+    assert ["next"] == log.ran

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from ternmq.errors import CallTimeout, NetworkError, NoPermission, TooManyCalls
 from ternmq.net.dial import connect
+from ternmq.net.endpoint import bind
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Handler, Peer, Route
-from ternmq.net.server import Server, bind
+from ternmq.net.server import Server
 from ternmq.tasks import Tasks
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.frame import encode_request
@@ -68,13 +70,13 @@ class Servant:
             CRASH: self.crash,
             LATER: self.reply_later,
         }
-        return {code: Route(handler, "work") for code, handler in handlers.items()}
+        return {code: Route(handler, "work", ANY_CALLER) for code, handler in handlers.items()}
 
 
 @asynccontextmanager
 async def dialled(port: int, **options: Any) -> AsyncIterator[Peer]:
     async with Tasks() as tasks:
-        routes = {ECHO: Route(echo, "work")}
+        routes = {ECHO: Route(echo, "work", ANY_CALLER)}
         peer = await connect(f"127.0.0.1:{port}", routes=routes, lanes=Lanes(LANES), tasks=tasks, **options)
         yield peer
         peer.close()
@@ -215,7 +217,7 @@ async def test_an_unknown_request_is_answered_as_rocketmq_does(port: int) -> Non
 
 async def test_missing_fields_are_refused_by_name_and_the_connection_stays(servant: Servant) -> None:
     """B5: PULL_MESSAGE without its fields."""
-    routes = servant.routes | {RequestCode.QUERY_CONSUMER_OFFSET: Route(echo, "work")}
+    routes = servant.routes | {RequestCode.QUERY_CONSUMER_OFFSET: Route(echo, "work", ANY_CALLER)}
     async with Server.running(routes, LANES) as server:
         port = await server.listen("127.0.0.1", 0)
         async with dialled(port) as peer:
@@ -385,3 +387,19 @@ async def test_a_bound_port_keeps_who_connects_until_it_is_served(servant: Serva
         assert frame.endswith(b"early")
         writer.close()
         await writer.wait_closed()
+
+
+async def test_what_needs_its_connection_is_not_begun_without_it() -> None:
+    """B2, issue 13, 6: a request on a lane may outlive its connection. A send counts then; a pull was held for ever."""
+    ran: list[int] = []
+
+    def note(_peer: Peer, request: Request[Any]) -> None:
+        ran.append(request.code)
+
+    routes = {1: Route(note, "lane", ANY_CALLER, needs_connection=True), 2: Route(note, "lane", ANY_CALLER)}
+    async with Tasks() as tasks:
+        closed = Peer(routes, Lanes([LaneConfig("lane")]), tasks)
+        for code in routes:
+            closed.run(Request(code=code))
+
+    assert [2] == ran

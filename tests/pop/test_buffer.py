@@ -9,7 +9,7 @@ import pytest
 from ternmq import names
 from ternmq.errors import DiskFull
 from ternmq.pop.revive_log import ACK_TAG, BATCH_ACK_TAG, CHECK_POINT_TAG
-from ternmq.store.draft import Draft
+from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.pop import CheckPointRecord
@@ -375,7 +375,7 @@ def test_a_full_disk_delays_the_retry_and_loses_nothing(
         patch.setattr(world.store, "put", full)
         world.pass_time(1)
         world.pass_time(5)
-        assert (1, 1) == (len(world.buffer), caplog.text.count("could not be written to the retry topic"))
+        assert (1, 1) == (len(world.buffer), caplog.text.count("cannot write unacknowledged messages"))
     world.pass_time(6)
 
     assert [b"0", b"1"] == [message.body for message in world.pop(retry=RETRY_V1)]

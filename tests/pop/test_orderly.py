@@ -132,6 +132,36 @@ def test_who_waits_is_told_when_a_shortened_time_is_over() -> None:
     assert [KEY] == world.freed
 
 
+def test_a_queue_is_free_at_the_shorter_time_once_the_message_hidden_longest_is_acked() -> None:
+    """F8, F9, issue 13.15: then the shorter time of another counts, as RocketMQ 5.2.0's PopOrderlyIT has it."""
+    world = sent()
+    first, second, third = pop(world, 3)
+    ack(world, first)
+    world.orders.change(KEY, second.queue_offset, second.pop_time_ms, world.clock.now_ms() + 3_000)
+    ack(world, third)
+
+    world.pass_time(2.9)
+    assert [] == world.freed
+    world.pass_time(0.1)
+
+    assert [KEY] == world.freed
+    assert [b"1", b"2"] == bodies(pop(world))
+    world.pass_time(9.9)
+    assert [KEY] == world.freed  # the old times of the first batch are void
+
+
+def test_the_deadlines_of_a_batch_that_is_changed_again_and_again_do_not_grow() -> None:
+    """F9, issue 13.15: a consumer may renew a time as often as it likes."""
+    world = sent()
+    (message,) = pop(world, 1)
+
+    for number in range(10_000):
+        visible_ms = world.clock.now_ms() + 3_600_000 + number
+        world.orders.change(KEY, message.queue_offset, message.pop_time_ms, visible_ms)
+
+    assert len(world.orders.deadlines) <= 1_001
+
+
 def test_an_ack_of_a_message_that_was_not_handed_out_is_illegal() -> None:
     """F9"""
     world = sent()
@@ -260,7 +290,8 @@ def saved(world: World) -> dict[int, OrderRecord]:
     """The table in the file, by queue."""
     table = world.file("orders").load(lambda data: decode(data, OrderTable))
     assert table is not None
-    return table.table.get(f"{TOPIC}@{GROUP}", {})
+    records = table.table.get(f"{TOPIC}@{GROUP}", {})
+    return {queue_id: decode(data, OrderRecord) for queue_id, data in records.items()}
 
 
 def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:

@@ -14,16 +14,16 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from ternmq import names
-from ternmq.broker.groups import Groups
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.topics import Topics
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
 from ternmq.files import TableFile, do_now
 from ternmq.pop.buffer import Buffer
 from ternmq.pop.orderly import Orders
 from ternmq.pop.revive import Reviver
 from ternmq.pop.revive_log import ReviveLog
 from ternmq.pop.take import Taken, Taker, Wish
-from ternmq.store.draft import Draft
+from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.handles import NORMAL, RETRY_V1, RETRY_V2, parse_messages, parse_starts
@@ -118,7 +118,7 @@ class World:
             store=self.store,
             offsets=self.offsets,
             revive_log=self.revive_log,
-            revive=reviver.revive,
+            reviver=reviver,
             clock=self.clock,
             call_later=no_timer,
             enabled=self.options.enabled,

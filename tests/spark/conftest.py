@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ternmq.embedded import EmbeddedCluster
-from ternmq.spark.cluster import close_all
+from ternmq.spark.runtime.cluster import close_all
 from ternmq.spark.session import session
 from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
 from tests.spark.small import SMALL

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ternmq.message import MessageQueue
-from ternmq.spark.covered import Span
-from ternmq.spark.lake import Lake
+from ternmq.spark.lake.covered import Span
+from ternmq.spark.lake.lake import Lake
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 HOURS = ["topic=orders/date=2026-11-16/hour=03", "topic=orders/date=2026-11-16/hour=04"]

@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ternmq.admin.messages import COUNT_MAX
 from ternmq.errors import MessagesLost, NetworkError, RouteMissing, SystemBusy
-from ternmq.message import MessageQueue, Property
-from ternmq.names import SCHEDULE_TOPIC
-from ternmq.spark.cluster import Bounds
-from ternmq.spark.logs import Parcel, Stored
-from ternmq.spark.publish import TIMER_SETTING, WHEEL_TOPIC
-from ternmq.spark.sink_rows import TIMER_DELIVER_MS
+from ternmq.message import MessageQueue, Property, SendReceipt, SendStatus
+from ternmq.names import SCHEDULE_TOPIC, WHEEL_TOPIC
+from ternmq.spark.runtime.cluster import Bounds
+from ternmq.spark.sink.logs import NotSafe, Parcel, Stored
+from ternmq.spark.sink.publish import TIMER_SETTING
+from ternmq.spark.sink.rows import TIMER_DELIVER_MS
 from ternmq.wire import properties as property_texts
 from ternmq.wire.batch import unpack_messages
 
@@ -39,6 +40,8 @@ class MemoryBroker:
     queues: dict[MessageQueue, list[Stored]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[MessageQueue, int] = field(default_factory=lambda: defaultdict(int))
     shown: int = 0
+    #: How much of the log a power cut would leave.
+    safe: int = 0
     #: Received, not taken up yet.
     stragglers: list[tuple[MessageQueue, Parcel]] = field(default_factory=list)
 
@@ -101,6 +104,11 @@ class World:
         everything = [one for broker in self.brokers.values() for one in broker.log]
         return [stored for queue, stored in sorted(everything) if queue.topic in topics]
 
+    def unsafe(self, *topics: str) -> list[Stored]:
+        """What brokers have of these topics, and would lose with their machines."""
+        logs = (broker.log[broker.safe :] for broker in self.brokers.values())
+        return [stored for log in logs for queue, stored in log if queue.topic in topics]
+
     def settle(self) -> None:
         """Whatever is under way arrives."""
         for broker in self.brokers.values():
@@ -150,16 +158,20 @@ class Driver:
         if queue.broker_name in world.away:
             raise NetworkError(f"{queue.broker_name} is away")
         waiting, broker.stragglers = broker.stragglers, []
-        fault = chance.choice(("busy", "no answer", "torn")) if chance.random() < self._faults else ""
+        fault = chance.choice(("busy", "no answer", "torn", "unsafe")) if chance.random() < self._faults else ""
         try:
             if fault == "busy":
                 raise SystemBusy("busy")
             if fault == "torn":
                 broker.take(queue, parcel, now_ms, rows=chance.randrange(3))
-            elif fault == "no answer" or not fault:
+            else:
                 first = broker.take(queue, parcel, now_ms)
+            if fault == "unsafe":
+                raise NotSafe(SendReceipt(SendStatus.SLAVE_NOT_AVAILABLE, "", "", queue, first))
             if fault:
                 raise NetworkError("the connection broke")
+            # Slaves and disks take the log in its order.
+            broker.safe = len(broker.log)
             return first
         finally:
             # What lay in its inbox before is taken up now: after this request, before the next.
@@ -182,10 +194,12 @@ class Driver:
                 raise MessagesLost(f"{queue} does not show {end}", first=at, end=end)
             yield page
 
-    async def hint(self, queue: MessageQueue, key: str) -> int | None:
+    async def hint(self, queue: MessageQueue, key: str, tag: str) -> int | None:
         await self._call()
-        found = [one.queue_offset for one in self.world.brokers[queue.broker_name].queues[queue] if one.keys == key]
-        return min(found) if found and self.world.chance.random() < 0.7 else None
+        shown = self.world.brokers[queue.broker_name].queues[queue]
+        # An index tells the newest, and may have lost the others.
+        known = [one for one in reversed(shown) if one.keys == key][: self.world.chance.choice((0, 2, COUNT_MAX))]
+        return min((one.queue_offset for one in known if one.tags == tag), default=None)
 
     async def indexed(self, broker: str, topic: str, unique_key: str) -> bool:
         await self._call()

@@ -25,9 +25,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from ternmq.spark.session import session
-from ternmq.spark.sink import StreamWriter, Written
-from ternmq.spark.sink_options import SinkOptions
-from ternmq.spark.source import TernSource
+from ternmq.spark.sink.options import SinkOptions
+from ternmq.spark.sink.sink import StreamWriter, Written
+from ternmq.spark.source.source import TernSource
 from tests.spark.small import SMALL
 
 SOURCE, TARGET = "uncopied", "copied"

@@ -23,8 +23,8 @@ from typing import Final
 
 from ternmq import Message, SyncAdmin, SyncProducer, split_batch
 from ternmq.embedded import EmbeddedCluster
+from tests.spark.sink.test_sink_logs import Sink
 from tests.spark.sink_crashes import SOURCE, STEPS, TARGET, Crashes
-from tests.spark.test_sink_logs import Sink
 from tests.spark.topics import numbered
 
 ROOT: Final = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ LAST_LINES = {
     "pipeline_reconcile.py": "given up: 1 of book-orders",
     "pipeline_sql.py": '{"customer":"ann","since":"2026-11-16T08:00:00.000Z","spent":120.0}',
     "spark_files.py": "lost: 0",
-    "spark_sink.py": "wrote 100 parcels, 9 of them heavy",
+    "spark_sink.py": "wrote 100 parcels, 9 of them heavy, 1 of these by express",
     "spark_source.py": "streamed 10 of them",
 }
 

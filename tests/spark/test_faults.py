@@ -13,10 +13,10 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from ternmq import Message, MessageQueue, SyncProducer
-from ternmq.spark.cluster import cluster_at
+from ternmq.spark.runtime.cluster import cluster_at
 from ternmq.wire.codes import RequestCode
 from tests.cli.conftest import Serving, Start, starter
-from tests.spark.test_stream import Collected
+from tests.spark.source.test_stream import Collected
 from tests.spark.topics import Topics, numbered
 
 PER_QUEUE = 900

@@ -17,8 +17,8 @@ from ternmq.spark.pipelines.replay import Replayed, Selection, replay
 from ternmq.spark.pipelines.trace import trace
 from tests.interop.rocketmq import RocketMQ
 from tests.spark.givingup import give_up
-from tests.spark.test_sql import Run, bodies, order
-from tests.spark.test_stream import Collected
+from tests.spark.pipelines.test_sql import Run, bodies, order
+from tests.spark.source.test_stream import Collected
 from tests.spark.topics import Topics, bodies_of, numbered
 from tests.spark.traces import call, pub, send_traces
 

@@ -9,6 +9,12 @@ from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 from ternmq import Message, MessageQueue, SyncAdmin, SyncProducer
+from ternmq.client.blocking.loop_thread import loop_thread
+from ternmq.client.config import ClientConfig, ProducerConfig
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.send.outgoing import prepare
+from ternmq.client.send.sender import Sender
+from ternmq.wire.record import Sysflag
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,6 +48,18 @@ class Topics:
     def stream(self, **options: object) -> DataStreamReader:
         reader = self.spark.readStream.format("ternmq").option("nameServers", self.name_servers)
         return reader.options(**{name: str(value) for name, value in options.items()})
+
+
+def send_undecompressable(name_servers: str, topic: str) -> None:
+    """A message whose body says that it is compressed, and is not."""
+
+    async def send() -> None:
+        async with ClientInstance(ClientConfig(name_servers)) as instance:
+            outgoing = prepare(Message(topic, b"not zlib"), message_id=instance.unique_ids.next())
+            outgoing.sysflag |= Sysflag.COMPRESSED
+            await Sender(instance, "tests", ProducerConfig(), ()).deliver(outgoing, timeout_ms=60_000)
+
+    loop_thread().run(send())
 
 
 def bodies_of(rows: Iterable[Row]) -> list[bytes]:

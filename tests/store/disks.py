@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ternmq.errors import DiskFull, StoreError
-from ternmq.store.disk import PlainFile, Segment
-from ternmq.store.file_disk import FileDisk
+from ternmq.store.disk.base import PlainFile, Segment
+from ternmq.store.disk.file_disk import FileDisk
 
 
 class TroubledDisk(FileDisk):

@@ -22,11 +22,11 @@ from random import Random
 from typing import Final
 
 from ternmq.errors import CorruptFile, CorruptRecord, DiskFull, StoreError
-from ternmq.store.config import ENTRY_BYTES, FlushDiskType
-from ternmq.store.draft import Draft
-from ternmq.store.queue_entry import ENTRY
+from ternmq.store.config import FlushDiskType
+from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import PowerCut, SimulatedDisk
+from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 from ternmq.wire.properties import join
 from ternmq.wire.record import Sysflag, pack_host, unpack_records
 from tests.store.sim_model import KEYS, QUEUES, ROOT, TOPICS, Entry, Facts, Model, Options, SimulatedClock, facts_of
@@ -90,8 +90,9 @@ class Simulation:
 
     # --- The program --------------------------------------------------------------------------------------------
 
-    def _act(self) -> None:
-        weights: dict[Callable[[], None], int] = {
+    def _weights(self) -> dict[Callable[[], None], int]:
+        """What the program does, and how often."""
+        return {
             self._put: 40,
             self._put_batch: 10,
             self._flush: 12,
@@ -106,6 +107,9 @@ class Simulation:
             self._light_fuse: 6,
             self._end_abruptly: 4,
         }
+
+    def _act(self) -> None:
+        weights = self._weights()
         for action in self.random.choices([*weights], weights=[*weights.values()], k=self._actions):
             self._do(action)
 
@@ -165,7 +169,8 @@ class Simulation:
         parcels = [(0, entry.body, entry.properties.encode()) for entry in entries]
         with self._limbo(entries):
             placed = self.store.put_batch(topic, queue_id, parcels, born_time_ms=BORN_MS, born_host=BORN)
-            ends = [*placed.log_offsets[1:], placed.end_offset]
+            lead = self.store._log.lead
+            ends = [*(log_offset - lead for log_offset in placed.log_offsets[1:]), placed.end_offset]
             for number, entry in enumerate(entries):
                 self._stored(entry, placed.log_offsets[number], ends[number], placed.queue_offset + number)
         self._acknowledge()
@@ -354,7 +359,7 @@ class Simulation:
     def _check_queues(self) -> None:
         model = self.model
         if model.limbo_topic:
-            if not any(self.store.max_offset(*queue) for queue in QUEUES if queue[0] == model.limbo_topic):
+            if not any(self._length(*queue) for queue in QUEUES if queue[0] == model.limbo_topic):
                 model.delete(model.limbo_topic)
             model.limbo_topic = ""
         for topic, queue_id in QUEUES:
@@ -362,7 +367,7 @@ class Simulation:
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
         store, name = self.store, f"{topic[:9]}/{queue_id}"
-        expected = self.model.queue(topic, queue_id)
+        expected = self._visible(self.model.queue(topic, queue_id))
         self._same(f"length of {name}", len(expected), store.max_offset(topic, queue_id))
         found = self._read_queue(topic, queue_id)
         for entry in expected:
@@ -394,6 +399,7 @@ class Simulation:
             disk.remove(ROOT / name)
         fresh = self._new_store(disk)
         fresh.open()
+        self._folded_again(fresh)
         if fresh._index is not None:
             fresh._index.write_out()
         has_units = self.options.config.enable_consume_queue_ext
@@ -401,13 +407,24 @@ class Simulation:
         if not store.min_log_offset:
             self._same("index", _index(fresh), _index(store))
 
+    def _visible(self, entries: list[Entry]) -> list[Entry]:
+        """Those of some messages that can be read."""
+        return entries
+
+    def _length(self, topic: str, queue_id: int) -> int:
+        """How many messages a queue has had, visible or not."""
+        return self.store.max_offset(topic, queue_id)
+
+    def _folded_again(self, fresh: MessageStore) -> None:
+        """Bring a store that has nothing but the log as far as ours."""
+
     def _read(self) -> None:
         self._check_queue(*self.random.choice(QUEUES))
 
     def _search(self) -> None:
         topic, key = self.random.choice(TOPICS), self.random.choice(KEYS)
         if self.options.config.message_index_enable:
-            expected = [entry.facts for entry in self.model.with_key(topic, key)]
+            expected = [entry.facts for entry in self._visible(self.model.with_key(topic, key))]
             self._same(f"records of {topic[:9]} with {key}", expected[-64:], self._find(topic, key))
 
     def _find(self, topic: str, key: str) -> list[Facts]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ternmq.env import Clock
+from ternmq.store.log.protocol import Log
 from ternmq.store.store import Draft, MessageStore, PlacedBatch, StoreConfig
 from ternmq.wire.properties import join
 from ternmq.wire.record import Record, pack_host, unpack_records
@@ -51,9 +52,9 @@ def log_queues_index(root: Path) -> tuple[dict[str, bytes], dict[str, bytes], li
     return files(root / "commitlog"), files(root / "consumequeue"), [*files(root / "index").values()]
 
 
-def quiet_store(config: StoreConfig, *, clock: Clock | None = None) -> MessageStore:
+def quiet_store(config: StoreConfig, *, clock: Clock | None = None, log: Log | None = None) -> MessageStore:
     """A store without threads: everything happens when it is called."""
-    return MessageStore(config, store_host=HOST, clock=clock or ManualClock(), threads=False)
+    return MessageStore(config, store_host=HOST, clock=clock or ManualClock(), log=log, threads=False)
 
 
 def draft(topic: str = "orders", queue_id: int = 0, body: bytes = b"hello", **properties: str) -> Draft:

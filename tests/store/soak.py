@@ -1,7 +1,8 @@
 """Simulated lives of a store, for as long as you like: ``script/soak store [--hours H] [--seed N] [--count N]``.
 
-Each seed lives twice, and the traces are compared; then once more with flipped bits at the end. The first failure ends
-it, with the seed and the last steps before. Without ``--seed`` it begins with a new one, and says which.
+Each seed lives twice, and the traces are compared; then once more with flipped bits at the end; then with and without
+them on a log that confirms late and takes records back (``late_log``). The first failure ends it, with the seed and the
+last steps before. Without ``--seed`` it begins with a new one, and says which.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from itertools import count as count_from
 
+from tests.store.late_simulation import LateSimulation
 from tests.store.simulation import Simulation
 
 SHOWN_STEPS = 40
@@ -20,12 +22,16 @@ SHOWN_STEPS = 40
 def live(seed: int, *, actions: int) -> Simulation:
     """All lives of a seed. Raises what it finds."""
     lives = [Simulation(seed, actions=actions) for _ in range(3)]
-    running = lives[0]
+    running: Simulation = lives[0]
     try:
         for running in lives[:2]:
             running.run()
         assert lives[0].trace == lives[1].trace, f"seed {seed} is not one life"
         running = lives[2]
+        running.rot()
+        running = LateSimulation(seed, actions=actions)
+        running.run()
+        running = LateSimulation(seed, actions=actions)
         running.rot()
     except BaseException:
         tell(f"seed {seed} fails; the last of its {len(running.trace)} steps:")

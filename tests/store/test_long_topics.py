@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ternmq.errors import RecordRefused
-from ternmq.store.reader import LogReader
+from ternmq.store.read.reader import LogReader
 from ternmq.store.store import Draft, MessageStore
 from ternmq.wire.record import MAGIC_V1, MAGIC_V2, pack_host, unpack_record
 from tests.store.small import draft, put_all, quiet_store, read_all, small_config

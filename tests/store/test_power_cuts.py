@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ternmq.errors import DiskFull, StoreError
-from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.segment import segment_name
+from ternmq.store.disk.segment import segment_name
+from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import PowerCut, SimulatedDisk
 from tests.manual_clock import ManualClock

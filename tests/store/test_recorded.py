@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.reader import LogReader
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.durable.checkpoint import Checkpoint
+from ternmq.store.read.reader import LogReader
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.properties import parse

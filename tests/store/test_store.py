@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, NotRunning, RecordRefused, StoreError, StoreLocked
-from ternmq.store.dispatch import Fact
+from ternmq.store.derived.dispatch import Fact
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import Sysflag, pack_host, unpack_record, unpack_records
@@ -65,7 +65,7 @@ def test_hosts_of_both_kinds_are_stored(tmp_path: Path) -> None:
         first, second = read_all(store, "orders", 0)
 
         assert (Sysflag.BORN_V6 | Sysflag.STORE_V6, Sysflag.STORE_V6) == (first.sysflag, second.sysflag)
-        assert store.earliest_store_time("orders", 0) == first.store_time_ms
+        assert store.store_time("orders", 0, 0) == first.store_time_ms
 
 
 def test_a_long_topic_makes_a_second_version_record(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_second_store_on_the_directory_is_refused(tmp_path: Path) -> None:
     """C7: also in the same process, where fcntl would allow it."""
     with quiet_store(small_config(tmp_path)) as store:
         store.put(draft())
-        with pytest.raises(StoreLocked, match="another process holds the store directory"):
+        with pytest.raises(StoreLocked, match="is in use by another process"):
             quiet_store(small_config(tmp_path)).open()
         assert 1 == store.put(draft()).queue_offset
     with quiet_store(small_config(tmp_path)) as store:

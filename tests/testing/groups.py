@@ -22,8 +22,8 @@ from random import Random
 from typing import Final
 
 from ternmq import Admin, ConsumeContext, ConsumeResult, Message, Producer, PushConfig, PushConsumer, SendReceipt
-from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import BrokerOffsets
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.errors import TernError
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import retry_topic

@@ -7,8 +7,8 @@ from random import Random
 from typing import Final
 
 from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
-from ternmq.client.consumer_config import FlowLimits
-from ternmq.client.offsets import StartPosition
+from ternmq.client.consume.config import FlowLimits
+from ternmq.client.consume.offsets import StartPosition
 from ternmq.testing.clock import EPOCH_MS
 from ternmq.testing.deliveries import Promises
 from ternmq.testing.swarm import Swarm

@@ -20,8 +20,8 @@ from random import Random
 from typing import Final
 
 from ternmq import ConsumeContext, ConsumeResult, Producer
-from ternmq.client.consumer_config import FlowLimits
-from ternmq.client.locks import BROKER_S, TRUST_S
+from ternmq.client.consume.config import FlowLimits
+from ternmq.client.consume.locks import BROKER_S, TRUST_S
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.testing.checkers import Broken, Calls
 from ternmq.testing.cluster import Node

@@ -23,8 +23,8 @@ from random import Random
 from typing import Final
 
 from ternmq import ConsumeContext, PopConsumer, PushConsumer
-from ternmq.client.consumer_config import PopConfig
-from ternmq.client.offsets import StartPosition
+from ternmq.client.consume.config import PopConfig
+from ternmq.client.consume.offsets import StartPosition
 from ternmq.errors import TernError
 from ternmq.message import MessageQueue, Property, ReceivedMessage
 from ternmq.names import is_retry_topic

@@ -24,7 +24,7 @@ from random import Random
 from typing import Final
 
 from ternmq import Admin, Message, Producer, ProducerConfig
-from ternmq.client.instance import ClientInstance
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import TernError
 from ternmq.message import MessageQueue
 from ternmq.testing.checkers import Broken, Journal

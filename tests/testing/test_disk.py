@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from ternmq.errors import DiskFull, StoreError, StoreLocked
-from ternmq.store.disk import Disk, FileEntry
-from ternmq.store.file_disk import FileDisk
+from ternmq.store.disk.base import Disk, FileEntry
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.testing.disk import PowerCut, SimulatedDisk, UnreservedStore
 
 PAGE = 512

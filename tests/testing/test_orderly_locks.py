@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from ternmq import Admin, Message, Producer, PushConsumer
-from ternmq.client.locks import BROKER_S, TRUST_S
-from ternmq.client.offsets import StartPosition
+from ternmq.client.consume.locks import BROKER_S, TRUST_S
+from ternmq.client.consume.offsets import StartPosition
 from ternmq.message import ReceivedMessage
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.loop import BEGIN_S, simulated_loop

@@ -91,7 +91,7 @@ def test_a_body_that_is_not_compressed_stays() -> None:
 
 def test_a_kind_that_nobody_knows_is_refused() -> None:
     """B5"""
-    with pytest.raises(CorruptRecord, match=r"in a way that nobody knows \(sysflag 0x401\)"):
+    with pytest.raises(CorruptRecord, match=r"in an unknown way \(sysflag 0x401\)"):
         decompress(b"", 0x401)
 
 

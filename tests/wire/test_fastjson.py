@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.wire.fastjson import DEPTH_MAX, to_json
+from ternmq.wire.fastjson import DEPTH_MAX, KEY_LENGTH_MAX, VALUES_MAX, to_json
 from tests.wire.values import texts
 
 #: Objects without null members: those do not come through.
@@ -82,6 +84,7 @@ def test_a_pointer_becomes_what_it_points_to(text: str, value: object) -> None:
         '{"a":{"$ref":"$.a[9]"}}',
         '{"a":{"$ref":"$x"}}',
         '{"a":{"$ref":"$."}}',
+        '{"a":{"$ref":"$[\'\']"}}',
     ],
 )
 def test_a_pointer_to_nothing_or_to_itself_is_null(text: str) -> None:
@@ -141,3 +144,73 @@ def test_a_cut_or_changed_text_is_read_or_refused(value: object, data: st.DataOb
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     with suppress(RemoteProtocolError):
         to_json(encoded)
+
+
+# --- What is long ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+@pytest.mark.parametrize("part", ["x", "\\n", "\\\\", "\\'", '\\"', "é"])
+def test_a_long_text_takes_memory_for_itself_only(quote: str, part: str) -> None:
+    """Issue 13, 7: not for each of its characters."""
+    if part == "\\'" and quote == '"':
+        part = "'"
+    text = f"{{name:{quote}{part * 500_000}{quote}}}".encode()
+    tracemalloc.start()
+    try:
+        to_json(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * len(text)
+
+
+@given(st.text("a'\"\\nu é", max_size=30))
+def test_texts_in_single_quotes_mean_what_their_escapes_say(text: str) -> None:
+    """V2: against a reader that takes one escape after the other."""
+    found = re.fullmatch(r"'((?:[^'\\]|\\.)*)'", f"'{text}'", re.DOTALL)
+    try:
+        if found is None:
+            raise ValueError
+        requoted = re.sub(r'\\.|"', lambda match: {"\\'": "'", '"': '\\"'}.get(match[0], match[0]), found[1])
+        expected = json.loads(f'"{requoted}"')
+    except ValueError:
+        with pytest.raises(RemoteProtocolError):
+            read(f"'{text}'")
+    else:
+        assert expected == read(f"'{text}'")
+
+
+@pytest.mark.parametrize("opening", ['{a:"', "{a:'", '{"'])
+@pytest.mark.parametrize("part", ["x", "\\n", "\\\\"])
+def test_a_long_text_without_an_end_is_refused(opening: str, part: str) -> None:
+    """Issue 13, 7"""
+    with pytest.raises(RemoteProtocolError, match="the body is not JSON"):
+        read(opening + part * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{a:[" + "0," * VALUES_MAX + "0]}", f"more than {VALUES_MAX} values"),
+        ("{a:1." + "0" * 5_000 + "}", "a number is too long"),
+        ("{a:" + "9" * 5_000 + "}", "a number is too long"),
+        ("{" * 60 + '"a":1}:1' + "}:1" * 58 + "}", f"more than {KEY_LENGTH_MAX} characters"),
+        ('{"s":"' + "x" * 100_000 + '","a":[' + ",".join(['{"$ref":"$.s"}'] * 1_000) + "]}", "characters"),
+        (
+            '{"l":[{"$ref":"$' + ".x" * 5_000 + '"}],"a":[' + ",".join(['{"$ref":"$.l"}'] * 5_000) + "]}",
+            "unfold to more",
+        ),
+    ],
+    ids=["values", "decimals", "digits", "keys in keys", "pointers to a text", "steps of pointers"],
+)
+def test_what_would_take_too_much_is_refused(text: str, problem: str) -> None:
+    """Issue 13, 7; B5: the text is small, what it means is not."""
+    with pytest.raises(RemoteProtocolError, match=problem):
+        read(text)
+
+
+def test_a_pointer_with_an_absurd_place_points_to_nothing() -> None:
+    """B5"""
+    assert {"l": [1]} == read(f'{{"l":[1],"a":{{"$ref":"$.l[{"9" * 5_000}]"}}}}')
+    assert {"l": [1]} == read('{"l":[1],"a":{"$ref":"$.l[\'x\']"}}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ternmq.errors import LocalProtocolError, RemoteProtocolError
 from ternmq.wire import requests as wire_requests
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
-from ternmq.wire.frame import FRAME_BYTES_MAX, FrameDecoder, encode_reply, encode_request
+from ternmq.wire.frame import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX, FrameDecoder, encode_reply, encode_request
 from ternmq.wire.header import Reply, Request, Response
 from tests.wire.recorded import Recorded, frames
 
@@ -100,7 +101,10 @@ def test_garbage_gives_a_protocol_error_or_waits(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("start", "complaint"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "larger than the 16777216 allowed"),
+        (b"GET / HTTP/1.1\r\n\r\n", "the peer speaks HTTP"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "the peer speaks HTTP"),
+        (bytes.fromhex("160301020001 0001fc0303"), "the peer speaks TLS, which this port does not; turn TLS off"),
+        (bytes.fromhex("7fffffff 0000000a"), "2147483651 bytes is larger than the 16777216 allowed"),
         (b"\x00\x00\x00\x08\x00\x00\x00\x05{}{}", "a header of 5 bytes does not fit its frame of 12"),
         (b"\x00\x00\x00\x02\x00\x00\x00\x00", "a header of 0 bytes does not fit its frame of 6"),
         (b"\x00\x00\x00\x06\x02\x00\x00\x02{}", "unknown header form 2"),
@@ -119,6 +123,37 @@ def test_an_oversized_frame_is_refused_before_its_body_arrives() -> None:
     decoder = FrameDecoder(bytes_max=1000)
     with pytest.raises(RemoteProtocolError, match="1004 bytes is larger than the 1000 allowed"):
         decoder.feed((1000).to_bytes(4, "big") + b"\x00\x00\x00\x10")
+
+
+def test_a_frame_in_tiny_pieces_takes_the_memory_of_its_bytes() -> None:
+    """Issue 13, point 6: a frame sent two bytes at a time would take forty for each as objects of their own."""
+    data = b"".join(encode_request(30, SENT, bytes(200_000), opaque=7))
+    decoder = FrameDecoder()
+    tracemalloc.start()
+    try:
+        for at in range(0, len(data) - 2, 2):
+            assert not decoder.feed(data[at : at + 2])
+        assert decoder.kept_bytes > 200_000
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    (request,) = decoder.feed(data[decoder.kept_bytes :])
+    assert 200_000 == len(request.body)
+    assert 0 == decoder.kept_bytes
+    assert peak_bytes < 1_000_000
+
+
+def test_a_larger_limit_lets_larger_frames_through_both_ways() -> None:
+    """Issue 13, point 14: maxMessageSize above 16 MiB."""
+    body = bytes(FRAME_BYTES_MAX)
+    data = b"".join(encode_request(10, body=body, opaque=1, bytes_max=FRAME_BYTES_LIMIT))
+    (request,) = FrameDecoder(bytes_max=FRAME_BYTES_LIMIT).feed(data)
+    assert isinstance(request, Request)
+    assert len(body) == len(request.body)
+    with pytest.raises(LocalProtocolError, match="larger than the 16777216 allowed"):
+        encode_reply(request, Reply(body=body))
+    assert encode_reply(request, Reply(body=body), bytes_max=FRAME_BYTES_LIMIT)
 
 
 def test_a_header_nested_without_end_is_refused() -> None:
@@ -209,6 +244,7 @@ def test_a_json_reply_has_all_that_clients_look_for() -> None:
         "flag": FLAG_RESPONSE,
         "language": "PYTHON",
         "opaque": 5,
+        "serializeTypeCurrentRPC": "JSON",
         "version": 401,
     } == json.loads(data[8:])
 

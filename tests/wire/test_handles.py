@@ -35,7 +35,13 @@ def test_a_handle_of_javas_is_read_and_written_again() -> None:
     assert handle._replace(revive_queue_id=999).is_ordered
 
 
-@pytest.mark.parametrize("text", ["", "5", JAVA + " 1", JAVA.replace("60000", "x"), JAVA[:-2]])
+def test_what_the_proxy_appends_is_left_aside() -> None:
+    """F9, issue 13.15: the log offset, as a ninth field."""
+    assert Handle.parse(JAVA) == Handle.parse(JAVA + " 4096")
+    assert Handle.check_point(JAVA) == Handle.check_point(JAVA + " 4096")
+
+
+@pytest.mark.parametrize("text", ["", "5", JAVA.replace("60000", "x"), JAVA[:-2]])
 def test_what_is_no_handle_is_refused_with_what_one_is(text: str) -> None:
     """F9: seven fields, as clients before 5.0 had, are none either."""
     with pytest.raises(RemoteProtocolError, match="give back its property POP_CK"):

@@ -31,7 +31,7 @@ RECORDED_BINARY = [frame for frame in frames() if frame.form == BINARY]
 
 
 def test_recorded_json_headers_encode_to_the_same_value() -> None:
-    """B1: but for serializeTypeCurrentRPC, which nobody reads, and maps that are empty."""
+    """B1, issue 13 point 15: with every member that Java writes, in its order; an empty map is written, too."""
     for frame in RECORDED_JSON:
         encoded = json.loads(
             encode_json(
@@ -44,7 +44,9 @@ def test_recorded_json_headers_encode_to_the_same_value() -> None:
                 version=frame.number,
             )
         )
-        assert {"extFields": {}, **json.loads(frame.head)} == {**encoded, "serializeTypeCurrentRPC": "JSON"}
+        recorded = json.loads(frame.head)
+        assert {"extFields": {}, **recorded} == encoded
+        assert list(recorded) == [member for member in encoded if member in recorded]
 
 
 def test_recorded_binary_headers_encode_to_the_same_bytes() -> None:
@@ -80,8 +82,8 @@ def test_recorded_headers_decode() -> None:
 
 def test_all_ext_fields_can_be_had_beside_the_typed_header() -> None:
     """N1: a signature covers fields that no typed header has."""
-    for frame in RECORDED_JSON:
-        assert frame.fields == decode_fields(frame.head)
+    for frame in RECORDED_JSON + RECORDED_BINARY:
+        assert frame.fields == decode_fields(frame.head, frame.form)
 
 
 maps = st.dictionaries(texts, texts, max_size=5)
@@ -100,7 +102,7 @@ envelopes = st.fixed_dictionaries(
 def test_json_headers_round_trip(code: int, fields: dict[str, str], envelope: dict[str, Any]) -> None:
     """B1"""
     head = encode_json(code, fields, **envelope)
-    assert fields == decode_fields(head)
+    assert fields == decode_fields(head, JSON)
     request = decode_json(head)
     assert code == request.code
     assert envelope == {name: getattr(request, name) for name in envelope}
@@ -193,14 +195,14 @@ def test_numbers_and_booleans_become_text_where_text_is_wanted() -> None:
     """V1"""
     head = b'{"code":14,"extFields":{"consumerGroup":7,"topic":true,"queueId":"3","x":1.5}}'
     assert QueryOffset(consumer_group="7", topic="true", queue_id=3) == decode_json(head).header
-    assert {"consumerGroup": "7", "topic": "true", "queueId": "3", "x": "1.5"} == decode_fields(head)
+    assert {"consumerGroup": "7", "topic": "true", "queueId": "3", "x": "1.5"} == decode_fields(head, JSON)
 
 
 def test_ext_values_that_are_null_are_not_there() -> None:
     """B1"""
     head = b'{"code":14,"extFields":{"consumerGroup":"g","topic":"t","queueId":3,"setZeroIfNotFound":null,"y":null}}'
     assert QueryOffset(consumer_group="g", topic="t", queue_id=3) == decode_json(head).header
-    assert {"consumerGroup": "g", "topic": "t", "queueId": "3"} == decode_fields(head)
+    assert {"consumerGroup": "g", "topic": "t", "queueId": "3"} == decode_fields(head, JSON)
 
 
 @pytest.mark.parametrize(
@@ -317,3 +319,14 @@ def test_a_request_made_by_hand_has_a_language() -> None:
     """B1"""
     request: Request[Any] = Request(code=1, language=13)
     assert "NODE_JS" == request.language_name
+
+
+def test_a_request_that_only_waits_to_be_answered_keeps_nothing_long() -> None:
+    """Issue 13, 6: sends that wait for the disk are bounded by number."""
+    text = b'{"code":11,"opaque":7,"language":"l","remark":"r","extFields":{"f":"v"}}'
+    request = decode_json(text)
+
+    request.release()
+
+    assert (None, None, None, b"") == (request.header, request.remark, request.language, bytes(request.body))
+    assert 7 == request.opaque

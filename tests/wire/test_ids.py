@@ -93,7 +93,7 @@ def test_offset_ids_round_trip(ip: object, port: int, log_offset: int) -> None:
 )
 def test_what_is_no_offset_id_is_refused_with_the_cure(text: str) -> None:
     """C10"""
-    with pytest.raises(InvalidName, match="is no offset id of a message; it has 32 hexadecimal digits"):
+    with pytest.raises(InvalidName, match="is not a valid offset id; it has 32 hexadecimal digits"):
         parse_offset_id(text)
 
 

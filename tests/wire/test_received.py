@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from ternmq.errors import CorruptRecord
 from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.wire import properties
 from ternmq.wire.compress import compress
 from ternmq.wire.received import to_message
 from ternmq.wire.record import Record, Sysflag, pack_host, unpack_records
@@ -55,8 +53,26 @@ def test_a_compressed_body_is_decompressed_and_says_so_no_more() -> None:
     body, bits = compress(b"hello " * 100)
     message = to_message(replace(SAMPLE, body=memoryview(body), sysflag=bits | Sysflag.PREPARED), "b")
     assert (b"hello " * 100, Sysflag.ZLIB | Sysflag.PREPARED) == (message.body, message.sysflag)
-    with pytest.raises(CorruptRecord):
-        to_message(replace(SAMPLE, body=memoryview(body), sysflag=bits), "b", bytes_max=10)
+
+
+def test_a_body_that_cannot_be_decompressed_stays_as_it_is_and_says_why() -> None:
+    """Issue 13, point 9."""
+    body, bits = compress(b"hello " * 100)
+    message = to_message(replace(SAMPLE, body=memoryview(body), sysflag=bits), "b", bytes_max=10)
+    assert (body, bits) == (message.body, message.sysflag)
+    assert "the zlib body is larger than the 10 bytes allowed" == message.body_error
+    cut = to_message(replace(SAMPLE, body=memoryview(body)[:-5], sysflag=bits), "b")
+    assert "the zlib body is cut short" == cut.body_error
+    unknown = to_message(replace(SAMPLE, sysflag=0x401), "b")
+    assert "the body is compressed in an unknown way (sysflag 0x401)" == unknown.body_error
+
+
+def test_a_damaged_record_stays_damaged_through_its_copies() -> None:
+    """Issue 13, point 9: sent back as a whole, it would be a sound record."""
+    damaged = to_message(replace(SAMPLE, error="the body does not match its CRC"), "b")
+    text = properties.join(damaged.properties)
+    copy = to_message(replace(SAMPLE, properties=text), "b")
+    assert "the body does not match its CRC" == damaged.body_error == copy.body_error
 
 
 def test_an_ipv6_host_has_brackets() -> None:

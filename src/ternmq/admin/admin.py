@@ -18,12 +18,14 @@ from ternmq.admin.offsets import Offsets
 from ternmq.admin.queues import Queues
 from ternmq.admin.topics import Topics
 from ternmq.client.config import ClientConfig
-from ternmq.client.instance import ClientInstance
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.env import Env
 
 
 class Admin:
-    """Use as a context manager::
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, clients.
+
+    ::
 
         async with Admin("127.0.0.1:9876") as admin:
             await admin.topics.create("orders", queues=8)
@@ -32,8 +34,18 @@ class Admin:
             for message in await admin.messages.by_key("orders", "order-4711"):
                 print(message.body)
 
-    Without asyncio there is ``SyncAdmin``. Methods raise ``NameServersUnreachable``, ``NetworkError`` when a broker
-    cannot be reached, and the ``BrokerRefused`` of whatever a server refused.
+    Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters`` and ``admin.offsets``. Each call asks the servers anew.
+    All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused``
+    if a server refuses the request.
+
+    Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
+
+    Args:
+        name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
+            sequence. Empty: the environment variable ``NAMESRV_ADDR``.
+        config: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
+        env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Final
 
 from ternmq.admin.brokers import Brokers
 from ternmq.admin.messages import place_of
-from ternmq.client.instance import ClientInstance
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import BrokerRefused, ConsumerOffline
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
@@ -38,6 +38,9 @@ class Member:
     address: str
     language: str
     version: int
+    #: Topic → filter expression, where a broker says that the members of the group differ. Brokers of RocketMQ never
+    #: do; there, ask each member (``info``).
+    subscriptions: dict[str, str] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,8 +50,13 @@ class Members:
     members: tuple[Member, ...]
     #: CLUSTERING or BROADCASTING.
     model: str
-    #: Topic → filter expression.
+    #: Topic → filter expression: what the brokers take for the whole group.
     subscriptions: dict[str, str]
+
+    @property
+    def differ(self) -> bool:
+        """Whether members subscribe differently, so that each may miss messages that it wants."""
+        return any(member.subscriptions is not None for member in self.members)
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,14 +120,14 @@ class Consumed:
 
 
 class Clients:
-    """``admin.clients``."""
+    """Clients that are connected to the brokers: ``admin.clients``."""
 
     def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
         self._instance = instance
         self._brokers = brokers
 
     async def consumers(self, group: str) -> Members | None:
-        """Who consumes for the group now, over all brokers; None when nobody does."""
+        """The active consumers of ``group``, over all brokers; None if there are none."""
         members: dict[str, Member] = {}
         subscriptions: dict[str, str] = {}
         model = ""
@@ -133,7 +141,7 @@ class Clients:
         return Members(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
 
     async def producers(self, group: str) -> list[Member]:
-        """Who sends for the group now, over all brokers."""
+        """The active producers of ``group``, over all brokers."""
         members: dict[str, Member] = {}
         for master in await self._brokers.masters():
             try:
@@ -149,12 +157,15 @@ class Clients:
         return [members[key] for key in sorted(members)]
 
     async def info(self, group: str, client_id: str, *, stack: bool = False) -> ConsumerInfo:
-        """How a consumer is: its settings, queues and speed, and with ``stack`` what its threads and tasks do now.
+        """What the consumer ``client_id`` of ``group`` reports: its settings, queues and speed, and with ``stack`` what
+        its threads and tasks do now.
 
         ::
 
-            for member in (await admin.clients.consumers("billing")).members:
-                print((await admin.clients.info("billing", member.client_id, stack=True)).stack)
+            consumers = await admin.clients.consumers("billing")
+            for member in consumers.members:
+                info = await admin.clients.info("billing", member.client_id, stack=True)
+                print(info.stack)
 
         Raises ``ConsumerOffline`` when no broker has this member, ``ConsumeTimeout`` when it does not answer.
         """
@@ -166,12 +177,12 @@ class Clients:
             code = RequestCode.GET_CONSUMER_RUNNING_INFO
             response = await self._instance.ask(master.address, code, header, timeout_ms=_TIMEOUT_MS)
             return _consumer_info(client_id, decode(response.body, RunningInfo))
-        raise ConsumerOffline(
-            f"no broker has a member {client_id!r} of group {group!r}; see `tern group members {group}`"
-        )
+        raise ConsumerOffline(f"group {group!r} has no active member {client_id!r}; see `tern group members {group}`")
 
     async def offsets(self, group: str, topic: str) -> dict[str, dict[MessageQueue, int]]:
-        """How far each member of the group is in its queues of a topic, as it knows itself; by client id."""
+        """The offsets of each member of ``group`` in its queues of ``topic``, as the member itself knows them; by
+        client id.
+        """
         found: dict[str, dict[MessageQueue, int]] = {}
         header = ConsumerStatus(topic=topic, group=group)
         code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
@@ -184,19 +195,20 @@ class Clients:
         return found
 
     async def consume(self, group: str, offset_id: str, *, client_id: str | None = None) -> Consumed:
-        """Have the listener of a member, or of any, called with one message, and hear what it says.
+        """Have the listener of a member of ``group`` called with one message, and return its result.
 
-        Nothing else happens: no progress moves, nothing is sent back, and an orderly listener is called beside its
-        order. To find out why a message fails, or to have it done once more.
+        ``offset_id`` names the message, ``client_id`` the member; None: any member. Nothing else happens: no offset
+        moves, nothing is sent back, and an orderly listener is called out of order. Use it to find out why a message
+        fails, or to have it consumed once more.
 
-        Raises ``InvalidName`` for what is no offset id, ``ConsumerOffline``, ``ConsumeTimeout`` when the listener takes
-        more than 10 s (it goes on), ``NotFound`` and ``SystemFailure`` when the message is not there.
+        Raises ``InvalidName`` for an invalid offset id, ``ConsumerOffline``, ``ConsumeTimeout`` when the listener takes
+        more than 10 s (it continues), ``NotFound`` and ``SystemFailure`` when there is no such message.
         """
         address = place_of(offset_id)[0]
         if client_id is None:
             known = await self._members_on(address, group)
             if known is None:
-                raise ConsumerOffline(f"nobody consumes for group {group!r} at {address}; see `tern group list`")
+                raise ConsumerOffline(f"group {group!r} has no active consumers at {address}; see `tern group list`")
             client_id = min(connection.client_id for connection in known.connection_set)
         header = ConsumeDirectly(consumer_group=group, client_id=client_id, message_id=offset_id)
         response = await self._instance.ask(
@@ -249,4 +261,11 @@ def _number(text: str) -> int:
 
 
 def _member(connection: Connection) -> Member:
-    return Member(connection.client_id, connection.client_addr, connection.language, connection.version)
+    said = connection.subscription_data_set
+    return Member(
+        connection.client_id,
+        connection.client_addr,
+        connection.language,
+        connection.version,
+        {data.topic: data.sub_string for data in said} if said is not None else None,
+    )

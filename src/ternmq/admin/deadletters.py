@@ -32,12 +32,12 @@ from ternmq.admin.messages import Messages, in_ms, place_of
 from ternmq.admin.queues import Queues
 from ternmq.admin.topics import Topics
 from ternmq.client.config import COMPRESSIONS, ProducerConfig
-from ternmq.client.instance import ClientInstance
-from ternmq.client.outgoing import prepare, shrink
-from ternmq.client.queue_choice import by_sharding_key
-from ternmq.client.sender import Pick, Sender
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.send.outgoing import compression_of, prepare, shrink
+from ternmq.client.send.queue_choice import by_sharding_key
+from ternmq.client.send.sender import Pick, Sender
 from ternmq.errors import ConfigError, InvalidName, NotFound, RouteMissing
-from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
+from ternmq.message import TIMER_PROPERTIES, Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic, retry_topic
 
 #: RocketMQ's name for what a client sends on nobody's account.
@@ -52,6 +52,7 @@ _NOT_COPIED: Final = (
     Property.ORIGIN_MESSAGE_ID,
     Property.RESENT_FROM,
     Property.DELAY,
+    *TIMER_PROPERTIES,
     Property.REAL_TOPIC,
     Property.REAL_QUEUE_ID,
     Property.WAIT,
@@ -127,7 +128,7 @@ class Purged:
 
 
 class DeadLetters:
-    """``admin.dead_letters``."""
+    """Dead letters, messages that a group has given up: ``admin.dead_letters``."""
 
     def __init__(self, instance: ClientInstance, topics: Topics, messages: Messages, queues: Queues) -> None:
         self._instance = instance
@@ -138,7 +139,7 @@ class DeadLetters:
     # --- Looking --------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[DeadLetterCount]:
-        """The groups that have dead letters, also such as are dealt with, by name."""
+        """The groups that have dead letters, also those whose dead letters are all handled, by name."""
         topics = [topic.name for topic in await self._topics.all() if topic.name.startswith(DEAD_LETTER_PREFIX)]
         return [count for topic in topics if (count := await self._count(topic)).total]
 
@@ -151,9 +152,10 @@ class DeadLetters:
         count_max: int = 100,
         handled: bool = False,
     ) -> list[DeadLetter]:
-        """The oldest dead letters of a group that came from ``begin`` to ``end``, at most ``count_max``.
+        """The oldest dead letters of ``group`` that were stored from ``begin`` to ``end``, at most ``count_max``.
 
-        Both ends belong to the span. Those that are dealt with only with ``handled``.
+        Both ends are included; times are ``datetime`` or milliseconds since 1970. Those that were sent again or purged
+        are included only with ``handled``.
 
         ::
 
@@ -161,7 +163,7 @@ class DeadLetters:
                 print(letter.origin_topic, letter.message.keys, letter.attempts)
         """
         if count_max < 1:
-            raise ConfigError(f"count_max={count_max} finds nothing; use 1 or more")
+            raise ConfigError(f"invalid count_max {count_max}: expected 1 or more")
 
         async def first(queue: MessageQueue) -> list[DeadLetter]:
             found: list[DeadLetter] = []
@@ -177,9 +179,9 @@ class DeadLetters:
         return letters[:count_max]
 
     async def find(self, group: str, message_id: str) -> list[DeadLetter]:
-        """The dead letters of a group with a message id, or with an offset id; oldest first.
+        """The dead letters of ``group`` with this ``message_id`` (or offset id), oldest first.
 
-        Several, when it was sent again and given up again. Raises ``NotFound``.
+        There are several if the message was sent again and given up again. Raises ``NotFound``.
         """
         topic = dead_letter_topic(check_group(group))
         try:
@@ -195,13 +197,13 @@ class DeadLetters:
         letters = [DeadLetter(group, message) for message in found if message.topic == topic]
         if not letters:
             raise NotFound(
-                f"group {group!r} has no dead letter {message_id!r}; see `tern dlq list {group} --all`, or its log has "
-                "forgotten it"
+                f"group {group!r} has no dead letter {message_id!r}; it may have expired, see `tern dlq list "
+                f"{group} --all`"
             )
         return letters
 
     async def marks(self, group: str) -> dict[MessageQueue, int]:
-        """For each queue of a group's dead letters, the first offset that nobody has dealt with."""
+        """For each queue of dead letters of ``group``, the first offset that is not handled."""
         queues = await self._queues_of(group)
         bounds = await self._queues.each(queues, self._bounds)
         return {queue: mark for queue, (_, mark, _) in zip(queues, bounds, strict=True)}
@@ -221,12 +223,14 @@ class DeadLetters:
         dry_run: bool = False,
         on_resent: Callable[[Resent], None] | None = None,
     ) -> list[Resent]:
-        """Send dead letters again: those named, or all that nobody has dealt with, from ``begin`` to ``end``; of the
-        latter with ``chosen`` only those for which it is true.
+        """Send dead letters of ``group`` again: those with ``message_ids``, or all that are not handled.
 
-        To the group's retry topic, or with ``to_topic`` to where they came from. One that was sent again before is left
-        alone, unless ``again``. ``on_resent`` is told of each as it is done, so that an error in between leaves nobody
-        in doubt. Raises ``NotFound`` for a name without a letter, ``RouteMissing`` when there is no topic to send to.
+        Of the latter, ``begin`` and ``end`` choose those that were stored in this time (both ends included), ``chosen``
+        those for which it returns True. They go to the group's retry topic, or with ``to_topic`` to the topic that they
+        were first sent to. A dead letter that was sent again before is skipped, unless ``again``. With ``dry_run``
+        nothing is sent. ``on_resent`` is called with each one as soon as it is sent, so that after an error it is known
+        which ones were. Raises ``NotFound`` for an id without a dead letter, ``RouteMissing`` when there is no topic to
+        send to.
 
         ::
 
@@ -234,8 +238,10 @@ class DeadLetters:
                 print(resent.letter.message.message_id, "already" if resent.earlier else "sent")
         """
         if message_ids and (begin is not None or end is not None or chosen is not None):
-            raise ConfigError("name the dead letters, or choose them by time and otherwise, not both")
-        work = _Resending(self._instance, self._messages, group, to_topic=to_topic, again=again, dry_run=dry_run)
+            raise ConfigError("choose dead letters by id or by the other parameters, not both")
+        work = _Resending(
+            self._instance, self._topics, self._messages, group, to_topic=to_topic, again=again, dry_run=dry_run
+        )
         done: list[Resent] = []
 
         async def send(letters: Sequence[DeadLetter]) -> None:
@@ -263,13 +269,15 @@ class DeadLetters:
     # --- Putting away -------------------------------------------------------------------------------------------------
 
     async def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
-        """Take dead letters for dealt with: all, or those that came before a time.
+        """Mark the dead letters of ``group`` as handled: all, or those that were stored before the time ``before``.
 
-        They are listed and sent again no more unless asked for; the log keeps them as long as any other message.
-        ``for_good`` deletes the group's dead-letter topic instead: nobody can read them any more.
+        They are no longer listed or sent again, unless asked for; the log keeps them as long as any other message. With
+        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read.
         """
         if for_good and before is not None:
-            raise ConfigError("for_good deletes all dead letters of the group; leave out the time, or leave it out")
+            raise ConfigError(
+                "for_good deletes all dead letters of the group and cannot be combined with a time; omit one of them"
+            )
         queues = await self._queues_of(group)
         if for_good:
             bounds = await self._queues.each(queues, self._bounds)
@@ -353,6 +361,7 @@ class _Resending:
     def __init__(
         self,
         instance: ClientInstance,
+        topics: Topics,
         messages: Messages,
         group: str,
         *,
@@ -361,6 +370,7 @@ class _Resending:
         dry_run: bool,
     ) -> None:
         self._sender = Sender(instance, _INNER_GROUP, ProducerConfig(), ())
+        self._topics = topics
         self._messages = messages
         self._retry_topic = retry_topic(group)
         self._to_topic = to_topic
@@ -369,6 +379,10 @@ class _Resending:
 
     async def send(self, letters: Sequence[DeadLetter]) -> tuple[list[Resent], BaseException | None]:
         """Send some letters at once: what became of them, and the first error, which some may have met."""
+        if letters and not self._to_topic and not self._dry_run:
+            # A broker would make it by itself, but where topics are not created by sends nothing leads to the broker.
+            brokers = {letter.message.broker_name for letter in letters}
+            await self._topics.ensure_on(self._retry_topic, brokers, queues=1)
         outcomes = await asyncio.gather(*map(self._one, letters), return_exceptions=True)
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         return [outcome for outcome in outcomes if isinstance(outcome, Resent)], next(iter(errors), None)
@@ -377,8 +391,8 @@ class _Resending:
         topic = letter.origin_topic if self._to_topic else self._retry_topic
         if not topic:
             raise NotFound(
-                f"the dead letter {letter.message.message_id} does not say which topic it was first sent to; send it "
-                "to the group instead, without to_topic"
+                f"the dead letter {letter.message.message_id} does not contain its original topic; send it to "
+                "the group instead, without to_topic"
             )
         earlier = None if self._again else await self._earlier(letter)
         if earlier is not None or self._dry_run:
@@ -405,14 +419,14 @@ class _Resending:
         pick: Pick | None = None
         if not self._to_topic:
             system |= {Property.RETRY_TOPIC: letter.origin_topic, Property.ORIGIN_MESSAGE_ID: letter.origin_id}
-            # Its own broker makes the topic if it has none; queue 0 is always there.
+            # Queue 0 is always there.
             pick = _always(MessageQueue(topic, dead.broker_name, 0))
         elif key := kept.pop(Property.SHARDING_KEY, ""):
             copy.sharding_key = key
             pick = _by_key(copy)
-        outgoing = prepare(copy, message_id=dead.message_id, system=system)
+        outgoing = prepare(copy, message_id=dead.message_id, system=system, sysflag=compression_of(dead))
         config = self._sender.config
-        if len(dead.body) >= config.compress_from_bytes:
+        if not dead.body_error and len(dead.body) >= config.compress_from_bytes:
             shrink(outgoing, kind=COMPRESSIONS[config.compression], level=config.compress_level)
         return await self._sender.deliver(outgoing, pick=pick, timeout_ms=_TIMEOUT_MS)
 

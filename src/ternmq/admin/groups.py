@@ -9,7 +9,7 @@ from typing import Final
 
 from ternmq.admin.brokers import BrokerInfo, Brokers
 from ternmq.admin.clients import Clients
-from ternmq.client.instance import ClientInstance
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
 from ternmq.names import check_group
@@ -48,6 +48,8 @@ class QueueProgress:
     broker_offset: int
     #: The first message that the group has not finished.
     consumer_offset: int
+    #: The first message that no member has pulled; where the broker does not tell (RocketMQ 4), ``consumer_offset``.
+    pull_offset: int
     #: When the message before that was stored, ms since 1970; 0 when unknown.
     last_store_ms: int
 
@@ -55,6 +57,11 @@ class QueueProgress:
     def lag(self) -> int:
         """Messages that wait."""
         return self.broker_offset - self.consumer_offset
+
+    @property
+    def in_flight(self) -> int:
+        """Those of them that members have pulled and not finished."""
+        return self.pull_offset - self.consumer_offset
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +76,7 @@ class GroupInfo:
 
 
 class Groups:
-    """``admin.groups``."""
+    """Consumer groups and their progress over all brokers: ``admin.groups``."""
 
     def __init__(self, instance: ClientInstance, brokers: Brokers, clients: Clients) -> None:
         self._instance = instance
@@ -77,23 +84,25 @@ class Groups:
         self._clients = clients
 
     async def names(self) -> list[str]:
-        """All groups that some broker keeps."""
+        """The names of all groups on all brokers."""
         masters = await self._brokers.masters()
         tables = await asyncio.gather(*map(self.table, masters))
         return sorted({group for table in tables for group in table})
 
     async def table(self, broker: BrokerInfo) -> Mapping[str, SubscriptionGroupConfig]:
-        """The groups that one broker keeps, with their settings."""
+        """The groups of one ``broker``, with their settings there."""
         response = await self._instance.ask(broker.address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, AllGroups())
         return decode(response.body, GroupTable).subscription_group_table
 
     async def create(
         self, group: str, *, retry_max: int = 16, broadcast: bool = True, cluster: str | None = None
     ) -> list[BrokerInfo]:
-        """Create the group on each master of the cluster, or change it there; returns those masters.
+        """Create ``group`` on each master of ``cluster``, or change it there; returns those masters.
 
-        Needed only where brokers do not make groups by themselves (autoCreateSubscriptionGroup), or for other values
-        than these. Raises ``InvalidName``, ``ConfigError`` for an unknown cluster.
+        ``retry_max`` is how often a message is delivered again before it becomes a dead letter; ``broadcast``, whether
+        members may consume in broadcasting mode. ``cluster`` may be None if there is only one. Needed only if brokers
+        do not create groups automatically (autoCreateSubscriptionGroup), or for other values than these. Raises
+        ``InvalidName``, ``ConfigError`` for an unknown cluster.
         """
         config = SubscriptionGroupConfig(
             group_name=check_group(group), retry_max_times=retry_max, consume_broadcast_enable=broadcast
@@ -107,11 +116,12 @@ class Groups:
     async def set_mode(
         self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
     ) -> list[BrokerInfo]:
-        """Have the group pop the topic's messages from now on, or pull them (F9); returns the masters that have it.
+        """Let ``group`` pop the messages of ``topic`` from now on, or pull them, as ``mode`` says; returns the masters
+        that have the topic.
 
-        It holds for members that leave the sharing out of queues to the brokers. ``share``: how many members' queues a
-        member pops beside its own; 0: everybody pops all. Raises ``TopicMissing``, ``NoPermission`` for a retry topic,
-        ``ConfigError`` for an unknown cluster.
+        It applies to members that let the brokers divide the queues. ``share`` is how many queues of other members each
+        member pops besides its own; 0: all members pop all queues. ``cluster`` may be None if there is only one. Raises
+        ``TopicMissing``, ``NoPermission`` for a retry topic, ``ConfigError`` for an unknown cluster.
         """
         body = GroupRequestMode(topic=topic, consumer_group=check_group(group), mode=mode, pop_share_queue_num=share)
         set_on: list[BrokerInfo] = []
@@ -128,11 +138,11 @@ class Groups:
         return set_on
 
     async def all(self, *, system: bool = True) -> list[GroupInfo]:
-        """All groups with their members and lag; without ``system``, not those that brokers and tools bring along."""
+        """All groups with their members and lag; without ``system``, not those of brokers and tools."""
         return [await self.info(name) for name in await self.names() if system or not is_system_group(name)]
 
     async def info(self, name: str) -> GroupInfo:
-        """One group with its members and lag; a group that nobody knows has neither."""
+        """The group ``name`` with its members and lag; both are 0 for an unknown group."""
         members = await self._clients.consumers(name)
         progress = await self._progress(name, None)
         return GroupInfo(
@@ -143,13 +153,13 @@ class Groups:
         )
 
     async def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
-        """How far the group is in each queue, by topic, broker and queue id.
+        """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.
 
         Empty when it has not consumed yet. Raises ``GroupMissing`` when no broker knows the group.
         """
         found = await self._progress(group, topic)
         if not found and group not in await self.names():
-            raise GroupMissing(f"no broker knows the group {group!r}; see `tern group list`")
+            raise GroupMissing(f"group {group!r} does not exist; see `tern group list`")
         return found
 
     async def _progress(self, group: str, topic: str | None) -> list[QueueProgress]:
@@ -158,7 +168,13 @@ class Groups:
         answers = await asyncio.gather(*(self._stats(master.address, header) for master in masters))
         return sorted(
             (
-                QueueProgress(queue, stats.broker_offset, stats.consumer_offset, stats.last_timestamp)
+                QueueProgress(
+                    queue,
+                    broker_offset=stats.broker_offset,
+                    consumer_offset=stats.consumer_offset,
+                    pull_offset=max(stats.pull_offset or 0, stats.consumer_offset),
+                    last_store_ms=stats.last_timestamp,
+                )
                 for answer in answers
                 for queue, stats in by_queue(answer.offset_table).items()
             ),

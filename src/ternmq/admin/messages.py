@@ -24,15 +24,13 @@ from typing import Final
 
 from ternmq.admin.brokers import Brokers
 from ternmq.admin.queues import Queues
-from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import StartPosition
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.offsets import StartPosition
 from ternmq.errors import ConfigError, InvalidName, NotFound, SystemFailure
 from ternmq.message import MessageQueue, Property, ReceivedMessage
 from ternmq.net.peer import format_address
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.ids import parse_offset_id
-from ternmq.wire.received import to_message
-from ternmq.wire.record import unpack_record, unpack_records
 from ternmq.wire.requests import QueryMessage, ViewMessage
 
 #: What a broker returns for one key at most (RocketMQ's ``maxMsgsNumBatch``).
@@ -44,7 +42,7 @@ _INDEX_STEP_MS: Final = 1_000
 
 
 class Messages:
-    """``admin.messages``."""
+    """Stored messages, found by id, key, offset or time: ``admin.messages``."""
 
     def __init__(self, instance: ClientInstance, brokers: Brokers, queues: Queues) -> None:
         self._instance = instance
@@ -52,14 +50,14 @@ class Messages:
         self._queues = queues
 
     async def by_id(self, offset_id: str) -> ReceivedMessage:
-        """The record that an offset id names, from the broker whose address is part of it.
+        """The message with this ``offset_id``, from the broker whose address is part of it.
 
         ::
 
             message = await admin.messages.by_id(receipt.offset_id)
 
-        Raises ``InvalidName`` for what is no offset id, ``NotFound`` when the broker has no such record (any more),
-        ``NetworkError`` when no broker answers there.
+        Raises ``InvalidName`` for an invalid offset id, ``NotFound`` when the broker does not have the message (any
+        more), ``NetworkError`` when no broker answers at that address.
         """
         address, log_offset = place_of(offset_id)
         try:
@@ -68,18 +66,21 @@ class Messages:
             )
         except SystemFailure as error:  # RocketMQ has no code of its own for «not here»
             raise NotFound(
-                f"{address} has no message at log offset {log_offset}; it is deleted by now, or the id is of another "
-                f"broker ({error})",
+                f"{address} has no message at log offset {log_offset}; it was deleted, or the id belongs to "
+                f"another broker ({error})",
                 broker=address,
             ) from None
         names = {broker.address: broker.name for broker in await self._brokers.all()}
-        return to_message(unpack_record(response.body), names.get(address, ""))
+        # What cannot be read is shown as it is, and told why.
+        (message,) = await self._queues.messages_of(response.body, names.get(address, ""))
+        return message
 
     async def by_unique_key(self, topic: str, key: str) -> list[ReceivedMessage]:
-        """The messages of a topic with the unique key that their producer gave, oldest first.
+        """The messages of ``topic`` with this unique ``key``, the ``message_id`` that their producer gave, oldest
+        first.
 
-        Usually one. Several when a send was repeated: after a time-out, say, when the first attempt had arrived. Raises
-        ``RouteMissing``.
+        Usually one. There are several if a send was repeated, for example after a time-out when the first attempt had
+        arrived. Raises ``RouteMissing``.
 
         ::
 
@@ -101,10 +102,10 @@ class Messages:
         end: datetime | int | None = None,
         count_max: int = COUNT_MAX,
     ) -> list[ReceivedMessage]:
-        """The messages of a topic that have this key and were stored from ``begin`` to ``end``, oldest first.
+        """The messages of ``topic`` that have this ``key`` and were stored from ``begin`` to ``end``, oldest first.
 
-        Both ends belong to the span; times are ``datetime`` or milliseconds since 1970. With more than ``count_max``
-        (64 at most, as brokers return no more) these are the newest. Raises ``RouteMissing``.
+        Both ends are included; times are ``datetime`` or milliseconds since 1970. If there are more than ``count_max``
+        (64 at most, as brokers return no more), these are the newest. Raises ``RouteMissing``.
 
         ::
 
@@ -113,8 +114,8 @@ class Messages:
         """
         if not 1 <= count_max <= COUNT_MAX:
             raise ConfigError(
-                f"count_max={count_max} cannot be; brokers return 1 to {COUNT_MAX} messages for a key. For others, "
-                "search in a shorter time"
+                f"invalid count_max {count_max}: expected 1 to {COUNT_MAX}; to find more messages, search "
+                "shorter time ranges"
             )
         begin_ms = 0 if begin is None else in_ms(begin)
         end_ms = _EVER_MS if end is None else in_ms(end)
@@ -132,14 +133,15 @@ class Messages:
         return found[-count_max:]
 
     async def by_queue_offset(self, queue: MessageQueue, queue_offset: int) -> ReceivedMessage:
-        """The message at a place in a queue. Raises ``NotFound`` with what there is instead, ``RouteMissing``.
+        """The message at ``queue_offset`` in ``queue``. Raises ``NotFound`` with the offsets that there are,
+        ``RouteMissing``.
 
         ::
 
             message = await admin.messages.by_queue_offset(receipt.queue, receipt.queue_offset)
         """
         if queue not in await self._queues.of(queue.topic):
-            raise NotFound(f"there is no queue {queue} to read; see `tern topic route {queue.topic}`")
+            raise NotFound(f"{queue} does not exist or is not readable; see `tern topic route {queue.topic}`")
         message = await self._queues.read(queue, queue_offset)
         if message is None:
             first, end = await asyncio.gather(self._queues.bounds.min(queue), self._queues.bounds.max(queue))
@@ -148,9 +150,10 @@ class Messages:
         return message
 
     async def by_time(self, topic: str, time: datetime | int) -> list[ReceivedMessage]:
-        """Of each queue the first message stored at ``time`` or later, to the millisecond; by broker and queue id.
+        """The first message of each queue of ``topic`` that was stored at ``time`` or later, by broker and queue id.
 
-        A queue that has none is left out. Raises ``RouteMissing``.
+        ``time`` is a ``datetime`` or milliseconds since 1970. Queues without such a message are left out. Raises
+        ``RouteMissing``.
 
         ::
 
@@ -185,7 +188,7 @@ class Messages:
             response = await self._instance.ask(address, RequestCode.QUERY_MESSAGE, query)
         except NotFound:
             return []
-        return [to_message(record, name) for record in unpack_records(response.body)]
+        return await self._queues.messages_of(response.body, name)
 
 
 def place_of(offset_id: str) -> tuple[str, int]:
@@ -196,8 +199,8 @@ def place_of(offset_id: str) -> tuple[str, int]:
         ip, port, log_offset = "", 0, 0
     if not 0 < port <= _PORT_MAX:
         raise InvalidName(
-            f"{offset_id!r} is no offset id of a message, which a send returns as offset_id; if it is a message's "
-            f"unique key, search for it with its topic (`tern message show {offset_id} --topic TOPIC`)",
+            f"{offset_id!r} is not a valid offset id; a send returns it as offset_id. If it is a message id, "
+            f"search with the topic (`tern message show {offset_id} --topic TOPIC`)",
             name=offset_id,
         )
     return format_address(ip, port), log_offset
@@ -206,7 +209,8 @@ def place_of(offset_id: str) -> tuple[str, int]:
 def _one_word(key: str) -> str:
     if not key or key.split() != [key]:
         raise InvalidName(
-            f"{key!r} is no key: blanks separate the keys of a message, so none has any; search for one word", name=key
+            f"invalid key {key!r}: expected one word without spaces (spaces separate the keys of a message)",
+            name=key,
         )
     return key
 

@@ -26,8 +26,8 @@ from ternmq.admin.brokers import Brokers
 from ternmq.admin.clients import Clients
 from ternmq.admin.groups import Groups
 from ternmq.admin.queues import Queues
-from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import BrokerOffsets, StartPosition
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
 from ternmq.errors import ConfigError, ConsumerOffline, GroupMissing, NotFound, SystemFailure
 from ternmq.message import MessageQueue
 from ternmq.names import check_group, is_derived_topic
@@ -51,7 +51,7 @@ class Move:
 
 
 class Offsets:
-    """``admin.offsets``."""
+    """Stored offsets of groups: ``admin.offsets``."""
 
     def __init__(
         self, instance: ClientInstance, brokers: Brokers, clients: Clients, groups: Groups, queues: Queues
@@ -63,9 +63,10 @@ class Offsets:
         self._queues = queues
 
     async def of(self, group: str, *, topic: str | None = None) -> dict[MessageQueue, int]:
-        """The queue offset of the first message that the group has not finished, for each queue it has progress in.
+        """The offsets that ``group`` has stored, in the queues of one ``topic`` or of all: those of the first messages
+        not done.
 
-        Raises ``GroupMissing``. For the lag too, see ``admin.groups.progress``.
+        Raises ``GroupMissing``. For the lag, see ``admin.groups.progress``.
         """
         queues = [progress.queue for progress in await self._groups.progress(group, topic=topic)]
         # Statistics say 0 also where nothing is stored; this call tells the two apart.
@@ -73,18 +74,18 @@ class Offsets:
         return {queue: found for queue, found in zip(queues, stored, strict=True) if found is not None}
 
     async def reset(self, group: str, topic: str, to: StartPosition, *, dry_run: bool = False) -> list[Move]:
-        """Let the group go on at ``to``: ``StartPosition.FIRST``, ``.LAST`` or ``.at(time)``; forward or back.
+        """Reset the offsets of ``group`` in ``topic`` to ``to``: ``StartPosition.FIRST``, ``.LAST`` or ``.at(time)``.
 
-        ``dry_run`` tells what would be, and changes nothing. Connected members follow with their next pull (RocketMQ's
-        Java clients after some 10 s); what they work on at that moment may come again. Raises ``GroupMissing``,
-        ``RouteMissing``.
+        Returns the offsets before and after, of each queue. With ``dry_run`` nothing is changed. Connected members
+        continue there with their next pull (RocketMQ's Java clients after about 10 s); messages that they are
+        processing may be delivered again. Raises ``GroupMissing``, ``RouteMissing``.
 
         ::
 
             await admin.offsets.reset("billing", "orders", StartPosition.at(datetime(2026, 1, 31, 12, 0)))
         """
         if group not in await self._groups.names():
-            raise GroupMissing(f"no broker knows the group {group!r}; see `tern group list`")
+            raise GroupMissing(f"group {group!r} does not exist; see `tern group list`")
         queues = await self._queues.of(topic)
         before = await self._queues.each(queues, BrokerOffsets(self._instance, group).load)
 
@@ -100,11 +101,11 @@ class Offsets:
         return [Move(queue, stood, after[queue]) for queue, stood in zip(queues, before, strict=True)]
 
     async def clone(self, source: str, target: str, *, topic: str | None = None) -> list[Move]:
-        """Let ``target`` stand where ``source`` stands, on one topic or on all that it has progress on.
+        """Copy the offsets of the group ``source`` to the group ``target``, of one ``topic`` or of all.
 
-        A target that does not exist is made, with the source's settings. Raises ``GroupMissing`` for an unknown source,
-        ``NotFound`` when it has no progress, ``ConfigError`` when the target has members: they would go on where they
-        are, and overwrite what is stored here.
+        If the target does not exist, it is created with the settings of the source. Raises ``GroupMissing`` for an
+        unknown source, ``NotFound`` when it has no offsets, ``ConfigError`` when the target has active members: they
+        would overwrite the offsets.
         """
         check_group(target)
         offsets = {
@@ -114,14 +115,14 @@ class Offsets:
         }
         if not offsets:
             raise NotFound(
-                f"group {source!r} has no progress{f' on topic {topic!r}' if topic else ''}; see `tern group progress "
-                f"{source}`"
+                f"group {source!r} has no offsets{f' on topic {topic!r}' if topic else ''}; see `tern group "
+                f"progress {source}`"
             )
         members = await self._clients.consumers(target)
         if members is not None:
             raise ConfigError(
-                f"group {target!r} has {len(members.members)} live members, which would overwrite the offsets; stop "
-                "them first"
+                f"group {target!r} has {len(members.members)} active members, which would overwrite the offsets; "
+                "stop them first"
             )
         await self._make(target, like=source, brokers={queue.broker_name for queue in offsets})
         committing = BrokerOffsets(self._instance, target)

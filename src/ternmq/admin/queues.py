@@ -13,15 +13,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from ternmq.client.instance import ClientInstance
-from ternmq.client.offsets import BrokerOffsets
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.decode import to_messages
+from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import check_topic
+from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
-from ternmq.wire.received import to_message
-from ternmq.wire.record import unpack_records
+from ternmq.wire.record import read_records
 from ternmq.wire.requests import PullMessage, PullSysflag
 
 T = TypeVar("T")
@@ -95,20 +96,26 @@ class Queues:
         response = await self._pull(queue, queue_offset, count_max=1)
         if response is None:
             return None
-        found = next(iter(unpack_records(response.body)), None)
+        found = next(iter(await self.messages_of(response.body, queue.broker_name)), None)
         # A broker passes over what is deleted already; that is not what was asked for.
-        return None if found is None or found.queue_offset != queue_offset else to_message(found, queue.broker_name)
+        return None if found is None or found.queue_offset != queue_offset else found
 
     async def page(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int
     ) -> tuple[list[ReceivedMessage], int]:
         """Messages from a queue offset on, perhaps none, and where to read on, which is always further."""
         response = await self._pull(queue, queue_offset, count_max=count_max)
-        records = unpack_records(response.body) if response is not None else []
-        if not records:
+        messages = await self.messages_of(response.body, queue.broker_name) if response is not None else []
+        if not messages:
             # The end; or what lay here is deleted, and the queue begins behind it.
             return [], max(queue_offset + 1, await self.bounds.min(queue))
-        return [to_message(record, queue.broker_name) for record in records], records[-1].queue_offset + 1
+        # What is left of a damaged record has no topic, and its offset may be anything.
+        return messages, max((one.queue_offset for one in messages if one.topic), default=queue_offset) + 1
+
+    async def messages_of(self, body: Buffer, broker_name: str) -> list[ReceivedMessage]:
+        """The messages of an answer; those that cannot be read have a ``body_error``."""
+        bytes_max = self._instance.config.decompressed_bytes_max
+        return await to_messages(read_records(body), broker_name, bytes_max=bytes_max)
 
     async def first_since(self, queue: MessageQueue, time_ms: int) -> int:
         """The queue offset of the first message stored at ``time_ms`` or later; the queue's end if there is none."""
@@ -149,7 +156,7 @@ class Queues:
         if response.code != ResponseCode.SUCCESS:
             raise refused(
                 response.code,
-                f"{queue.broker_name} refused to show {queue} at {queue_offset}: {response.remark}",
+                f"{queue.broker_name} refused to read {queue} at {queue_offset}: {response.remark}",
                 broker=queue.broker_name,
             )
         return response
@@ -159,7 +166,7 @@ class Queues:
         by_id = route.brokers.get(queue.broker_name) if route is not None else None
         if not by_id:
             raise NetworkError(
-                f"no broker {queue.broker_name!r} of topic {queue.topic!r} is registered; see `tern topic route "
+                f"broker {queue.broker_name!r} of topic {queue.topic!r} is not registered; see `tern topic route "
                 f"{queue.topic}`",
                 address=queue.broker_name,
             )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ternmq import names
 from ternmq.admin.brokers import BrokerInfo, Brokers
-from ternmq.client.instance import ClientInstance
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.codec import by_queue, decode
 from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.bodies.stats import TopicStats
-from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import AllTopics, DeleteTopic, RouteQuery, Topic, UpdateTopic
 
@@ -56,7 +56,7 @@ class QueueStatus:
 
 
 class Topics:
-    """``admin.topics``."""
+    """Topics over all brokers of a cluster: ``admin.topics``."""
 
     def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
         self._instance = instance
@@ -65,13 +65,16 @@ class Topics:
     async def create(
         self, topic: str, *, queues: int = 8, cluster: str | None = None, perm: int = READ_WRITE, order: bool = False
     ) -> list[BrokerInfo]:
-        """Create the topic on each master of the cluster, or change it there; returns those masters.
+        """Create ``topic`` on each master of ``cluster``, or change it there; returns those masters.
 
-        Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError`` for an unknown cluster.
+        It has ``queues`` queues on each of them. ``perm`` says what is allowed: 6 to read and to write, 4 only to read,
+        2 only to write. ``order`` marks it as a topic whose messages must keep their order. ``cluster`` may be None if
+        there is only one. Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError`` for an
+        unknown cluster.
         """
         names.check_topic(topic)
         if names.is_system_topic(topic):
-            raise InvalidName(f"the topic {topic!r} belongs to the system; choose another name", name=topic)
+            raise InvalidName(f"{topic!r} is a system topic; choose another name", name=topic)
         masters = await self._brokers.masters_of(cluster)
         header = UpdateTopic(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm, order=order)
         for master in masters:
@@ -79,14 +82,29 @@ class Topics:
         await self._seen(topic, {master.name for master in masters})
         return masters
 
-    async def delete(self, topic: str) -> list[BrokerInfo]:
-        """Delete the topic on all brokers that have it and on all name servers; returns those brokers.
+    async def ensure_on(self, topic: str, brokers: Iterable[str], *, queues: int) -> None:
+        """Create ``topic``, with ``queues`` queues, on those masters of ``brokers`` (their names) that do not have it.
 
-        Raises ``RouteMissing`` when there is no such topic, ``InvalidName`` for one of the system.
+        Afterwards the name server knows the route.
+        """
+        route = await self._route(topic)
+        missing = set(brokers) - {one.broker_name for one in (route.queue_datas if route is not None else ())}
+        if not missing:
+            return
+        masters = [master for master in await self._brokers.masters() if master.name in missing]
+        header = UpdateTopic(topic=topic, read_queue_nums=queues, write_queue_nums=queues, perm=READ_WRITE, order=False)
+        for master in masters:
+            await self._instance.ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        await self._seen(topic, (master.name for master in masters))
+
+    async def delete(self, topic: str) -> list[BrokerInfo]:
+        """Delete ``topic`` on all brokers that have it and on all name servers; returns those brokers.
+
+        Raises ``RouteMissing`` when there is no such topic, ``InvalidName`` for a topic of the system.
         """
         route = await self.route(topic)
         if names.is_system_topic(topic):
-            raise InvalidName(f"the topic {topic!r} belongs to the system and cannot be deleted", name=topic)
+            raise InvalidName(f"{topic!r} is a system topic and cannot be deleted", name=topic)
         holders = [
             BrokerInfo(broker.cluster, broker.broker_name, broker_id, address)
             for broker in route.broker_datas
@@ -100,14 +118,14 @@ class Topics:
         return holders
 
     async def all(self) -> list[TopicInfo]:
-        """All topics of all clusters by name, also those of the system."""
+        """All topics of all clusters by name, including those of the system."""
         masters = await self._brokers.masters()
-        tables = await asyncio.gather(*(self._table(master) for master in masters))
+        tables = await asyncio.gather(*(self.table(master) for master in masters))
         found: dict[str, TopicInfo] = {}
         own = {master.name for master in masters} | {master.cluster for master in masters}
         own |= {names.reply_topic(master.cluster) for master in masters}
         for master, table in zip(masters, tables, strict=True):
-            for name, config in table.topic_config_table.items():
+            for name, config in table.items():
                 known = found.get(name)
                 found[name] = TopicInfo(
                     name=name,
@@ -120,8 +138,13 @@ class Topics:
                 )
         return sorted(found.values(), key=lambda topic: topic.name)
 
+    async def table(self, broker: BrokerInfo) -> Mapping[str, TopicConfig]:
+        """The topics of one ``broker``, with their settings there."""
+        response = await self._instance.ask(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG, AllTopics())
+        return decode(response.body, TopicTable).topic_config_table
+
     async def route(self, topic: str) -> TopicRoute:
-        """Which brokers have the topic and where they are; raises ``RouteMissing``."""
+        """The brokers that have ``topic``, and their addresses. Raises ``RouteMissing``."""
         route = await self._route(topic)
         if route is None:
             raise RouteMissing(
@@ -131,7 +154,7 @@ class Topics:
         return route
 
     async def status(self, topic: str) -> list[QueueStatus]:
-        """What each queue of the topic holds, by broker and queue id; raises ``RouteMissing``."""
+        """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         route = await self.route(topic)
         found: list[QueueStatus] = []
         for broker in route.broker_datas:
@@ -141,16 +164,12 @@ class Topics:
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
         return sorted(found, key=lambda status: status.queue)
 
-    async def _table(self, master: BrokerInfo) -> TopicTable:
-        response = await self._instance.ask(master.address, RequestCode.GET_ALL_TOPIC_CONFIG, AllTopics())
-        return decode(response.body, TopicTable)
-
     async def _route(self, topic: str) -> TopicRoute | None:
         response = await self._instance.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         if response.code != ResponseCode.SUCCESS:
-            raise refused(response.code, f"the route of topic {topic!r} was refused: {response.remark}")
+            raise refused(response.code, f"the name server refused the route of topic {topic!r}: {response.remark}")
         return decode(response.body, TopicRoute)
 
     async def _seen(self, topic: str, brokers: Iterable[str]) -> None:
@@ -162,6 +181,6 @@ class Topics:
                 return
             await asyncio.sleep(ASK_EVERY_MS / 1000)
         raise CallTimeout(
-            f"topic {topic!r} is created, but {', '.join(sorted(missing))} did not tell the name server within "
-            f"{SEEN_WITHIN_MS} ms; it will within 30 s, look with `tern topic route {topic}`"
+            f"topic {topic!r} was created, but {', '.join(sorted(missing))} did not register it with the name "
+            f"server within {SEEN_WITHIN_MS} ms; this happens within 30 s, check with `tern topic route {topic}`"
         )

@@ -11,21 +11,18 @@ Everything but the store's and the chores' threads runs on one loop. ``_mount`` 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from ternmq.broker import flow
-from ternmq.broker.clients import Clients
 from ternmq.broker.config import BrokerConfig
-from ternmq.broker.filters import SAVE_S as FILTERS_SAVE_S
-from ternmq.broker.filters import Filters
-from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
@@ -40,34 +37,40 @@ from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.handlers.slaves import SlaveHandlers
-from ternmq.broker.holds import SCAN_S as HOLDS_SCAN_S
-from ternmq.broker.holds import Holds
-from ternmq.broker.intake import Intake
-from ternmq.broker.locks import Locks
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.popping import Popping
 from ternmq.broker.registration import Identity, Registration
-from ternmq.broker.retry import Retries
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.services.holds import SCAN_S as HOLDS_SCAN_S
+from ternmq.broker.services.holds import Holds
+from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.popping import Popping
+from ternmq.broker.services.retry import Retries
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
+from ternmq.broker.tables.filters import Filters
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.locks import Locks
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.delay.levels import MARK as DELAY_MARK
 from ternmq.delay.levels import DelayLevels
 from ternmq.delay.progress import Progress as DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
-from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, do_now
-from ternmq.net.dial import split_address
-from ternmq.net.lanes import Lanes
+from ternmq.files import RETRY_S as FILES_RETRY_S
+from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, TableFiles, do_now
+from ternmq.net.endpoint import bind, outward_ip, split_address
+from ternmq.net.gate import Gate
 from ternmq.net.peer import Peer, Route, format_address
-from ternmq.net.server import Server, bind
+from ternmq.net.server import Server
 from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
 from ternmq.store.config import FlushDiskType, StoreConfig
-from ternmq.store.disk import Disk
-from ternmq.store.replay import Progress
+from ternmq.store.derived.follower import Progress
+from ternmq.store.disk.base import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
+from ternmq.wire.frame import FRAME_BYTES_LIMIT
 from ternmq.wire.ids import UniqueIds
 from ternmq.wire.record import pack_host
 
@@ -86,6 +89,8 @@ NOT_ON_VIP: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
+#: What a frame has besides the largest body: the rest of the record, and a header with its properties, escaped.
+FRAME_EXTRA_BYTES: Final = 1024 * 1024
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
 
@@ -105,7 +110,9 @@ class Tables:
     @classmethod
     def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile], *, delay_levels: int) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
-        clients = Clients(clock, silence_max_ms=config.channel_expired_timeout)
+        clients = Clients(
+            clock, silence_max_ms=config.channel_expired_timeout, said_bytes_max=config.max_subscription_bytes
+        )
         tables = cls(
             Topics(
                 file("topics.json"),
@@ -113,6 +120,7 @@ class Tables:
                 broker_name=config.broker_name,
                 cluster_name=config.broker_cluster_name,
                 auto_create=config.auto_create_topic_enable,
+                auto_create_max=config.auto_create_topic_max,
                 default_queues=config.default_topic_queue_nums,
                 revive_queues=config.revive_queue_num,
                 trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
@@ -123,6 +131,7 @@ class Tables:
                 clock,
                 broker_name=config.broker_name,
                 auto_create=config.auto_create_subscription_group,
+                auto_create_max=config.auto_create_subscription_group_max,
             ),
             Offsets(file("consumerOffset.json"), clock),
             clients,
@@ -148,18 +157,22 @@ class Broker:
         store_config: StoreConfig,
         env: Env | None = None,
         *,
+        gate: Gate | None = None,
         on_progress: Progress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
-        """``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
+        """``gate`` admits requests; without one, all are admitted.
+
+        ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
 
         A ``disk`` other than this machine's, and ``files`` for the tables on it, make a broker that starts no threads:
         the loop does their work (``ternmq.testing``).
         """
-        self.config = config
+        self.config = with_room_for(config, store_config)
         self._store_config = store_config
         self._env = env or Env()
+        self._gate = gate
         self._on_progress = on_progress
         self._disk = disk
         self._files = files
@@ -177,7 +190,7 @@ class Broker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
-        log.info("broker stopped", extra={"broker": self.config.broker_name})
+        log.info("broker %s stopped", self.config.broker_name)
 
     async def _mount(self, stack: AsyncExitStack) -> None:
         config, env = self.config, self._env
@@ -195,15 +208,18 @@ class Broker:
         store = MessageStore(
             self._store_config, store_host=store_host, clock=env.clock, disk=disk, threads=disk is None
         )
-        await asyncio.to_thread(store.open, asyncio.get_running_loop().call_soon_threadsafe, self._on_progress)
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+        await asyncio.to_thread(store.open, on_loop, self._on_progress)
         stack.callback(store.close)
-        chores = stack.enter_context(Chores()) if disk is None else do_now
         directory = self._store_config.store_path_root_dir / "config"
-
-        def table_file(name: str) -> TableFile:
-            return TableFile(directory / name, chores, self._files)
-
+        if disk is None:
+            table_file = TableFiles(directory, stack.enter_context(Chores()), self._files, back=on_loop)
+        else:
+            table_file = TableFiles(directory, do_now, self._files)
+        stack.push_async_callback(table_file.settle)
         tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
+        if not store.was_closed:
+            tables.topics.find_again(store.topics_with_messages())
         stack.callback(tables.offsets.save)
         stack.callback(tables.filters.save)
 
@@ -230,6 +246,7 @@ class Broker:
                 topics=tables.topics,
                 groups=tables.groups,
                 record_at=store.record_at,
+                cold_record=store.cold.record,
                 choice=env.random,
             ),
             stats=tables.stats,
@@ -268,7 +285,7 @@ class Broker:
             topics=tables.topics,
             locks=tables.locks,
             filters=tables.filters,
-            notify_members=config.notify_consumer_ids_changed_enable,
+            config=config,
         )
         assignments = AssignmentHandlers(
             modes=popping.modes,
@@ -319,17 +336,21 @@ class Broker:
         relay = RelayHandlers(clients=tables.clients, find_record=queries.record, broker_name=config.broker_name)
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
-        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server.lanes)
+        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server)
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
-        server = await stack.enter_async_context(Server.running(routes, flow.lanes(config), on_close=connection_closed))
+        server = await stack.enter_async_context(
+            Server.running(routes, flow.lanes(config), limits=config, gate=self._gate, on_close=connection_closed)
+        )
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
         tasks.create_task(delays.run())
+        tasks.create_task(popping.run())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
             (FILTERS_SAVE_S, tables.filters.save),
             (self._store_config.flush_delay_offset_interval / 1000, delivered.save),
+            (FILES_RETRY_S, table_file.retry),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (HOLDS_SCAN_S, pulls.holds.scan),
@@ -342,9 +363,10 @@ class Broker:
         await self._listen_vip(server)
         await stack.enter_async_context(registration)
         known_to = await registration.settled()
+        # A broker that is ready has its tables on the disk, those that a first start made, too.
+        await table_file.settle()
         log.info(
-            "broker ready",
-            extra={"broker": config.broker_name, "address": self.address, "name_servers": known_to},
+            "broker %s is ready at %s, registered with %d name servers", config.broker_name, self.address, known_to
         )
 
     def _work_of_threads(self, store: MessageStore) -> list[tuple[float, Callable[[], None]]]:
@@ -385,7 +407,7 @@ class Broker:
         holds: Holds,
         popping: Popping,
         delays: DelayLevels,
-        lanes: Callable[[], Lanes],
+        server: Callable[[], Server],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
         name, clock = self.config.broker_name, self._env.clock
@@ -434,7 +456,7 @@ class Broker:
                 stats=stats,
                 store=store,
                 topics=topics,
-                lanes=lanes,
+                server=server,
                 settings=(self.config, self._store_config),
                 store_path=self._store_config.store_path_root_dir,
                 delays=delays.state,
@@ -450,9 +472,39 @@ class Broker:
             await server.listen(self.config.bind_address, port, without=NOT_ON_VIP)
         except (NetworkError, ConfigError) as error:
             log.warning(
-                "no VIP port; only clients with vipChannelEnabled (off by default since 4.9) need it",
-                extra={"port": port, "why": str(error)},
+                "cannot open the VIP port %d: %s; only clients with vipChannelEnabled (off since 4.9) need it",
+                port,
+                error,
             )
+
+
+def with_room_for(config: BrokerConfig, store_config: StoreConfig) -> BrokerConfig:
+    """The settings, with frames that hold every message and every answer that the store's settings allow.
+
+    Raises ``ConfigError`` where no frame could.
+    """
+    for key, wanted_bytes in (
+        ("maxMessageSize", store_config.max_message_size),
+        ("maxTransferBytesOnMessageInMemory", store_config.max_transfer_bytes_on_message_in_memory),
+        ("maxTransferBytesOnMessageInDisk", store_config.max_transfer_bytes_on_message_in_disk),
+    ):
+        frame_bytes = wanted_bytes + FRAME_EXTRA_BYTES
+        if frame_bytes > FRAME_BYTES_LIMIT:
+            raise ConfigError(
+                f"invalid {key} {wanted_bytes}: expected at most {FRAME_BYTES_LIMIT - FRAME_EXTRA_BYTES}, the "
+                "largest possible frame"
+            )
+        if frame_bytes > config.frame_max_length:
+            log.warning(
+                "%s = %d needs frames of %d bytes; frameMaxLength is raised to this value. Java clients need it, too "
+                "(-Dcom.rocketmq.remoting.frameMaxLength=%d)",
+                key,
+                wanted_bytes,
+                frame_bytes,
+                frame_bytes,
+            )
+            config = dataclasses.replace(config, frame_max_length=frame_bytes)
+    return config
 
 
 def own_ip(config: BrokerConfig) -> str:
@@ -466,18 +518,12 @@ def own_ip(config: BrokerConfig) -> str:
         except OSError as error:
             reason = error.strerror or error
             raise ConfigError(
-                f"brokerIP1 = {config.broker_ip1} is no address: {reason}; give one that clients can reach"
+                f"invalid brokerIP1 {config.broker_ip1!r}: {reason}; give an address that clients can reach"
             ) from None
     for address in config.name_servers:
         host, port = split_address(address)
-        try:
-            family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as probe:
-                # Nothing is sent: connecting a datagram socket only asks the kernel which way it would go.
-                probe.connect(target)
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
+        with suppress(OSError):
+            return outward_ip(host, port)
     return "127.0.0.1"
 
 
@@ -488,4 +534,4 @@ async def every(seconds: float, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception:
-            log.exception("a chore failed; it will be tried again")
+            log.exception("a background task failed; retrying")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.errors import ConfigError
+from ternmq.net.limits import Limits
 from ternmq.wire.bodies.clients import RequestMode
 
 #: Bits of a permission: of a broker, and of a topic (D1).
@@ -18,12 +19,19 @@ READ: Final = 4
 WRITE: Final = 2
 INHERIT: Final = 1
 
-_BROKER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
+# Looser than the rule for topics: a host's name may have dots. ``:`` and ``;`` separate broker names in the
+# configuration of ordered topics, a blank separates fields of message handles. The machine-room strategies of consumers
+# want ``room@broker`` (G1).
+_BROKER_NAME: Final = re.compile(r"[a-zA-Z0-9._@-]{1,127}\Z")
+_CLUSTER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
 
 
 @dataclass(slots=True, frozen=True)
-class BrokerConfig:
-    """One broker. Raises ``ConfigError`` that names the setting and what it may be."""
+class BrokerConfig(Limits):
+    """One broker. Raises ``ConfigError`` that names the setting and what it may be.
+
+    The bounds of its connections are ``Limits``.
+    """
 
     #: Masters and slaves of one log share a name; clients see it in their queues.
     broker_name: str = field(default_factory=socket.gethostname)
@@ -43,6 +51,10 @@ class BrokerConfig:
 
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
+    #: Topics and groups up to which sends and heartbeats create more, so that clients which invent names cannot fill
+    #: the tables; administrators may create any number. Topics for retries and dead letters count apart from others.
+    auto_create_topic_max: int = 10_000
+    auto_create_subscription_group_max: int = 10_000
     #: Upper bound of the queues of an auto-created topic; the producer asks for 4.
     default_topic_queue_nums: int = 8
     #: 4 read, 2 write; 6 is both, 4 drains a broker before maintenance, 0 takes it out.
@@ -113,6 +125,25 @@ class BrokerConfig:
     max_error_rate_of_bloom_filter: int = 20
     #: How long a filter is kept after the last member of its group has left.
     filter_data_clean_time_span: int = 24 * 3_600_000
+    #: Characters of an expression, of SQL or tags. Reading one of this length takes about 15 ms.
+    max_filter_expression_length: int = 16_384
+    #: Properties, numbers and texts of an SQL expression. Each takes about 0.2 µs a message.
+    max_filter_expression_terms: int = 1_024
+    #: Levels of an SQL expression: parentheses, NOT, comparisons of comparisons.
+    max_filter_expression_depth: int = 64
+    #: How long an SQL filter may keep the loop for one pull or pop, which then answers with what it has.
+    max_filter_time_per_pull: int = 10
+    #: Terms of all filters on one topic for which Bloom maps are made: each message stored is tried on all of them.
+    max_filter_terms_per_bit_map: int = 1_024
+    #: Memory that the SQL filters of groups may take, as estimated by their length; and as much again each for
+    #: expressions of SQL and of tags that requests bring along. Dead filters make room, longest dead first; a new one
+    #: that still does not fit is refused.
+    max_filter_bytes: int = 128 << 20
+    #: Topics that one group may subscribe to, all its members together.
+    max_subscriptions_per_group: int = 4_096
+    #: Memory that the subscriptions of all connected consumers may take, as estimated by their length, and a sixteenth
+    #: of it those of one connection; a group that does not fit is left out of the heartbeat.
+    max_subscription_bytes: int = 256 << 20
 
     # --- Name servers (A2) ------------------------------------------------------------------------------------
 
@@ -139,17 +170,27 @@ class BrokerConfig:
     trace_on: bool = True
 
     def __post_init__(self) -> None:
-        for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
-            # Looser than the rule for topics: a host's name may have dots. ``:`` and ``;`` separate broker names in
-            # the configuration of ordered topics, a blank separates fields of message handles.
-            if not _BROKER_NAME.match(name):
-                raise ConfigError(f"{key} = {name!r} is no name; use 1 to 127 letters, digits, '.', '-', '_'")
+        Limits.__post_init__(self)
+        if not _BROKER_NAME.match(self.broker_name):
+            raise ConfigError(
+                f"invalid brokerName {self.broker_name!r}: expected 1 to 127 letters, digits, '.', '-', '_' and '@'"
+            )
+        if not _CLUSTER_NAME.match(self.broker_cluster_name):
+            raise ConfigError(
+                f"invalid brokerClusterName {self.broker_cluster_name!r}: expected 1 to 127 letters, digits, "
+                "'.', '-' and '_'"
+            )
         if not self.region_id.isprintable():
-            raise ConfigError(f"regionId = {self.region_id!r} cannot stand in a message's properties; use plain text")
+            raise ConfigError(
+                f"invalid regionId {self.region_id!r}: it contains characters that message properties cannot "
+                "contain; use plain text"
+            )
         _check("listenPort", self.listen_port, 0, 65_535)
         _check("brokerId", self.broker_id, 0, 2**31 - 1)
         _check("brokerPermission", self.broker_permission, 0, READ | WRITE | INHERIT)
         _check("defaultTopicQueueNums", self.default_topic_queue_nums, 1, 65_535)
+        _check("autoCreateTopicMax", self.auto_create_topic_max, 0, 1_000_000)
+        _check("autoCreateSubscriptionGroupMax", self.auto_create_subscription_group_max, 0, 1_000_000)
         _check("registerNameServerPeriod", self.register_name_server_period, 10_000, 60_000)
         _check("reviveQueueNum", self.revive_queue_num, 1, 128)
         _check("popFromRetryProbability", self.pop_from_retry_probability, 0, 100)
@@ -158,6 +199,15 @@ class BrokerConfig:
         _check("flushConsumerOffsetInterval", self.flush_consumer_offset_interval, 1, 3_600_000)
         _check("expectConsumerNumUseFilter", self.expect_consumer_num_use_filter, 1, 10_000)
         _check("maxErrorRateOfBloomFilter", self.max_error_rate_of_bloom_filter, 1, 99)
+        _check("maxFilterExpressionLength", self.max_filter_expression_length, 1, 1_000_000)
+        _check("maxFilterExpressionTerms", self.max_filter_expression_terms, 1, 100_000)
+        # Six calls a level; Python's stack has 1,000.
+        _check("maxFilterExpressionDepth", self.max_filter_expression_depth, 1, 100)
+        _check("maxFilterTimePerPull", self.max_filter_time_per_pull, 1, 10_000)
+        _check("maxFilterTermsPerBitMap", self.max_filter_terms_per_bit_map, 0, 1_000_000)
+        _check("maxFilterBytes", self.max_filter_bytes, 1 << 20, 1 << 40)
+        _check("maxSubscriptionsPerGroup", self.max_subscriptions_per_group, 1, 1_000_000)
+        _check("maxSubscriptionBytes", self.max_subscription_bytes, 1 << 20, 1 << 40)
 
     @property
     def name_servers(self) -> tuple[str, ...]:
@@ -166,4 +216,4 @@ class BrokerConfig:
 
 def _check(key: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
-        raise ConfigError(f"{key} = {value} is out of range; set it to {least} … {most}")
+        raise ConfigError(f"invalid {key} {value}: expected {least} to {most}")

@@ -9,9 +9,11 @@ request may wait in it; beyond, the sender is told SYSTEM_BUSY at once and may t
     client  heartbeats, offsets, locks         50,000            31 s
     admin   topics, groups, tools              10,000             5 s
 
+and 128 MiB each.
+
 RocketMQ's fifth check, «page cache busy» (its put lock held for more than a second), has no lock to look at here:
 an append is a copy into memory on the loop itself. What remains of it is the disk that does not keep up with
-SYNC_FLUSH: ``broker.intake`` bounds the sends that wait for it.
+SYNC_FLUSH: ``broker.services.intake`` bounds the sends that wait for it.
 """
 
 from __future__ import annotations
@@ -30,10 +32,14 @@ ADMIN: Final = "admin"
 
 def lanes(config: BrokerConfig) -> tuple[LaneConfig, ...]:
     """The lanes of one broker."""
-    return (
-        LaneConfig(SEND, config.send_thread_pool_queue_capacity, config.wait_time_mills_in_send_queue),
-        LaneConfig(PULL, config.pull_thread_pool_queue_capacity, config.wait_time_mills_in_pull_queue),
-        LaneConfig(QUERY, config.query_thread_pool_queue_capacity),
-        LaneConfig(CLIENT, config.heartbeat_thread_pool_queue_capacity, config.wait_time_mills_in_heartbeat_queue),
-        LaneConfig(ADMIN, config.admin_broker_thread_pool_queue_capacity, config.wait_time_mills_in_admin_broker_queue),
+    bytes_max = config.max_queued_request_bytes
+    return tuple(
+        LaneConfig(name, capacity, wait_max_ms, bytes_max)
+        for name, capacity, wait_max_ms in (
+            (SEND, config.send_thread_pool_queue_capacity, config.wait_time_mills_in_send_queue),
+            (PULL, config.pull_thread_pool_queue_capacity, config.wait_time_mills_in_pull_queue),
+            (QUERY, config.query_thread_pool_queue_capacity, 0),
+            (CLIENT, config.heartbeat_thread_pool_queue_capacity, config.wait_time_mills_in_heartbeat_queue),
+            (ADMIN, config.admin_broker_thread_pool_queue_capacity, config.wait_time_mills_in_admin_broker_queue),
+        )
     )

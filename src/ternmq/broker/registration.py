@@ -4,8 +4,10 @@ Name servers share nothing, so each gets a task of its own that holds one connec
 
 - After connecting it registers with the whole topic table. A name server forgets a broker whose connection closes, so
   a new connection always begins with everything.
-- A topic created or changed is sent at once, alone (*incrementally*; name servers merge): a consumer's retry topic or
-  the topic of a first send must be found without waiting for the next period.
+- Topics created or changed are sent at once, without the others (*incrementally*; name servers merge): a consumer's
+  retry topic or the topic of a first send must be found without waiting for the next period. What changes while a call
+  is under way goes with the next one. After a deletion the whole table is sent, for name servers that take topics back
+  then (``deleteTopicWithBrokerRegistration``).
 - Every period it asks QUERY_DATA_VERSION, which counts as a sign of life, and sends the table again only if the name
   server has another version of it.
 - Any failure drops the connection, so that what a name server knows is never guessed. It comes back with short
@@ -28,7 +30,8 @@ import msgspec
 
 from ternmq.broker.config import READ, WRITE
 from ternmq.errors import NetworkError, TernError, refused
-from ternmq.net.dial import connect, split_address
+from ternmq.net.dial import connect
+from ternmq.net.endpoint import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
@@ -141,16 +144,18 @@ class Registration:
         return sum(link.peer is not None for link in self._links)
 
     def topic_changed(self, config: TopicConfig | None) -> None:
-        """Send a topic to all name servers at once; None (a topic was deleted) needs no sending.
+        """Send a topic to all name servers at once; None: a topic was deleted, and the whole table is sent.
 
-        Name servers merge what brokers send and never take a topic away because a broker stops naming it; deleting
-        there is a call of its own, which tools make.
+        Most name servers merge what brokers send and never take a topic away because a broker stops naming it;
+        deleting there is a call of its own, which tools make.
         """
-        if config is not None:
-            for link in self._links:
+        for link in self._links:
+            if config is not None:
                 link.changed[config.topic_name] = config
-                link.told.clear()
-                link.wake.set()
+            else:
+                link.has_deleted = True
+            link.told.clear()
+            link.wake.set()
 
     # --- One name server ---------------------------------------------------------------------------------------
 
@@ -176,8 +181,7 @@ class Registration:
             except TernError as error:
                 if not link.trouble:
                     log.warning(
-                        "not registered with a name server; trying again until it answers",
-                        extra={"name_server": link.address, "why": str(error)},
+                        "cannot register with the name server %s: %s; retrying until it answers", link.address, error
                     )
                 link.trouble = True
             link.tried.set()
@@ -194,9 +198,10 @@ class Registration:
                 pass
             if peer.closed.is_set():
                 raise NetworkError(f"{link.address} closed the connection", address=link.address)
-            changed = link.take_changed()
-            if changed:
-                await self._register(peer, changed)
+            if link.has_deleted:
+                await self._register_all(link, peer)
+            elif changed := link.take_changed():
+                await self._register(peer, changed, only_changes=True)
                 link.is_told()
             elif await self._is_outdated(peer):
                 await self._register_all(link, peer)
@@ -205,13 +210,13 @@ class Registration:
         link.take_changed()
         await self._register(peer, self._topics().topic_config_table.values())
         if link.peer is None:
-            log.info("registered with a name server", extra={"name_server": link.address})
+            log.info("registered with the name server %s", link.address)
         link.peer = peer
         link.trouble = False
         link.is_told()
         link.tried.set()
 
-    async def _register(self, peer: Peer, topics: Iterable[TopicConfig]) -> None:
+    async def _register(self, peer: Peer, topics: Iterable[TopicConfig], *, only_changes: bool = False) -> None:
         identity = self._identity
         table = TopicTable(
             data_version=self._topics().data_version,
@@ -225,6 +230,7 @@ class Registration:
             ha_address=identity.ha_address,
             broker_id=identity.broker_id,
             body_crc32=routes.crc_of(body),
+            only_changes=only_changes or None,
         )
         response = await peer.call(RequestCode.REGISTER_BROKER, header, body, timeout_ms=self._timeout_ms)
         _check(response, peer)
@@ -248,7 +254,7 @@ class Registration:
                 await link.peer.call(RequestCode.UNREGISTER_BROKER, self._who(), timeout_ms=UNREGISTER_TIMEOUT_MS)
             except TernError as error:
                 # It drops us anyway, with the connection.
-                log.info("could not unregister", extra={"name_server": link.address, "why": str(error)})
+                log.info("cannot unregister from the name server %s: %s", link.address, error)
 
     def _who(self) -> BrokerIdentity:
         identity = self._identity
@@ -279,16 +285,19 @@ class _Link:
         #: Set when a topic changed or the connection closed.
         self.wake = asyncio.Event()
         self.changed: dict[str, TopicConfig] = {}
+        #: A topic is gone since the whole table was sent.
+        self.has_deleted = False
         #: Set while the name server knows all that ``changed`` ever had.
         self.told = asyncio.Event()
 
     def is_told(self) -> None:
         """What was taken has arrived; more may have changed since."""
-        if not self.changed:
+        if not self.changed and not self.has_deleted:
             self.told.set()
 
     def take_changed(self) -> list[TopicConfig]:
         self.wake.clear()
+        self.has_deleted = False
         changed = list(self.changed.values())
         self.changed.clear()
         return changed

@@ -30,8 +30,8 @@ from ternmq.errors import ConfigError, TernError
 from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
-    from ternmq.client.offsets import StartPosition
-    from ternmq.client.pull import PullConsumer
+    from ternmq.client.consume.offsets import StartPosition
+    from ternmq.client.consume.pull import PullConsumer
     from ternmq.message import MessageQueue, ReceivedMessage
 
 #: Every RocketMQ broker has this group, for tools that only look.
@@ -50,29 +50,31 @@ class _Wanted(NamedTuple):
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(help="What to read.", metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(help="Topic to read.", metavar="TOPIC")],
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Consume as this group and keep its progress.")
+        str | None, typer.Option("--group", "-g", help="Consume as a member of this group, and store its offsets.")
     ] = None,
     start: Annotated[
         str,
-        typer.Option(
-            "--from", metavar="first|last|TIME", help="Where to begin: 2026-01-31T12:00, 15m (ago), ms since 1970."
-        ),
+        typer.Option("--from", metavar="first|last|TIME", help="Start: 2026-01-31T12:00, 15m (ago), or ms since 1970."),
     ] = "first",
-    tags: Annotated[str, typer.Option("--tag", "-t", metavar="EXPR", help="Only these: 'new || paid'.")] = "*",
+    tags: Annotated[
+        str, typer.Option("--tag", "-t", metavar="EXPR", help="Only messages with these tags: 'new || paid'.")
+    ] = "*",
     sql: Annotated[
-        str | None, typer.Option("--sql", metavar="EXPR", help='Only those with such properties: "amount > 5".')
+        str | None, typer.Option("--sql", metavar="EXPR", help='Only messages whose properties match: "amount > 5".')
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more, or end at the end.")] = True,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="End after this many messages.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Wait for new messages, or stop at the end of the queues.")
+    ] = True,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after this many messages.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Read messages: a line each in a terminal, just the bodies in a pipe.
+    """Read messages. A terminal shows one line per message, a pipe gets only the bodies.
 
-    Without --group nothing is left behind: read as often as you like. With it, --from is for a group that has no
-    progress yet.
+    Without --group no offsets are stored, so you can read the same messages again. With --group, --from applies only
+    if the group has no offsets yet.
 
     Examples:
 
@@ -101,7 +103,7 @@ def consume(
 async def _look(
     topic: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, follow: bool, name_servers: str
 ) -> None:
-    from ternmq.client.pull import PullConsumer
+    from ternmq.client.consume.pull import PullConsumer
 
     async with PullConsumer(LOOKING_GROUP, name_servers=name_servers) as consumer:
         spans = {queue: await _span(consumer, queue, start) for queue in await consumer.queues(topic)}
@@ -115,8 +117,8 @@ async def _look(
 async def _join(
     topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
 ) -> None:
-    from ternmq.client.consumer import PushConsumer
-    from ternmq.client.pull import PullConsumer
+    from ternmq.client.consume.pull import PullConsumer
+    from ternmq.client.consume.push import PushConsumer
 
     async with PullConsumer(group, name_servers=name_servers) as looker:
         await looker.queues(topic)  # a member would wait for a topic that does not exist
@@ -133,14 +135,14 @@ async def _work_off(
     topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
 ) -> None:
     from ternmq.admin import Admin
-    from ternmq.client.pull import PullConsumer
+    from ternmq.client.consume.pull import PullConsumer
 
     async with Admin(name_servers) as admin:
         members = await admin.clients.consumers(group)
         if members is not None:
             raise ConfigError(
-                f"group {group!r} has {len(members.members)} live members, which consume what waits; "
-                "leave out --no-follow to join them, or stop them first"
+                f"group {group!r} has {len(members.members)} active members, which consume the messages; omit "
+                "--no-follow to join them, or stop them first"
             )
     async with PullConsumer(group, name_servers=name_servers) as consumer:
         spans = {}
@@ -167,7 +169,7 @@ async def _work_off(
 
 async def _span(consumer: PullConsumer, queue: MessageQueue, start: StartPosition) -> range:
     """The queue offsets from ``start`` to what is the end now."""
-    from ternmq.client.offsets import StartPosition
+    from ternmq.client.consume.offsets import StartPosition
 
     end = await consumer.max_offset(queue)
     if start is StartPosition.LAST:
@@ -241,7 +243,7 @@ async def _follow_one(
                 return
             if queue.broker_name not in away:
                 away.add(queue.broker_name)
-                note(f"{queue.broker_name}: {error}; trying again until it answers")
+                note(f"cannot read from {queue.broker_name}: {error}; retrying until it answers")
             await asyncio.sleep(RETRY_S)
         else:
             away.discard(queue.broker_name)

@@ -16,28 +16,30 @@ from ternmq.env import SystemClock
 if TYPE_CHECKING:
     from ternmq.admin.deadletters import DeadLetter, DeadLetterCount, Purged, Resent
 
-app = typer.Typer(no_args_is_help=True, help="Look after dead letters: messages that a group has given up.")
+app = typer.Typer(no_args_is_help=True, help="Manage dead letters: messages that failed all attempts of a group.")
 
 Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
-From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Given up then or later.")]
-To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Given up then or before.")]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Failed at this time or later.")]
+To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Failed at this time or earlier.")]
 
 
 @app.command("list")
 def list_(
     group: Annotated[
-        str | None, typer.Argument(help="Name of a group; else all that have any.", metavar="GROUP")
+        str | None, typer.Argument(help="Name of a group; default: all groups with dead letters.", metavar="GROUP")
     ] = None,
     begin: From = None,
     end: To = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="The oldest, at most so many.")] = 100,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are dealt with.")] = False,
+    count: Annotated[int, typer.Option("--count", min=1, help="Show at most this many, the oldest first.")] = 100,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Include those that are already resent or purged.")
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """List the groups that have dead letters; or those of one group, oldest first.
+    """List the groups that have dead letters, or the dead letters of one group, oldest first.
 
-    A dead letter is dealt with when it was sent again or purged. A TIME is 2026-01-31T12:00:00.250, 15m (ago), or
+    Dead letters that are already resent or purged are not shown. A TIME is 2026-01-31T12:00:00.250, 15m (ago), or
     milliseconds since 1970.
 
     Examples:
@@ -63,10 +65,10 @@ def list_(
         [_fields(letter) if as_json else _row(letter) for letter in found],
         columns=("given_up", "origin", "attempts", "message_id", "keys", "body"),
         empty=f"group {group} has no dead letters{' in this time' if begin or end else ''}"
-        + ("" if everything else " to deal with; --all shows those that are dealt with, too"),
+        + ("" if everything else " left; --all shows also those that are already resent or purged"),
     )
     if len(found) == count and output.is_terminal and not as_json:
-        note(f"these are the oldest {count}; there may be more, see --count and --from")
+        note(f"only the oldest {count} are shown; for more, use --count or --from")
 
 
 def _list_groups(name_servers: str, *, everything: bool, as_json: bool) -> None:
@@ -87,7 +89,9 @@ def _list_groups(name_servers: str, *, everything: bool, as_json: bool) -> None:
             for one in run(work())
         ],
         columns=("group", "waiting", "total", "last"),
-        empty="no dead letters" if everything else "no dead letters to deal with; --all also counts the others",
+        empty="no dead letters"
+        if everything
+        else "no dead letters left; --all counts also those that are already resent or purged",
     )
 
 
@@ -98,10 +102,10 @@ def show(
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter: where it came from, how often it was tried, and what is in it.
+    """Show one dead letter: its original topic, the number of attempts, and its contents.
 
-    Why it failed is in the log of the consumers; brokers do not know. One that was sent again and given up again is
-    shown as often as it was given up.
+    The reason of the failure is in the log of the consumers; brokers do not know it. A dead letter that was resent
+    and failed again is shown once for each failure.
 
     Example:
 
@@ -126,8 +130,8 @@ def show(
             "origin": letter.origin_topic or None,
             "origin id": letter.origin_id or None,
             "attempts": letter.attempts,
-            "given up": format_ms(letter.message.store_time_ms),
-            "sent again": format_ms(again_ms) if again_ms is not None else None,
+            "failed": format_ms(letter.message.store_time_ms),
+            "resent": format_ms(again_ms) if again_ms is not None else None,
         }
         rows = [{"field": field, "value": value} for field, value in known.items()]
         output.rows([*rows, *lines_of(letter.message)], columns=("field", "value"), empty="")
@@ -137,21 +141,21 @@ def show(
 def resend(
     group: Group,
     message_ids: Annotated[list[str] | None, typer.Argument(help="Message ids, or offset ids.", metavar="ID")] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All that nobody has dealt with.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All that are not resent or purged yet.")] = False,
     begin: From = None,
     end: To = None,
     to_topic: Annotated[
-        bool, typer.Option("--to-topic", help="To the topic they came from, and so to all its groups.")
+        bool, typer.Option("--to-topic", help="Send to the original topic, and so to all its groups.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Include those that were already resent.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters again: those named, those of a time, or all.
+    """Resend dead letters: by id, by time, or all.
 
-    They go to the group that gave them up and to no other, with all attempts before them, and keep their ids, keys and
-    tags. One that was sent again before is left alone.
+    They are sent only to the group that failed to consume them, get all attempts again, and keep their ids, keys and
+    tags. Dead letters that were already resent are skipped.
 
     Examples:
 
@@ -164,7 +168,7 @@ def resend(
     from ternmq.admin import Admin
 
     if sum((bool(message_ids), everything, begin is not None or end is not None)) != 1:
-        raise typer.BadParameter("say which: ids, a time (--from, --to), or --all; one of the three")
+        raise typer.BadParameter("choose the dead letters in one of three ways: ids, a time (--from, --to), or --all")
     begin_ms, end_ms = _times(begin, end)
     output = Output(as_json=as_json)
     sent = left_alone = 0
@@ -195,8 +199,12 @@ def resend(
     finally:
         if not as_json:
             note(
-                f"{sent} {'would be sent' if dry_run else 'sent'} again"
-                + (f", {left_alone} left alone (--again sends them, too)" if left_alone else "")
+                f"{sent} {'would be resent' if dry_run else 'resent'}"
+                + (
+                    f", {left_alone} skipped because they were already resent (use --again to include them)"
+                    if left_alone
+                    else ""
+                )
             )
 
 
@@ -204,17 +212,20 @@ def resend(
 def purge(
     group: Group,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="TIME", help="Only those given up before then.")
+        str | None, typer.Option("--before", metavar="TIME", help="Only those that failed before this time.")
     ] = None,
     for_good: Annotated[
-        bool, typer.Option("--for-good", help="Delete the group's dead-letter topic: nobody can read them any more.")
+        bool,
+        typer.Option(
+            "--for-good", help="Delete the dead-letter topic of the group; the messages cannot be read afterwards."
+        ),
     ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Take dead letters for dealt with: they are listed and sent again no more, unless asked for with --all.
+    """Mark dead letters as handled: they are no longer listed or resent, unless you use --all.
 
-    The log keeps them as long as any other message; with --for-good only their bytes.
+    The messages stay in the log until they expire. With --for-good they cannot be read any more.
 
     Examples:
 
@@ -277,5 +288,5 @@ def _outcome(resent: Resent) -> dict[str, object]:
 def _sentence(resent: Resent) -> str:
     dead = resent.letter.message
     if resent.earlier is not None:
-        return f"{dead.message_id} was sent again before, {format_ms(resent.earlier.store_time_ms)}"
+        return f"{dead.message_id} was already resent, {format_ms(resent.earlier.store_time_ms)}"
     return f"{dead.message_id} to {resent.topic}" + (f" as {resent.receipt.offset_id}" if resent.receipt else "")

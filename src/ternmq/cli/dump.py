@@ -28,21 +28,23 @@ _PREVIEW_CHARACTERS: Final = 60
 def dump(
     directory: Directory,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only records of this topic.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only of this queue.")] = None,
+    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only records of this queue.")] = None,
     from_offset: Annotated[
         int | None,
         typer.Option(
-            "--from-offset", min=0, help="Begin here: a queue offset with --topic and --queue, else in the log."
+            "--from-offset",
+            min=0,
+            help="First offset: a queue offset with --topic and --queue, otherwise a log offset.",
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key or message id.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="At most so many.")] = None,
-    body: Annotated[bool, typer.Option("--body", help="Show the bodies, decompressed; in JSON all of them.")] = False,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key or message id.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Maximum number of records.")] = None,
+    body: Annotated[bool, typer.Option("--body", help="Show the decompressed bodies; with --json in full.")] = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Print records in the order of the log, past damaged places.
+    """Print records in log order. Damaged places are skipped.
 
     Examples:
 
@@ -65,7 +67,7 @@ def dump(
         found = records(view, wanted, progress=progress)
         shown = _print(output, (_fields(record, body=body) for record in found), body=body)
     if not shown and not as_json:
-        note(f"no such records in {directory}")
+        note(f"no matching records in {directory}")
 
 
 def _print(output: Output, rows: Iterator[dict[str, object]], *, body: bool) -> int:

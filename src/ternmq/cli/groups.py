@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ternmq.admin.clients import ConsumerInfo, QueueState
     from ternmq.admin.offsets import Move
 
-app = typer.Typer(no_args_is_help=True, help="Create and list consumer groups, see how far they are, and move them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create and list consumer groups, show their progress, and reset their offsets."
+)
 
 Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
 
@@ -26,15 +28,15 @@ Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP"
 @app.command()
 def create(
     group: Group,
-    retry_max: Annotated[int, typer.Option(help="Attempts before a message becomes a dead letter.", min=0)] = 16,
-    broadcast: Annotated[bool, typer.Option(help="Whether members may consume by broadcast.")] = True,
+    retry_max: Annotated[int, typer.Option(help="Retries before a message becomes a dead letter.", min=0)] = 16,
+    broadcast: Annotated[bool, typer.Option(help="Allow broadcast consumption.")] = True,
     cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Create a group, or change it.
+    """Create or change a group.
 
-    Consumers make their groups by themselves, unless brokers forbid it (autoCreateSubscriptionGroup=false).
+    A group is created by its first consumer, unless the brokers have autoCreateSubscriptionGroup=false.
 
     Example:
 
@@ -63,17 +65,18 @@ class Mode(enum.StrEnum):
 def mode(
     group: Group,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
-    how: Annotated[Mode, typer.Argument(help="How members get their messages.", metavar="pop|pull")],
+    how: Annotated[Mode, typer.Argument(help="How members receive messages.", metavar="pop|pull")],
     share: Annotated[
-        int, typer.Option(help="With pop: how many members' queues a member has beside its own; 0: all queues.", min=0)
+        int,
+        typer.Option(help="With pop: number of other members whose queues a member also reads; 0: all queues.", min=0),
     ] = 0,
     cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Have a group pop the messages of a topic, or pull them again.
+    """Set whether a group pops or pulls the messages of a topic.
 
-    It holds for members that leave the sharing out of queues to the brokers: Java's with clientRebalance=false.
+    This affects members whose queues are assigned by the broker (Java clients with clientRebalance=false).
 
     Examples:
 
@@ -95,17 +98,17 @@ def mode(
     brokers = sorted(broker.name for broker in run(work()))
     Output(as_json=as_json).item(
         {"group": group, "topic": topic, "mode": how.value, "share": share, "brokers": brokers},
-        f"group {group} {how.value}s {topic} on {', '.join(brokers)}",
+        f"group {group} now uses {how.value} for topic {topic} on {', '.join(brokers)}",
     )
 
 
 @app.command("list")
 def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also groups of the system.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include system groups.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """List consumer groups, their live members and how many messages wait."""
+    """List consumer groups with their active members and their lag."""
     from ternmq.admin import Admin
     from ternmq.admin.groups import GroupInfo
 
@@ -119,13 +122,15 @@ def list_(
             for group in run(work())
         ],
         columns=("group", "members", "model", "lag"),
-        empty="no groups yet; the first consumer of a group makes it",
+        empty="no groups yet; a group is created by its first consumer, or with `tern group create NAME`",
     )
 
 
 @app.command()
 def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """List the live members of a group.
+    """List the active members of a group and their subscriptions.
+
+    A warning is shown if the subscriptions of the members differ.
 
     Example:
 
@@ -147,27 +152,33 @@ def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_js
                 "language": one.language,
                 "version": one.version,
                 "model": found.model,
+                "subscribes": subscribed if as_json else ", ".join(map(": ".join, subscribed.items())),
+                "differs": found.differ,
             }
             for one in found.members
+            for subscribed in [found.subscriptions if one.subscriptions is None else one.subscriptions]
         ]
         if found is not None
         else [],
-        columns=("client", "address", "language", "version", "model"),
-        empty=f"nobody consumes for group {group} now",
+        columns=("client", "address", "language", "version", "model", "subscribes"),
+        empty=f"group {group} has no active consumers",
     )
+    if found is not None and found.differ and not as_json:
+        note(
+            f"the members of group {group} have different subscriptions, so each can miss messages; give all "
+            "members the same subscriptions, or use one group for each"
+        )
 
 
 @app.command()
 def info(
     group: Group,
-    client: Annotated[str | None, typer.Option("--client", help="Only this member, by its client id.")] = None,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Also what each of its threads and tasks does right now.")
-    ] = False,
+    client: Annotated[str | None, typer.Option("--client", help="Only the member with this client id.")] = None,
+    stack: Annotated[bool, typer.Option("--stack", help="Also show the stack of each thread and task.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Ask the live members of a group how they are: their queues, how far, how many messages in flight, how fast.
+    """Show the state of the active members of a group: queues, offsets, messages in progress and throughput.
 
     Examples:
 
@@ -195,14 +206,13 @@ def info(
     output.rows(
         [row for one in found for row in _queue_rows(one)],
         columns=("client", "topic", "broker", "queue", "progress", "in_flight", "locked", "last_pull", "last_call"),
-        empty=f"nobody reads a queue for group {group} now",
+        empty=f"no active consumer of group {group} reads a queue now",
     )
     for one in found:
         for speed in one.topics:
             note(
-                f"{one.client_id} {speed.topic}: {speed.done_per_s:.1f} done a second, "
-                f"{speed.failed_per_s:.1f} failed, {speed.call_ms:.1f} ms a call, "
-                f"{speed.failed_last_hour} failed in the last hour"
+                f"{one.client_id} {speed.topic}: {speed.done_per_s:.1f} consumed/s, {speed.failed_per_s:.1f} "
+                f"failed/s, {speed.call_ms:.1f} ms per call, {speed.failed_last_hour} failed in the last hour"
             )
         if stack:
             output.item({}, f"--- {one.client_id}\n{one.stack}")
@@ -234,7 +244,7 @@ def progress(
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Show how far a group is in each queue, and how many messages wait (lag).
+    """Show the offset and lag of a group in each queue, and the number of messages in progress.
 
     Example:
 
@@ -258,15 +268,16 @@ def progress(
                 "broker_offset": one.broker_offset,
                 "consumer_offset": one.consumer_offset,
                 "lag": one.lag,
+                "in_flight": one.in_flight,
                 "consumed_up_to": one.last_store_ms if as_json else format_ms(one.last_store_ms),
             }
             for one in found
         ],
-        columns=("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "consumed_up_to"),
+        columns=("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight", "consumed_up_to"),
         empty=f"group {group} has consumed nothing{f' of {topic}' if topic else ''} yet",
     )
     if output.is_terminal and not as_json and found:
-        note(f"{sum(one.lag for one in found)} messages wait in {len(found)} queues")
+        note(f"{sum(one.lag for one in found)} messages not consumed yet in {len(found)} queues")
 
 
 @app.command()
@@ -277,13 +288,13 @@ def reset(
         str,
         typer.Option("--to", metavar="first|last|TIME", help="2026-01-31T12:00:00.250, 15m (ago), or ms since 1970."),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without changing anything.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Send a group back, or on: to the first or last message of each queue, or to a time.
+    """Reset the offsets of a group: to the first message, the end or a time, in each queue of a topic.
 
-    Live members follow with their next pull; Java's need some 10 s for it.
+    Active members continue from there with their next pull; Java clients need about 10 s.
 
     Examples:
 
@@ -299,20 +310,20 @@ def reset(
         async with Admin(name_servers) as admin:
             return await admin.offsets.reset(group, topic, position, dry_run=dry_run)
 
-    _show_moves(run(work()), as_json=as_json, empty=f"topic {topic} has no queues to read")
+    _show_moves(run(work()), as_json=as_json, empty=f"topic {topic} has no readable queues")
     if dry_run:
-        note("nothing was changed; leave out --dry-run to do it")
+        note("dry run: nothing was changed; omit --dry-run to reset the offsets")
 
 
 @app.command()
 def clone(
-    source: Annotated[str, typer.Argument(help="The group to copy.", metavar="SOURCE")],
-    target: Annotated[str, typer.Argument(help="The group that shall stand where it stands.", metavar="TARGET")],
+    source: Annotated[str, typer.Argument(help="Group to copy from.", metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(help="Group to copy to.", metavar="TARGET")],
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Let one group stand where another stands. A target that does not exist is made.
+    """Copy offsets from one group to another. The target group is created if it does not exist.
 
     Example:
 

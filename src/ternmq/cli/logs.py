@@ -40,7 +40,7 @@ class FieldsFormatter(logging.Formatter):
 def set_up(level: str, *, label: str = "") -> None:
     """Log to stderr from ``level`` on. ``label`` tells the lines of several programs on one terminal apart."""
     if level.lower() not in LEVELS:
-        raise ConfigError(f"there is no log level {level!r}; use one of {', '.join(LEVELS)}")
+        raise ConfigError(f"invalid log level {level!r}: expected one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldsFormatter(label))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

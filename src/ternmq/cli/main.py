@@ -30,14 +30,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help=(
         "TernMQ: a message queue that speaks RocketMQ's protocol.\n\n"
-        "Start one, send a message, read it back:\n\n"
+        "Start a cluster, send a message, read it:\n\n"
         "    tern up\n\n"
         "    tern send orders 'hello' --tag new\n\n"
         "    tern consume orders\n\n"
         "    tern group progress my-group\n\n"
-        "Name servers come from -n, the variable NAMESRV_ADDR, or are 127.0.0.1:9876."
+        "Name servers are taken from -n, else from the variable NAMESRV_ADDR; the default is 127.0.0.1:9876."
     ),
-    epilog="Every command explains itself: tern COMMAND --help. Add --debug for tracebacks, --json for programs.",
+    epilog="Help for a command: tern COMMAND --help. Use --debug for tracebacks, --json for machine-readable output.",
 )
 
 app.command(rich_help_panel="Servers")(servers.up)

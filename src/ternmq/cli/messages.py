@@ -19,7 +19,7 @@ from ternmq.errors import NotFound
 if TYPE_CHECKING:
     from ternmq.message import ReceivedMessage
 
-app = typer.Typer(no_args_is_help=True, help="Find messages again: by id, key, place or time.")
+app = typer.Typer(no_args_is_help=True, help="Find messages by id, key, queue offset or time.")
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
 
@@ -31,14 +31,14 @@ COUNT_MAX: Final = 64
 def show(
     message_id: Annotated[str, typer.Argument(help="An offset id; with --topic, a message id.", metavar="ID")],
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="Where to look for the message id that `tern send` prints.")
+        str | None, typer.Option("--topic", "-t", help="Topic of the message id that `tern send` prints.")
     ] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
     """Show one message, by its id.
 
-    The offset id names one record of one broker. The message id is the producer's and stays the same in copies of the
+    The offset id names one record on one broker. The producer sets the message id; it stays the same in copies of the
     message; brokers find it in the index of a topic.
 
     Examples:
@@ -58,8 +58,8 @@ def show(
     found = run(work())
     if not found:
         raise NotFound(
-            f"topic {topic!r} has no message with the id {message_id!r}; it is deleted by now, or of another topic. "
-            "If this is an offset id, leave out --topic"
+            f"topic {topic!r} has no message with the id {message_id!r}; it was deleted, or belongs to another "
+            "topic. If this is an offset id, omit --topic"
         )
     _show_all(found, as_json=as_json)
 
@@ -73,7 +73,7 @@ def at_(
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Show one message, by its place in a queue.
+    """Show one message, by its queue offset.
 
     Example:
 
@@ -92,25 +92,27 @@ def at_(
 @app.command()
 def find(
     topic: Topic,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="A key that the messages have.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Key of the messages.")] = None,
     begin: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="With --key: stored then or later.")
+        str | None, typer.Option("--from", metavar="TIME", help="With --key: stored at this time or later.")
     ] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="With --key: stored then or before.")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="With --key: stored at this time or earlier.")
+    ] = None,
     count: Annotated[
-        int, typer.Option("--count", min=1, max=COUNT_MAX, help="With --key: the newest, at most so many.")
+        int, typer.Option("--count", min=1, max=COUNT_MAX, help="With --key: show at most this many, the newest first.")
     ] = COUNT_MAX,
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="TIME", help="Of each queue the first message stored then or later."),
+        typer.Option("--time", metavar="TIME", help="The first message of each queue stored at this time or later."),
     ] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
     """List messages with a key, or the first message of each queue since a time.
 
-    `tern message at` shows one of the list, --json all of each. A TIME is 2026-01-31T12:00:00.250, 15m (ago), or
-    milliseconds since 1970.
+    `tern message at` shows one message of the list in full; --json shows all in full. A TIME is
+    2026-01-31T12:00:00.250, 15m (ago), or milliseconds since 1970.
 
     Examples:
 
@@ -121,9 +123,9 @@ def find(
     from ternmq.admin import Admin
 
     if (key is None) == (time is None):
-        raise typer.BadParameter("give --key or --time, one of the two")
+        raise typer.BadParameter("give either --key or --time")
     if time is not None and (begin is not None or end is not None):
-        raise typer.BadParameter("--from and --to go with --key; --time stands alone")
+        raise typer.BadParameter("--from and --to need --key; they cannot be combined with --time")
     now_ms = SystemClock().now_ms()
     begin_ms, end_ms, time_ms = (
         None if text is None else parse_time(text, now_ms=now_ms) for text in (begin, end, time)
@@ -141,25 +143,29 @@ def find(
     output.rows(
         [fields_of(message) if as_json else _row(message) for message in found],
         columns=("stored", "broker", "queue", "queue_offset", "keys", "body"),
-        empty=f"topic {topic} has no such message"
+        empty=f"topic {topic} has no message"
         + (f" since {format_ms(time_ms)}" if time_ms is not None else f" with the key {key}"),
     )
     if key is not None and len(found) == count and output.is_terminal and not as_json:
-        note(f"these are the newest {count}; there may be more, see --count and --to")
+        note(f"only the newest {count} are shown; for more, use --count or --to")
 
 
 @app.command()
 def consume(
     message_id: Annotated[str, typer.Argument(help="An offset id; with --topic, a message id.", metavar="ID")],
-    group: Annotated[str, typer.Argument(help="Name of the group whose listener is called.", metavar="GROUP")],
-    client: Annotated[str | None, typer.Option("--client", help="The member, by its client id; else any.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Where to look for a message id.")] = None,
+    group: Annotated[
+        str, typer.Argument(help="Name of the group whose listener processes the message.", metavar="GROUP")
+    ],
+    client: Annotated[
+        str | None, typer.Option("--client", help="Client id of the member; default: any member.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Topic of the message id.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Have a live consumer's listener called with one message, and show what it says.
+    """Let an active consumer process one message, and show the result of its listener.
 
-    No progress moves and nothing is sent back, whatever the listener says.
+    The offsets of the group do not change, and the message is not sent back, whatever the result is.
 
     Example:
 
@@ -181,7 +187,8 @@ def consume(
     told = run(work())
     Output(as_json=as_json).item(
         asdict(told),
-        f"{told.client_id} says {told.result} after {told.took_ms} ms" + (f": {told.remark}" if told.remark else ""),
+        f"{told.client_id} returned {told.result} after {told.took_ms} ms"
+        + (f": {told.remark}" if told.remark else ""),
     )
 
 

@@ -12,15 +12,16 @@ NAME_SERVER_DEFAULT: Final = "127.0.0.1:9876"
 NameServers = Annotated[
     str,
     typer.Option(
-        "--name-server", "-n", envvar="NAMESRV_ADDR", metavar="HOST:PORT", help="Name servers, several joined by ';'."
+        "--name-server", "-n", envvar="NAMESRV_ADDR", metavar="HOST:PORT", help="Name servers, separated by ';'."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting, over file and environment. May be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting; overrides file and environment. Can be repeated."),
 ]
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="RocketMQ's key=value form, or .toml.")
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", help="Configuration file: key=value as for RocketMQ, or .toml."),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]

@@ -64,7 +64,7 @@ class Output:
             self._stream.flush()
         except BrokenPipeError:
             # A name of our own: what runs our commands takes this OSError for its own and makes it exit code 1.
-            raise ReaderGone("nobody reads the output any more") from None
+            raise ReaderGone("the reader of the output has closed it") from None
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
         from rich.box import SIMPLE_HEAD
@@ -96,7 +96,10 @@ def sentence_of(error: BaseException) -> str:
         case OSError(strerror=str(reason)):
             return f"{error.filename}: {reason}" if error.filename else reason
         case _:
-            return f"internal error {type(error).__name__}: {error}; run again with --debug to see where, and report it"
+            return (
+                f"internal error {type(error).__name__}: {error}; run the command again with --debug and report the "
+                "traceback"
+            )
 
 
 def _cell(value: object) -> str:

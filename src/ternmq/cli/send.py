@@ -18,7 +18,7 @@ from ternmq.errors import ConfigError, TernError
 from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
-    from ternmq.client.producer import Producer
+    from ternmq.client.send.producer import Producer
     from ternmq.message import Message, SendReceipt
 
     #: Sends under way, in order; None is the end.
@@ -31,17 +31,17 @@ READ_BYTES: Final = 64 * 1024
 
 
 def send(
-    topic: Annotated[str, typer.Argument(help="Where to send.", metavar="TOPIC")],
-    bodies: Annotated[list[str] | None, typer.Argument(help="A message each.", metavar="BODY")] = None,
-    tag: Annotated[str, typer.Option("--tag", "-t", help="A word by which consumers choose.")] = "",
+    topic: Annotated[str, typer.Argument(help="Topic to send to.", metavar="TOPIC")],
+    bodies: Annotated[list[str] | None, typer.Argument(help="Message bodies, one per message.", metavar="BODY")] = None,
+    tag: Annotated[str, typer.Option("--tag", "-t", help="Tag, by which consumers can filter.")] = "",
     keys: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="A word by which to find it again. May be repeated.")
+        list[str] | None, typer.Option("--key", "-k", help="Key for `tern message find`. Can be repeated.")
     ] = None,
     properties: Annotated[
         list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
     delay: Annotated[
-        int, typer.Option("--delay", min=0, metavar="LEVEL", help="Deliver later: 1 for 1 s, 3 for 10 s, 18 for 2 h.")
+        int, typer.Option("--delay", min=0, metavar="LEVEL", help="Delay level: 1 for 1 s, 3 for 10 s, 18 for 2 h.")
     ] = 0,
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="PATH", help="Send each line of a file; - is stdin.")
@@ -50,7 +50,7 @@ def send(
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Send messages, and print where each one is.
+    """Send messages, and print where each one is stored.
 
     Examples:
 
@@ -77,7 +77,7 @@ def send(
 
 async def _send(messages: AsyncIterator[Message], name_servers: str, output: Output) -> None:
     """Send all and print receipts in the same order, each as soon as it is there; the first error ends it."""
-    from ternmq.client.producer import Producer
+    from ternmq.client.send.producer import Producer
 
     flying: Flying = asyncio.Queue(WINDOW)
     sent = 0
@@ -90,12 +90,12 @@ async def _send(messages: AsyncIterator[Message], name_servers: str, output: Out
     except ReaderGone:
         # Messages are left that nobody has sent: other than for those who only read, that is no good end.
         raise TernError(
-            f"the program that read the receipts has ended, and sending with it, after {sent} messages or a few more; "
-            "to send all, write the receipts to a file or to /dev/null"
+            f"stopped after {sent} messages or a few more, because the program that read the receipts has ended; "
+            "to send all messages, write the receipts to a file or to /dev/null"
         ) from None
     except BaseException:
         if sent:
-            note(f"{sent} messages were sent before this:")
+            note(f"{sent} messages were sent before this error:")
         raise
 
 
@@ -138,7 +138,7 @@ def _show(output: Output, receipt: SendReceipt) -> None:
 def _named(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise typer.BadParameter(f"{text!r} is no property; write NAME=VALUE", param_hint="--property")
+        raise typer.BadParameter(f"invalid property {text!r}: expected NAME=VALUE", param_hint="--property")
     return name, value
 
 

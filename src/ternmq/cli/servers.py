@@ -26,31 +26,41 @@ if TYPE_CHECKING:
 
 #: Settings that ``tern up`` gives each broker itself, and the option that moves them.
 _CHOSEN_BY_UP: Final = {
-    "listenport": "use --broker-port (brokers are 20 ports apart)",
-    "brokername": "brokers are called broker-a, broker-b, …; for other names use `tern broker`",
+    "listenport": "use --broker-port (the ports of brokers are 20 apart)",
+    "brokername": "the brokers are named broker-a, broker-b, …; for other names use `tern broker`",
     "storepathrootdir": "use --dir",
-    "namesrvaddr": "use --port; to join other name servers use `tern broker -n`",
+    "namesrvaddr": "use --port; to use other name servers run `tern broker -n`",
 }
 #: What a developer may want to try; RocketMQ's default is off (K2).
 _ON_UNLESS_SAID: Final = ["enablePropertyFilter=true"]
+LOOPBACK: Final = "127.0.0.1"
 _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
 
 def up(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the stores are kept.")] = Path("ternmq-data"),
-    port: Annotated[int, typer.Option("--port", help="Port of the name server; 0 takes a free one.")] = 9876,
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the stores.")] = Path("ternmq-data"),
+    port: Annotated[int, typer.Option("--port", help="Port of the name server; 0: any free port.")] = 9876,
     broker_port: Annotated[
-        int, typer.Option("--broker-port", help="Port of broker-a; the next ones are 20 apart. 0 takes free ones.")
+        int,
+        typer.Option("--broker-port", help="Port of broker-a; the others follow in steps of 20. 0: any free ports."),
     ] = 10911,
-    brokers: Annotated[int, typer.Option("--brokers", help="How many brokers, a process each.")] = 1,
-    host: Annotated[str, typer.Option("--host", help="The address that clients are told to connect to.")] = "127.0.0.1",
+    brokers: Annotated[int, typer.Option("--brokers", help="Number of brokers; each is a process.")] = 1,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="Address that clients connect to. With any other address than 127.0.0.1, the servers listen on all "
+            "interfaces.",
+        ),
+    ] = LOOPBACK,
     settings: Set = None,
     as_json: Json = False,
     log_level: LogLevel = "warning",
 ) -> None:
-    """Start a name server and brokers here, and run until Ctrl-C.
+    """Start a name server and brokers on this machine, and run until Ctrl-C.
 
-    One line that begins with «ready» says when clients can use them.
+    By default they accept connections from this machine only. Use --host for other machines, and --set
+    bindAddress=ADDRESS for one network. A line that begins with "ready" shows when clients can connect, and where.
 
     Examples:
 
@@ -93,11 +103,17 @@ async def _up(
 
     for option, number in (("--port", port), ("--broker-port", broker_port)):
         if not 0 <= number <= 65_535:
-            raise ConfigError(f"{option} {number} is no port; use 1 to 65535, or 0 for any free one")
+            raise ConfigError(f"invalid {option} {number}: expected a port from 1 to 65535, or 0 for any free port")
+    if host in _ANYWHERE:
+        raise ConfigError(
+            f"invalid --host {host}: clients cannot connect to this address; give the address of this machine"
+        )
+    bound = LOOPBACK if host in ("localhost", LOOPBACK) else "0.0.0.0"  # noqa: S104 - asked for by --host
     settings = Settings.gather(env=os.environ, flags=flags)
+    bound_by_user = {setting.section for setting in settings.given if setting.name == "bindaddress"}
     for setting in settings.given:
         if not setting.shared and setting.name in _CHOSEN_BY_UP:
-            raise ConfigError(f"{setting.key} is not for `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
+            raise ConfigError(f"{setting.key} cannot be set with `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
     settings.report_strangers(BrokerConfig, StoreConfig, NamesrvConfig)
     # Built here to find what is wrong before anything runs; the brokers build theirs again.
     settings.build(BrokerConfig)
@@ -105,11 +121,13 @@ async def _up(
     namesrv_config = settings.build(NamesrvConfig)
     kv_path = namesrv_config.kv_config_path or directory / "namesrv" / "kvConfig.json"
     namesrv_config = dataclasses.replace(namesrv_config, listen_port=port, kv_config_path=kv_path)
+    if not bound_by_user & {"", "namesrv"}:
+        namesrv_config = dataclasses.replace(namesrv_config, bind_address=bound)
     _make_directory(directory)
 
     async with NameServer(namesrv_config, Env()) as name_server:
-        bound = namesrv_config.bind_address
-        dialled = "127.0.0.1" if bound in _ANYWHERE else bound
+        listens_on = namesrv_config.bind_address
+        dialled = LOOPBACK if listens_on in _ANYWHERE else listens_on
         strangers = {id(setting) for setting in settings.strangers(BrokerConfig, StoreConfig)}
         plans = plan_brokers(
             count=brokers,
@@ -118,6 +136,7 @@ async def _up(
             host=host,
             name_server=f"{dialled}:{name_server.port}",
             settings=[
+                *([] if bound_by_user & {"", "broker"} else [f"bindAddress={bound}"]),
                 *([] if any(setting.name == "enablepropertyfilter" for setting in settings.given) else _ON_UNLESS_SAID),
                 *(
                     _as_flag(setting.section, setting.key, setting.value)
@@ -133,13 +152,14 @@ async def _up(
                     {
                         "event": "ready",
                         "name_server": address,
+                        "listens_on": listens_on,
                         "brokers": running.addresses,
                         "pids": running.pids,
                         "dir": str(directory),
                     },
                     f"ready: name server {address}, "
                     + ", ".join(f"{name} {broker}" for name, broker in running.addresses.items())
-                    + f"; data in {directory}",
+                    + f"; listening on {listens_on}; data in {directory}",
                 )
                 raise TernError(await running.first_to_end())
 
@@ -166,17 +186,24 @@ def namesrv(
 ) -> None:
     """Start a name server, and run until Ctrl-C.
 
+    Key-value settings (mqadmin updateKvConfig) are kept in ~/namesrv/kvConfig.json. A second name server on the same
+    machine needs another file: --set kvConfigPath=FILE.
+
     Example:
 
         tern namesrv -p 9876
     """
-    from ternmq.namesrv.config import NamesrvConfig
+    from ternmq.namesrv.config import KV_CONFIG_PATH, NamesrvConfig
 
     logs.set_up(log_level)
     flags = [*(settings or []), *([f"listenPort={port}"] if port is not None else [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
     given.report_strangers(NamesrvConfig)
-    serve(_namesrv(given.build(NamesrvConfig), Output(as_json=as_json)))
+    built = given.build(NamesrvConfig)
+    # An empty kvConfigPath keeps settings in memory only.
+    if not any(setting.name == "kvconfigpath" for setting in given.given):
+        built = dataclasses.replace(built, kv_config_path=KV_CONFIG_PATH.expanduser())
+    serve(_namesrv(built, Output(as_json=as_json)))
 
 
 async def _namesrv(config: NamesrvConfig, output: Output) -> None:
@@ -185,14 +212,14 @@ async def _namesrv(config: NamesrvConfig, output: Output) -> None:
 
     async with NameServer(config, Env()) as server:
         address = f"{config.bind_address}:{server.port}"
-        output.item({"event": "ready", "name_server": address}, f"ready: name server {address}")
+        output.item({"event": "ready", "name_server": address}, f"ready: name server listening on {address}")
         await asyncio.Event().wait()  # until cancelled
 
 
 def broker(
     config: ConfigFile = None,
     name_server: Annotated[
-        str | None, typer.Option("--name-server", "-n", metavar="HOST:PORT", help="Name servers, joined by ';'.")
+        str | None, typer.Option("--name-server", "-n", metavar="HOST:PORT", help="Name servers, separated by ';'.")
     ] = None,
     settings: Set = None,
     as_json: Json = False,
@@ -200,8 +227,8 @@ def broker(
 ) -> None:
     """Start a broker, and run until Ctrl-C.
 
-    Takes RocketMQ's own configuration files. Settings rank: --set over -n, over the environment (TERNMQ_LISTEN_PORT),
-    over the file.
+    Reads RocketMQ's configuration files. Order of precedence: --set, -n, environment (TERNMQ_LISTEN_PORT),
+    file.
 
     Examples:
 
@@ -222,12 +249,20 @@ def broker(
 async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output: Output) -> None:
     from ternmq.broker.broker import Broker
     from ternmq.env import Env
+    from ternmq.net.peer import format_address
 
     with late_bar("recover") as tell:
         async with Broker(broker_config, store_config, Env(), on_progress=tell) as broker:
             name, store = broker_config.broker_name, store_config.store_path_root_dir
+            listens_on = format_address(broker_config.bind_address, broker.port)
             output.item(
-                {"event": "ready", "broker": name, "address": broker.address, "store": str(store)},
-                f"ready: {name} {broker.address}; store in {store}",
+                {
+                    "event": "ready",
+                    "broker": name,
+                    "address": broker.address,
+                    "listens_on": listens_on,
+                    "store": str(store),
+                },
+                f"ready: {name} listening on {listens_on}, clients connect to {broker.address}; store in {store}",
             )
             await asyncio.Event().wait()  # until cancelled

@@ -32,6 +32,8 @@ def fields_of(message: ReceivedMessage) -> dict[str, object]:
         "store_host": message.store_host,
         "reconsume_times": message.reconsume_times,
     }
+    if message.body_error:
+        fields["body_error"] = message.body_error
     try:
         return fields | {"body": message.body.decode()}
     except UnicodeDecodeError:
@@ -74,6 +76,7 @@ def lines_of(message: ReceivedMessage) -> list[dict[str, object]]:
             for name, value in sorted(message.properties.items())
             if name not in ("TAGS", "KEYS", "UNIQ_KEY")
         },
+        **({"body error": message.body_error} if message.body_error else {}),
         "body": body_text(message),
     }
     return [{"field": field, "value": value} for field, value in known.items()]

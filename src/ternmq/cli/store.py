@@ -26,18 +26,20 @@ if TYPE_CHECKING:
     from ternmq.store.inspect.verify import Verdict
     from ternmq.store.inspect.view import StoreView
 
-app = typer.Typer(no_args_is_help=True, help="Look into a store directory, check it, and repair it. Needs no broker.")
+app = typer.Typer(no_args_is_help=True, help="Inspect, check and repair a store directory. No broker is needed.")
 
 Directory = Annotated[
     Path,
     # Whether it may be read is for the store to say, with the cure.
     typer.Argument(
-        help="The directory that storePathRootDir names, of TernMQ or RocketMQ.", metavar="DIR", readable=False
+        help="Directory of the store (storePathRootDir), of TernMQ or RocketMQ.", metavar="DIR", readable=False
     ),
 ]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the store, if its files do not show it. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the store that its files do not show. Can be repeated."
+    ),
 ]
 
 _MB: Final = 1_000_000
@@ -46,12 +48,14 @@ _MB: Final = 1_000_000
 @app.command()
 def info(
     directory: Directory,
-    queues: Annotated[bool, typer.Option("--queues", "-q", help="A line for each queue, not for each topic.")] = False,
+    queues: Annotated[
+        bool, typer.Option("--queues", "-q", help="Show one line per queue instead of one per topic.")
+    ] = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a store: sizes, offsets, topics, times, and whether a broker holds it.
+    """Show the contents of a store: sizes, offsets, topics, times, and whether a broker uses it.
 
     Example:
 
@@ -126,9 +130,9 @@ def info(
 
 @app.command()
 def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """Check log, queues, index, checkpoint and tables; name each fault and what it costs.
+    """Check log, queues, index, checkpoint and tables; report each fault with its effect and remedy.
 
-    Reads every record. The exit code is 1 if there is a fault; notes, of what a start mends by itself, are none.
+    Reads every record. The exit code is 1 if there is a fault. Notes are not faults: the next start repairs those.
 
     Example:
 
@@ -153,16 +157,17 @@ def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = No
 def rebuild(
     directory: Directory,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Make the files there, and leave the store as it is.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write the files to this directory, and do not change the store."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Make queues and index anew from the log, in place of those that are there.
+    """Rebuild the queues and the index from the log, and replace the present ones.
 
-    The log is only read. The old files are replaced when the new ones are whole. No broker may run on the store.
+    The log is not changed. The old files are replaced once the new ones are complete. Stop the broker first.
 
     Examples:
 
@@ -179,7 +184,7 @@ def rebuild(
     if out is None and holder is not None:
         raise StoreLocked(str(directory))
     if out is None and not yes:
-        ask(f"replace queues and index of {directory}?")
+        ask(f"replace the queues and the index of {directory}?")
     clock = SystemClock()
     began = clock.monotonic()
     with progress_bar("rebuild") as tell:
@@ -198,17 +203,17 @@ def rebuild(
             "seconds": round(seconds, 3),
             "mb_per_second": _speed(made.log_bytes, seconds),
         },
-        f"{made.queues:,} queues and the index made of {made.records:,} records in {out or directory} "
+        f"rebuilt {made.queues:,} queues and the index from {made.records:,} records in {out or directory} "
         f"({made.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {_speed(made.log_bytes, seconds)} MB/s)",
     )
     for damaged in made.damages:
-        note(f"passed over log offset {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
+        note(f"skipped log offsets {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
 
 
 @app.command()
 def diff(
     left: Annotated[Path, typer.Argument(help="A store directory.", metavar="A", readable=False)],
-    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B", readable=False)],
+    right: Annotated[Path, typer.Argument(help="Store directory to compare with.", metavar="B", readable=False)],
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -226,7 +231,7 @@ def diff(
     views = [StoreView(directory, inspect) for directory in (left, right)]
     with progress_bar("compare") as tell:
         found = [dataclasses.asdict(difference) for difference in compare(*views, progress=tell)]
-    Output(as_json=as_json).rows(found, columns=("part", "name", "what"), empty=f"{left} and {right} hold the same")
+    Output(as_json=as_json).rows(found, columns=("part", "name", "what"), empty=f"{left} and {right} are equal")
     if found:
         raise typer.Exit(1)
 
@@ -246,7 +251,7 @@ def config_of(flags: list[str] | None, file: Path | None) -> InspectConfig:
             hint = (
                 f"; did you mean {near}?" if near else "; give file sizes, such as mappedFileSizeCommitLog=1073741824"
             )
-            raise ConfigError(f"a store has no setting {stranger.key!r}{hint}")
+            raise ConfigError(f"unknown setting {stranger.key!r} of a store{hint}")
     given = {setting.name for setting in settings.given}
     store = settings.build(StoreConfig)
     names = [field.name for field in dataclasses.fields(InspectConfig) if field.name.replace("_", "") in given]
@@ -255,8 +260,12 @@ def config_of(flags: list[str] | None, file: Path | None) -> InspectConfig:
 
 def _state(view: StoreView) -> str:
     if view.holder is not None:
-        return f"a broker runs on it (process {view.holder or 'of another container'})"
-    return "closed" if view.was_closed else "not closed: the broker died, the next start recovers"
+        return f"in use by a broker (process {view.holder or 'of another container'})"
+    return (
+        "closed"
+        if view.was_closed
+        else "not closed: the broker stopped unexpectedly; the next start recovers the store"
+    )
 
 
 def _as_fields(verdict: Verdict, seconds: float) -> dict[str, object]:
@@ -276,9 +285,9 @@ def _print_verdict(verdict: Verdict, seconds: float) -> None:
     output = Output(as_json=False)
     for finding in verdict.findings:
         output.item({}, f"{'note' if finding.is_note else 'FAULT'}  {finding.path}: {finding.what}")
-        output.item({}, f"       costs: {finding.cost}")
+        output.item({}, f"       effect: {finding.cost}")
         if finding.cure:
-            output.item({}, f"       cure:  {finding.cure}")
+            output.item({}, f"       remedy: {finding.cure}")
     faults = len(verdict.faults)
     output.item(
         {},
@@ -295,5 +304,5 @@ def _speed(log_bytes: int, seconds: float) -> float:
 def ask(question: str) -> None:
     """Go on only if somebody says yes. Raises ``ConfigError`` if nobody can."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"{question} Nobody can answer here; add --yes")
+        raise ConfigError(f"{question} There is no terminal for the answer; add --yes")
     typer.confirm(question, abort=True)

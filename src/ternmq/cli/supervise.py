@@ -61,10 +61,13 @@ def plan_brokers(
 ) -> list[BrokerPlan]:
     """Brokers ``broker-a``, ``broker-b``, … with ports and directories of their own; ``settings`` are for all."""
     if not 1 <= count <= BROKERS_MAX:
-        raise ConfigError(f"--brokers {count} cannot be; start 1 to {BROKERS_MAX} brokers")
+        raise ConfigError(f"invalid --brokers {count}: expected 1 to {BROKERS_MAX}")
     port_last = first_port + PORTS_APART * (count - 1)
     if port_last > 65_535:
-        raise ConfigError(f"--broker-port {first_port} leaves no ports for {count} brokers; choose a smaller one")
+        raise ConfigError(
+            f"invalid --broker-port {first_port}: there are not enough ports above it for {count} brokers; choose a "
+            "smaller one"
+        )
     plans = []
     for number in range(count):
         name = f"broker-{chr(ord('a') + number)}"
@@ -111,7 +114,7 @@ class BrokerProcess:
         """Wait until the process is gone, and say how it went."""
         code = await self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"{self.name} {how}; its log above says more"
+        return f"{self.name} {how}; see its log lines above"
 
     def ask_to_stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -123,7 +126,7 @@ class BrokerProcess:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
-            log.error("a broker does not stop and is killed", extra={"broker": self.name, "timeout_s": STOP_TIMEOUT_S})
+            log.error("a broker does not stop; killing it", extra={"broker": self.name, "timeout_s": STOP_TIMEOUT_S})
             self._process.kill()
             await self._process.wait()
 

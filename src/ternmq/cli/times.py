@@ -10,7 +10,7 @@ from ternmq.env import SystemClock
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ternmq.client.offsets import StartPosition
+    from ternmq.client.consume.offsets import StartPosition
 
 _AGO: Final = re.compile(r"(\d+)(s|m|h|d)\Z")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -32,13 +32,14 @@ def parse_time(text: str, *, now_ms: int) -> int:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ConfigError(
-            f"{text!r} is no time; write 2026-01-31T12:00, 15m for «15 minutes ago», or milliseconds since 1970"
+            f"{text!r} is not a valid time; expected 2026-01-31T12:00, 15m for 15 minutes ago, or milliseconds "
+            "since 1970"
         ) from None
 
 
 def parse_position(text: str) -> StartPosition:
     """``first``, ``last`` or a time. Raises ``ConfigError``."""
-    from ternmq.client.offsets import StartPosition
+    from ternmq.client.consume.offsets import StartPosition
 
     named = {"first": StartPosition.FIRST, "last": StartPosition.LAST}
     return named.get(text) or StartPosition.at(parse_time(text, now_ms=SystemClock().now_ms()))

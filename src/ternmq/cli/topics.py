@@ -24,13 +24,15 @@ Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC"
 def create(
     topic: Topic,
     queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=65535, help="Queues on each broker.")] = 8,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Where, if there are several clusters.")] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Cluster to use; needed if there are several.")
+    ] = None,
     perm: Annotated[str, typer.Option("--perm", help="rw, r (read only) or w (write only).")] = "rw",
-    order: Annotated[bool, typer.Option("--order", help="Mark it as an ordered topic.")] = False,
+    order: Annotated[bool, typer.Option("--order", help="Create it as an ordered topic.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Create a topic on all brokers of a cluster, or change it there.
+    """Create or change a topic on all brokers of a cluster.
 
     Example:
 
@@ -40,7 +42,7 @@ def create(
 
     bits = {"rw": 6, "r": 4, "w": 2}.get(perm)
     if bits is None:
-        raise typer.BadParameter(f"{perm!r} is no permission; use rw, r or w", param_hint="--perm")
+        raise typer.BadParameter(f"invalid permission {perm!r}: expected rw, r or w", param_hint="--perm")
 
     async def work() -> tuple[list[str], dict[str, int]]:
         async with Admin(name_servers) as admin:
@@ -56,8 +58,8 @@ def create(
     for name in brokers:
         if before.get(name, 0) > queues:
             note(
-                f"{name} had {before[name]} queues of {topic}; what lies in those from {queues} on is kept, but nobody "
-                "reads it until the topic has that many again"
+                f"{name} had {before[name]} queues of {topic}; messages in queues {queues} and above are kept, "
+                f"but consumers cannot read them until the topic has {before[name]} queues again"
             )
 
 
@@ -72,7 +74,9 @@ async def _read_queues(admin: Admin, topic: str) -> dict[str, int]:
 
 @app.command("list")
 def list_(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also topics of the system and of groups.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Include system topics and topics of groups (retries, dead letters).")
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -97,13 +101,13 @@ def list_(
             if everything or not topic.is_system
         ],
         columns=("topic", "perm", "read_queues", "write_queues", "brokers"),
-        empty="no topics yet; create one with `tern topic create NAME`, or just send to it",
+        empty="no topics yet; create one with `tern topic create NAME`, or send a message to it",
     )
 
 
 @app.command()
 def route(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show which brokers have a topic, and where they are."""
+    """Show the brokers of a topic and their addresses."""
     from ternmq.admin import Admin
     from ternmq.wire.bodies.routes import TopicRoute
 
@@ -129,13 +133,13 @@ def route(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json
             if broker.broker_name in queues
         ],
         columns=("broker", "cluster", "id", "address", "perm", "read_queues", "write_queues"),
-        empty=f"no broker has topic {topic} now",
+        empty=f"no running broker has topic {topic}",
     )
 
 
 @app.command()
 def status(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show what each queue of a topic holds: queue offsets and the time of the last message."""
+    """Show the queue offsets and the time of the last message of each queue."""
     from ternmq.admin import Admin
     from ternmq.admin.topics import QueueStatus
 
@@ -172,7 +176,7 @@ def delete(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_jso
 
     brokers = run(work())
     Output(as_json=as_json).item(
-        {"topic": topic, "deleted_on": brokers}, f"topic {topic} is deleted on {', '.join(brokers)}"
+        {"topic": topic, "deleted_on": brokers}, f"topic {topic} was deleted on {', '.join(brokers)}"
     )
 
 

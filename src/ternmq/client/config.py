@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from ternmq.errors import ConfigError
-from ternmq.net.dial import split_address
+from ternmq.net.endpoint import split_address
 from ternmq.wire.codes import BINARY, JSON, ResponseCode
+from ternmq.wire.compress import BODY_BYTES_MAX
 from ternmq.wire.record import Sysflag
 
 #: RocketMQ's name for «make one up»: such a client is called by its process id and a number of its own.
@@ -30,45 +31,63 @@ _FORMS: Final = {"JSON": JSON, "ROCKETMQ": BINARY}
 
 @dataclass(slots=True, frozen=True)
 class ClientConfig:
-    """Settings of a client; equal ones share connections.
+    """Settings of the connection. Clients with equal settings on one event loop share connections, routes and
+    heartbeats.
 
     >>> ClientConfig("10.0.0.1:9876;10.0.0.2:9876").name_servers
     ('10.0.0.1:9876', '10.0.0.2:9876')
+
+    Args:
+        name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or ``,``, or given
+            as a sequence. Empty: the environment variable ``NAMESRV_ADDR``.
+        instance_name: The part of the client id after ``@``; each client id must be unique in a group. Default: made up
+            from the process id and a number.
+        client_ip: The IP address in the client id and in message ids. Empty: the address of the interface that leads
+            outside.
+        unit_name: RocketMQ's unit («set») of a deployment over several sites; it becomes part of the client id.
+        namespace: Put before topic and group names as ``namespace%name``, so that tenants can share brokers.
+        poll_name_server_interval_ms: How often the routes are fetched again, in ms.
+        heartbeat_interval_ms: How often heartbeats are sent, in ms. Brokers drop a client without heartbeats after 120
+            s.
+        persist_offset_interval_ms: How often consumers store their offsets on the brokers, in ms.
+        call_timeout_ms: Time limit of calls that have none of their own (routes, heartbeats, offsets), in ms.
+        connect_timeout_ms: Time limit for a new connection, in ms.
+        decompressed_bytes_max: How large the body of a received message may become by decompression. A larger one
+            counts as unreadable. The default is 16 times what brokers and producers accept by default; raise it if they
+            accept more.
+        serialization: The form of the headers that are sent: ``"JSON"``, or ``"ROCKETMQ"`` for the compact binary form.
+        vip_channel: Whether to send to the broker's second port (its listen port minus 2), which serves no pulls.
     """
 
-    #: ``a:9876;b:9876`` (or with commas, or a sequence); kept as a tuple. Empty: the variable NAMESRV_ADDR.
+    #: Kept as a tuple.
     name_servers: str | Sequence[str] = ""
-    #: The part of the client id after ``@``. Two clients with one id would disturb each other's rebalancing.
     instance_name: str = DEFAULT_INSTANCE
-    #: The address in the client id and in message ids; empty: that of the interface which leads outside.
     client_ip: str = ""
-    #: RocketMQ's unit («set») of a deployment over several sites; becomes part of the client id.
     unit_name: str = ""
-    #: Put before topic and group names as ``namespace%name``, so that tenants can share brokers.
     namespace: str = ""
-    #: A4: how often routes are asked for again.
+    #: A4.
     poll_name_server_interval_ms: int = 30_000
-    #: D3: brokers drop a client that was silent for 120 s.
+    #: D3.
     heartbeat_interval_ms: int = 30_000
-    #: D4: how often consumers report their progress.
+    #: D4.
     persist_offset_interval_ms: int = 5_000
-    #: For calls that have no time-out of their own (routes, heartbeats, offsets).
     call_timeout_ms: int = 3_000
     connect_timeout_ms: int = 3_000
-    #: Form of the headers we send: ``JSON``, or ``ROCKETMQ`` for the compact binary one (B1).
+    decompressed_bytes_max: int = BODY_BYTES_MAX
+    #: B1.
     serialization: str = "JSON"
-    #: Send to the broker's second port (listen port − 2), which serves no pulls. Off since RocketMQ 4.9.
+    #: Off by default since RocketMQ 4.9.
     vip_channel: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name_servers", _addresses(self.name_servers))
         if self.serialization not in _FORMS:
-            raise ConfigError(f"serialization={self.serialization!r} is unknown; use 'JSON' or 'ROCKETMQ'")
+            raise ConfigError(f"invalid serialization {self.serialization!r}: expected 'JSON' or 'ROCKETMQ'")
         if self.client_ip:
             try:
                 ipaddress.ip_address(self.client_ip)
             except ValueError:
-                raise ConfigError(f"client_ip={self.client_ip!r} is no IP address; give one, or none") from None
+                raise ConfigError(f"invalid client_ip {self.client_ip!r}: expected an IP address, or None") from None
         _check_positive(self)
 
     @property
@@ -103,53 +122,67 @@ class ProducerConfig:
 
     >>> ProducerConfig(send_timeout_ms=10_000, auto_batch=True).auto_batch_bytes
     32768
+
+    Args:
+        send_timeout_ms: Time limit of a send, for all of its attempts together, in ms.
+        retries: Attempts after the first of an awaited send, each on another broker if there is one.
+        async_retries: Attempts after the first of ``send_nowait``; on the same broker, and only after network failures.
+        retry_another_broker_when_not_store_ok: Whether the status FLUSH_DISK_TIMEOUT and those like it count as
+            failures, so that the message is sent again to another broker. Consumers may then see both copies.
+        retry_codes: Response codes after which the message is sent to another broker.
+        send_latency_fault_enable: Whether to avoid brokers that were slow or failed.
+        body_bytes_max: Largest body of a message or a batch. Brokers have a limit of their own.
+        compress_from_bytes: Bodies of this size and more are compressed. Batches never are.
+        compression: ``"ZLIB"``, ``"LZ4"`` or ``"ZSTD"``; the last two need ``pip install ternmq[compress]``. Consumers
+            of RocketMQ 4.9.4 and 5.2.0 read all three.
+        compress_level: Level of the compression; a higher one is slower and gives smaller bodies.
+        default_topic_queue_nums: Queues per broker of a topic that is created by its first message.
+        auto_batch: Whether messages of one topic are gathered into batches automatically.
+        auto_batch_bytes: An automatic batch is sent when it has this size.
+        auto_batch_wait_ms: An automatic batch is sent when it is this old, in ms.
+        auto_batch_total_bytes: Largest size of all messages that wait in automatic batches. Further messages are sent
+            at once, alone.
+        async_bytes_max: Largest size of all bodies of ``send_nowait`` that have no answer yet. Further calls raise
+            ``TooManyCalls``.
     """
 
-    #: E1: for all attempts of one send together.
+    #: E1.
     send_timeout_ms: int = 3_000
-    #: E4: attempts after the first of an awaited send, each on another broker if there is one.
+    #: E4.
     retries: int = 2
-    #: E4: attempts after the first of ``send_nowait``, on the same broker, after network failures only.
     async_retries: int = 2
-    #: Take FLUSH_DISK_TIMEOUT and its like for failures and send again elsewhere; consumers may see both copies.
     retry_another_broker_when_not_store_ok: bool = False
     retry_codes: frozenset[int] = RETRY_CODES
-    #: E3: avoid brokers that were slow or failed.
+    #: E3.
     send_latency_fault_enable: bool = False
-    #: E1: larger bodies are refused here; brokers refuse them too.
+    #: E1.
     body_bytes_max: int = 4 * 1024 * 1024
-    #: E1: bodies of this size and more are compressed, batches never.
     compress_from_bytes: int = 4_096
-    #: ``ZLIB``, ``LZ4`` or ``ZSTD`` (the last two: ``pip install ternmq[compress]``). Consumers of RocketMQ 4.9.4 and
-    #: 5.2.0 read all three.
     compression: str = "ZLIB"
     compress_level: int = 5
-    #: D1: queues per broker of a topic that the first send creates.
+    #: D1.
     default_topic_queue_nums: int = 4
-    #: E6: gather messages of one topic into batches by itself.
+    #: E6.
     auto_batch: bool = False
-    #: A batch goes out when it has this size, or is this old.
     auto_batch_bytes: int = 32 * 1024
     auto_batch_wait_ms: int = 10
-    #: All waiting messages together; what comes on top goes out at once, alone.
     auto_batch_total_bytes: int = 32 * 1024 * 1024
-    #: Bodies of ``send_nowait`` without an answer yet; more are refused with ``TooManyCalls``.
     async_bytes_max: int = 100 * 1024 * 1024
 
     def __post_init__(self) -> None:
         _check_positive(self)
         if self.compression not in COMPRESSIONS:
-            raise ConfigError(f"compression={self.compression!r} is unknown; use one of {', '.join(COMPRESSIONS)}")
+            raise ConfigError(f"invalid compression {self.compression!r}: expected one of {', '.join(COMPRESSIONS)}")
         for name in ("retries", "async_retries"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is below 0; use 0 for a single attempt")
+                raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 (a single attempt) or more")
 
 
 def _check_positive(config: ClientConfig | ProducerConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
-            raise ConfigError(f"{field.name}={value} makes no sense; give a number above 0")
+            raise ConfigError(f"invalid {field.name} {value}: expected a number above 0")
 
 
 def _addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
@@ -157,7 +190,7 @@ def _addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
     addresses = _split(texts) or _split([os.environ.get(NAME_SERVERS_VARIABLE, "")])
     if not addresses:
         raise ConfigError(
-            f"no name server is known; give name_servers='host:9876', or set the variable {NAME_SERVERS_VARIABLE}"
+            f"no name server is configured; give name_servers='host:9876', or set the variable {NAME_SERVERS_VARIABLE}"
         )
     for address in addresses:
         split_address(address)

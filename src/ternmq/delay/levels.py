@@ -2,8 +2,8 @@
 
 A message with the property DELAY = *n* is not stored under its topic but in queue *n* - 1 of SCHEDULE_TOPIC_XXXX
 (``redirect``), with its own place in REAL_TOPIC and REAL_QID. The entry of that queue holds, in place of a tags code,
-the time at which the message is due: store time + delay of the level (``store.dispatch``). As all messages of a queue
-wait equally long, they are due in the order in which they came, so only the first of each level needs watching:
+the time at which the message is due: store time + delay of the level (``store.derived.dispatch``). As all messages of a
+queue wait equally long, they are due in the order in which they came, so only the first of each level needs watching:
 
     redirect ──▶ SCHEDULE_TOPIC_XXXX / n - 1 ──▶ [ due? ] ──▶ rewrite: the record under its own topic
                                                     ▲   │
@@ -36,10 +36,10 @@ from ternmq.delay.progress import Progress
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError
 from ternmq.message import Property
-from ternmq.store.dispatch import delay_level
-from ternmq.store.draft import Draft
-from ternmq.store.query import Entry
-from ternmq.store.rewrite import rewrite
+from ternmq.store.derived.dispatch import delay_level
+from ternmq.store.log.draft import Draft
+from ternmq.store.log.rewrite import rewrite
+from ternmq.store.read.query import Entry
 from ternmq.store.store import MessageStore
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -106,7 +106,7 @@ class DelayLevels:
                     if not level.is_hindered:
                         level.is_hindered = True
                         log.warning(
-                            "delayed messages have to wait longer", extra={"level": level.number, "why": str(error)}
+                            "cannot deliver the messages of delay level %d now: %s; retrying", level.number, error
                         )
                 else:
                     level.is_hindered = False
@@ -155,7 +155,7 @@ class DelayLevels:
 
     def _deliver_one(self, level: _Level, queue_offset: int, page: Buffer | None) -> int:
         """Store the copy of one record; the log offset behind it, 0 if it is given up."""
-        why = "the log does not have it any more"
+        why = "it was deleted from the log"
         try:
             if page is not None:
                 record = unpack_record(page)
@@ -163,11 +163,15 @@ class DelayLevels:
                 queue_id = props.find(record.properties, Property.REAL_QUEUE_ID) or ""
                 if topic and topic not in _FORBIDDEN and _QUEUE_ID.match(queue_id):
                     return self._store.put(rewrite(record, topic, int(queue_id), {})).end_offset
-                why = f"its properties name no queue to deliver it to: {topic!r}, {queue_id!r}"
+                why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except (CorruptRecord, RecordRefused) as error:
             why = str(error)
-        extra = {"level": level.number, "queue_offset": queue_offset, "why": why}
-        log.error("a delayed message cannot be delivered, and is given up", extra=extra)
+        log.error(
+            "the delayed message of level %d at queue offset %d cannot be delivered and is dropped: %s",
+            level.number,
+            queue_offset,
+            why,
+        )
         return 0
 
     # --- What is due ----------------------------------------------------------------------------------------------
@@ -180,8 +184,11 @@ class DelayLevels:
         if low <= queue_offset <= high:
             return queue_offset
         if queue_offset < low:
-            extra = {"level": level.number, "count": low - queue_offset}
-            log.error("delayed messages were deleted with the log before they were delivered", extra=extra)
+            log.error(
+                "%d messages of delay level %d were deleted with the log before they were delivered",
+                low - queue_offset,
+                level.number,
+            )
         queue_offset = max(low, min(queue_offset, high))
         self._progress.move(level.number, queue_offset)
         return queue_offset
@@ -211,9 +218,10 @@ class DelayLevels:
             level.patient_before = self._store.max_offset(names.SCHEDULE_TOPIC, level.queue_id)
             level.patient_until = self._clock.monotonic() + level.delay_ms / 1000
             log.warning(
-                "messages are due later than their delay allows: was the clock set back, or the level made shorter? "
-                "They are delivered after one full delay",
-                extra={"level": level.number, "ahead_ms": wait_ms - level.delay_ms},
+                "messages of delay level %d are due %d ms later than their delay allows: the clock was set back, or "
+                "the delay was shortened. They are delivered after one full delay",
+                level.number,
+                wait_ms - level.delay_ms,
             )
         if queue_offset < level.patient_before:
             return min(wait_ms, round((level.patient_until - self._clock.monotonic()) * 1000))
@@ -239,8 +247,9 @@ class DelayLevels:
         for level in self._levels:
             if level.delay_ms >= hours * 3_600_000:
                 log.warning(
-                    "the log may be deleted before messages of this level are due; raise fileReservedTime",
-                    extra={"level": level.number, "fileReservedTime": hours},
+                    "the log can be deleted before messages of delay level %d are due; raise fileReservedTime (%d h)",
+                    level.number,
+                    hours,
                 )
 
 

@@ -62,13 +62,13 @@ class Progress:
         self._is_changed = False
         counter, state = self._version.counter + 1, self._version.state_version or 0
         self._version = DataVersion(counter=counter, timestamp=self._clock.now_ms(), state_version=state)
-        data = encode(self.body())
+        copy = partial(encode, self.body())
         flushed = self._store.flushed
         if self._ticket is not None:
             # One that still waits for a slow disk is out of date now.
             flushed.forget(self._ticket)
-        self._ticket = flushed.call_when(self._log_end, partial(self._file.save_soon, data))
+        self._ticket = flushed.call_when(self._log_end, lambda: self._file.save(lambda: copy))
 
     def body(self) -> DelayOffsets:
-        """The table in its wire form (for the file, and for slaves)."""
-        return DelayOffsets(data_version=self._version, offset_table=self._offsets)
+        """The table in its wire form, as it is now (for the file, and for slaves)."""
+        return DelayOffsets(data_version=self._version, offset_table=dict(self._offsets))

@@ -1,8 +1,8 @@
 """Bloom filter: which groups may want a message, in a few bytes beside its queue entry (K3, C3).
 
 A broker evaluates the SQL expressions of a topic's groups once, when a message is dispatched, and keeps the answers as
-a bit map (``store.queue_ext``). A pull tests the bits of its own group first: one that is clear says *no* for certain,
-and the record is not read; all set say *perhaps*, and the expression is evaluated.
+a bit map (``store.derived.queue_ext``). A pull tests the bits of its own group first: one that is clear says *no* for
+certain, and the record is not read; all set say *perhaps*, and the expression is evaluated.
 
 The sizes follow from the number of groups *n* and the part *f* of wrong «perhaps» that is allowed::
 
@@ -51,9 +51,9 @@ class BloomFilter:
         ``expectConsumerNumUseFilter``.
         """
         if not 1 <= error_percent <= 99:
-            raise ConfigError(f"maxErrorRateOfBloomFilter = {error_percent} cannot be; use 1 to 99 (%)")
+            raise ConfigError(f"invalid maxErrorRateOfBloomFilter {error_percent}: expected 1 to 99 (%)")
         if names < 1:
-            raise ConfigError(f"expectConsumerNumUseFilter = {names} is too small; use at least 1 (groups)")
+            raise ConfigError(f"invalid expectConsumerNumUseFilter {names}: expected 1 or more")
         error = error_percent / 100
         # Java divides natural logarithms; the same doubles make the same sizes at every border.
         hash_count = math.ceil(math.log(error) / math.log(0.5))

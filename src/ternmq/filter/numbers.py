@@ -5,10 +5,15 @@ blanks. ``Double.valueOf`` takes blanks around, ``5.``, ``.5``, ``1e3``, ``5f``,
 Python's own functions take more here and less there, so they see only what both read in the same way.
 
 Doubles have Java's total order: NaN is above all others and equal to itself, and -0.0 is below 0.0.
+
+Properties come from any producer and may have 32,767 characters, so each text is read in one pass: the patterns give
+nothing back once they have taken it. And a long one is read once for all comparisons of a filter, which may be a
+thousand: reading it takes up to 0.3 ms.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any, Final
@@ -44,9 +49,9 @@ class _NotANumber:
 _NAN: Final = _NotANumber()
 
 #: What ``Double.valueOf`` takes, after the blanks around it are gone; a hexadecimal number has its own form.
-_DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?")
+_DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?")
 _HEX_DOUBLE: Final = re.compile(
-    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?", re.ASCII
+    r"([+-]?0[xX](?:[0-9a-fA-F]++(?:\.[0-9a-fA-F]*+)?|\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?", re.ASCII
 )
 _NAMED_DOUBLES: Final = {
     sign + name: value for sign in ("", "+", "-") for name, value in (("NaN", _NAN), ("Infinity", math.inf))
@@ -54,36 +59,47 @@ _NAMED_DOUBLES: Final = {
 #: ``String.trim`` cuts all characters up to the blank.
 _BLANKS: Final = "".join(map(chr, range(33)))
 _DIGITS_AND_DOT: Final = "0123456789."
+#: Characters of a text that an error shows.
+_SHOWN_MAX: Final = 64
+#: What is remembered of the last long texts: a message has 64 of them at most, and few filters compare several.
+_LONG: Final = 512
+_LONGS_MAX: Final = 32
 
 
 def int_of(text: str) -> int:
     if len(text) < 10 and text.isascii() and text.isdigit():
         return int(text)
-    return _whole(text, INT_MAX, "whole number of 32 bits")
+    return (_long_whole if len(text) > _LONG else _whole)(text, INT_MAX, "whole number of 32 bits")
 
 
 def long_of(text: str) -> int:
     if len(text) < 19 and text.isascii() and text.isdigit():
         return int(text)
-    return _whole(text, LONG_MAX, "whole number of 64 bits")
+    return (_long_whole if len(text) > _LONG else _whole)(text, LONG_MAX, "whole number of 64 bits")
 
 
 def _whole(text: str, greatest: int, what: str) -> int:
     """``Integer.valueOf`` and ``Long.valueOf``: a sign, and digits of any script that Java has in one character."""
     digits = text[1:] if text[:1] in ("+", "-") else text
-    if digits.isdecimal() and all(digit <= "\uffff" for digit in digits):
+    if digits.isdecimal():
         digits = digits.lstrip("0") or "0"
-        # Python reads no number of more than 4,300 digits; one of more than 19 does not fit anyway.
-        value = int(digits) if len(digits) < 20 else greatest + 2
-        if text[0] == "-":
-            value = -value
-        if -greatest - 1 <= value <= greatest:
-            return value
-    raise EvaluationFailed(f"{text!r} is no {what}; compare with a decimal (5.0) to take others, too")
+        # One of more than 19 digits does not fit anyway.
+        if len(digits) < 20 and all(digit <= "\uffff" for digit in digits):
+            value = -int(digits) if text[0] == "-" else int(digits)
+            if -greatest - 1 <= value <= greatest:
+                return value
+    raise EvaluationFailed(f"{_shown(text)} is no {what}; compare with a decimal (5.0) to take others, too")
+
+
+_long_whole: Final = functools.lru_cache(_LONGS_MAX)(_whole)
 
 
 def double_of(text: str) -> Any:
     """``Double.valueOf``; NaN is ``_NAN``."""
+    return _double(text) if len(text) <= _LONG else _long_double(text)
+
+
+def _double(text: str) -> Any:
     if not text.strip(_DIGITS_AND_DOT):
         try:
             return float(text)
@@ -104,6 +120,9 @@ def double_of(text: str) -> Any:
         return -math.inf if trimmed[0] == "-" else math.inf
 
 
+_long_double: Final = functools.lru_cache(_LONGS_MAX)(_double)
+
+
 def double_key(text: str) -> tuple[Any, float]:
     """A double for comparison with another: Java has -0.0 below 0.0."""
     value = double_of(text)
@@ -111,4 +130,10 @@ def double_key(text: str) -> tuple[Any, float]:
 
 
 def _no_double(text: str) -> EvaluationFailed:
-    return EvaluationFailed(f"{text!r} is no number, so it is neither above nor below one; compare texts with = and <>")
+    return EvaluationFailed(
+        f"{_shown(text)} is no number, so it is neither above nor below one; compare texts with = and <>"
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]!r}…"

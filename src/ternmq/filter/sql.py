@@ -20,18 +20,22 @@ What is known to bite is kept, since a filter must choose the same messages on e
 - ``0.0`` is refused: a decimal is at least the smallest positive double.
 - Types of constants are checked, values are not: ``1 > 2`` is a filter like any other.
 
-Chains of AND and OR may be of any length; all other nesting is bounded by ``DEPTH_MAX``, as trees are walked
-recursively.
+Expressions come from any client, so three limits (``Limits``) are checked before the work that they bound: characters
+before the first token is read, terms with each token, and nesting with each level, as trees are walked recursively. The
+patterns of tokens give nothing back once they have taken it: reading needs no memory but for the token, and a token is
+read once.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ternmq.errors import InvalidExpression
+from ternmq.errors import ExpressionTooLarge, InvalidExpression
 from ternmq.filter.tree import (
+    CONTAINS_TERMS,
     LONG_MAX,
     AsCondition,
     Compare,
@@ -49,14 +53,43 @@ from ternmq.filter.tree import (
     is_condition,
 )
 
-#: Nodes from the root down to a leaf. Java gives up at some thousands, when its stack ends.
-DEPTH_MAX: Final = 64
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """How large an expression may be; the names of a broker's settings are in ``SETTINGS``."""
+
+    #: Characters.
+    length: int = 16_384
+    #: Properties, numbers, texts (those of IN lists, too), TRUE, FALSE and NULL. Each takes about 0.2 µs a message.
+    terms: int = 1_024
+    #: Nodes from the root down to a leaf; chains of AND and OR count one. A level takes six calls of Python's stack,
+    #: which has 1,000. Java gives up at some thousands.
+    depth: int = 64
+
+    def too_long(self, expression: str) -> str:
+        """What is wrong with an expression that has too many characters, of SQL or tags; else empty."""
+        if len(expression) <= self.length:
+            return ""
+        return f"it has {len(expression)} characters, more than the {self.length} that {SETTINGS['length']} allows"
+
+
+#: The broker's settings, by the limit that they set.
+SETTINGS: Final = {
+    "length": "maxFilterExpressionLength",
+    "terms": "maxFilterExpressionTerms",
+    "depth": "maxFilterExpressionDepth",
+}
+DEFAULT_LIMITS: Final = Limits()
 
 _DOUBLE_MAX: Final = 1.7976931348623157e308
+#: Characters of a token that an error shows.
+_SHOWN_MAX: Final = 64
 
 #: Names that are operators since RocketMQ 5.1.3; before they are properties like any other.
 RECENT_WORDS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
-_WORDS: Final = RECENT_WORDS | {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"}
+_CONSTANTS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL": None}
+_WORDS: Final = RECENT_WORDS | _CONSTANTS.keys() | {"NOT", "AND", "OR", "BETWEEN", "IN", "IS"}
+_WORD_LENGTH_MAX: Final = max(map(len, _WORDS))
 
 
 # --- Tokens ---------------------------------------------------------------------------------------------------
@@ -72,6 +105,9 @@ class Kind(enum.Enum):
     END = enum.auto()
 
 
+_TERMS: Final = (Kind.NAME, Kind.WHOLE, Kind.DECIMAL, Kind.TEXT)
+
+
 class Token(NamedTuple):
     kind: Kind
     #: Keywords in capitals; else as written.
@@ -80,14 +116,14 @@ class Token(NamedTuple):
 
 
 #: White space and comments. A comment without its end is none.
-_SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*.*?\*/)*", re.DOTALL)
+_SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*.*?\*/)*+", re.DOTALL)
 #: In each place the longest token counts, so decimals stand before whole numbers and «<=» before «<».
 _TOKEN: Final = re.compile(
     r"""
-    (?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*)
-    |(?P<DECIMAL>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
-    |(?P<WHOLE>0|[1-9][0-9]*[lL]?)
-    |(?P<TEXT>'(?:''|[^'])*')
+    (?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*+)
+    |(?P<DECIMAL>(?:[0-9]++\.[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?|[0-9]++[eE][+-]?[0-9]++)
+    |(?P<WHOLE>0|[1-9][0-9]*+[lL]?)
+    |(?P<TEXT>'(?:[^']++|'')*+')
     |(?P<SIGN><>|<=|>=|[=<>(),+-])
     """,
     re.VERBOSE,
@@ -97,9 +133,14 @@ _TOKEN: Final = re.compile(
 class _Tokens:
     """The tokens of an expression, one ahead of its reader and never more."""
 
-    def __init__(self, expression: str) -> None:
+    def __init__(self, expression: str, limits: Limits) -> None:
+        too_long = limits.too_long(expression)
+        if too_long:
+            raise ExpressionTooLarge(too_long, expression=expression, position=limits.length)
         self.expression = expression
         self._at = 0
+        self._limits = limits
+        self._terms = 0
         self.next = self._read()
 
     def take(self) -> Token:
@@ -120,37 +161,69 @@ class _Tokens:
         self._at = found.end()
         assert found.lastgroup is not None
         kind, text = Kind[found.lastgroup], found[0]
-        if kind is Kind.NAME and text.upper() in _WORDS:
-            return Token(Kind.WORD, text.upper(), at)
+        if kind is Kind.NAME and len(text) <= _WORD_LENGTH_MAX and text.upper() in _WORDS:
+            kind, text = Kind.WORD, text.upper()
+        weight = int(kind in _TERMS or text in _CONSTANTS)
+        if kind is Kind.WORD and text == "CONTAINS":
+            weight = CONTAINS_TERMS - 1  # and one for the text behind it
+        if weight:
+            self._terms += weight
+            if self._terms > self._limits.terms:
+                raise ExpressionTooLarge(
+                    f"it has more than {self._limits.terms} terms (properties, numbers and texts; CONTAINS counts as "
+                    f"{CONTAINS_TERMS}), which {SETTINGS['terms']} allows",
+                    expression=self.expression,
+                    position=at,
+                )
         return Token(kind, text, at)
 
 
 def _no_token(rest: str) -> str:
     """What to do about characters that mean nothing."""
     if rest[0] == "'":
-        return "this text does not end; close it with ', and write '' for a ' inside"
+        return "the text is not closed; end it with ', and write '' for a ' inside"
     if rest.startswith("/*"):
-        return "this comment does not end; close it with */"
+        return "the comment is not closed; end it with */"
     if rest.startswith("!="):
-        return "there is no !=; write <>"
+        return "!= is not supported; use <>"
     if rest[0] == '"':
-        return "a text stands in single quotes: 'text'"
+        return "put text in single quotes: 'text'"
     return f"{rest[0]!r} means nothing here; a property's name has letters, digits, _ and $, a text stands in 'quotes'"
 
 
 # --- The parser -----------------------------------------------------------------------------------------------
 
 
-def parse(expression: str) -> Node:
-    """The tree of a filter; its root is a condition. Raises ``InvalidExpression`` and nothing else."""
-    return _Parser(expression).filter()
+def parse(expression: str, limits: Limits = DEFAULT_LIMITS) -> Node:
+    """The tree of a filter; its root is a condition.
+
+    Raises ``InvalidExpression`` and nothing else; ``ExpressionTooLarge``, which is one, for more than ``limits``.
+    """
+    return _Parser(expression, limits).filter()
+
+
+def check(expression: str) -> None:
+    """What a client can tell about an expression before its brokers do: raises ``InvalidExpression`` if none of them
+    could read it.
+
+    RocketMQ's language grew once, and what a word means to an older broker, only that broker knows. Nor are limits
+    known here: those of a broker may be wider than the defaults, and RocketMQ has none.
+    """
+    try:
+        parse(expression)
+    except ExpressionTooLarge:
+        pass
+    except InvalidExpression:
+        if not has_recent_words(expression):
+            raise
 
 
 class _Parser:
     """Recursive descent, a method for each line of the grammar."""
 
-    def __init__(self, expression: str) -> None:
-        self._tokens = _Tokens(expression)
+    def __init__(self, expression: str, limits: Limits) -> None:
+        self._tokens = _Tokens(expression, limits)
+        self._limits = limits
         self._nested = 0
 
     def filter(self) -> Node:
@@ -159,8 +232,8 @@ class _Parser:
         deep = [(root, 1)]
         while deep:
             node, depth = deep.pop()
-            if depth > DEPTH_MAX:
-                raise self._error(0, f"it is nested more than {DEPTH_MAX} deep; write it flatter")
+            if depth > self._limits.depth:
+                raise self._too_deep(0)
             deep.extend((child, depth + 1) for child in children(node))
         return root
 
@@ -189,12 +262,14 @@ class _Parser:
                 self._check_equal(left, left_at)
                 self._check_equal(right, right_at)
                 if _is_flag(left) and isinstance(right, Constant) and not is_condition(right):
-                    raise self._error(right_at, "TRUE and FALSE equal no number or text; compare with TRUE or FALSE")
+                    raise self._error(
+                        right_at, "TRUE and FALSE cannot be compared with a number or text; compare with TRUE or FALSE"
+                    )
                 equal = Compare(Order.EQUAL, left, right)
                 left = equal if sign.text == "=" else Not(equal)
             elif self._take("IS"):
                 negated = self._take("NOT")
-                self._need("NULL", "after IS stands NULL or NOT NULL")
+                self._need("NULL", "expected NULL or NOT NULL after IS")
                 left = Not(IsNull(left)) if negated else IsNull(left)
             else:
                 return left
@@ -218,16 +293,16 @@ class _Parser:
                 left = self._in(left, left_at, negated=negated)
             elif word.kind is Kind.WORD and word.text in RECENT_WORDS:
                 self._tokens.take()
-                left = Part(word.text, left, self._text(f"after {word.text} stands a text in quotes"), negated)
+                left = Part(word.text, left, self._text(f"expected a text in quotes after {word.text}"), negated)
             elif negated:
-                raise self._error(word.at, "after NOT stands BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH here")
+                raise self._error(word.at, "expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
             else:
                 return left
 
     def _between(self, value: Node, at: int, *, negated: bool) -> Node:
         low_at = self._tokens.next.at
         low = self._unary()
-        self._need("AND", "BETWEEN wants two bounds: BETWEEN 1 AND 5")
+        self._need("AND", "BETWEEN needs two bounds: BETWEEN 1 AND 5")
         high_at = self._tokens.next.at
         high = self._unary()
         if negated:
@@ -258,18 +333,20 @@ class _Parser:
 
     def _in(self, left: Node, at: int, *, negated: bool) -> Node:
         if not isinstance(left, Property):
-            raise self._error(at, "IN is for a property; write (NOT) a IN ('x') as a NOT IN ('x')")
-        self._need("(", "after IN stands a list: IN ('a', 'b')")
-        texts = [self._text("the list of IN holds texts in quotes")]
+            raise self._error(
+                at, "IN needs a property on its left side; write a NOT IN ('x') instead of (NOT a) IN ('x')"
+            )
+        self._need("(", "expected a list after IN: IN ('a', 'b')")
+        texts = [self._text("the list of IN must contain texts in quotes")]
         while self._take(","):
-            texts.append(self._text("the list of IN holds texts in quotes"))
-        self._need(")", "the list of IN ends with )")
+            texts.append(self._text("the list of IN must contain texts in quotes"))
+        self._need(")", "the list of IN must end with )")
         return In(left, tuple(texts), negated)
 
     def _unary(self) -> Node:
         self._nested += 1
-        if self._nested > DEPTH_MAX:
-            raise self._error(self._tokens.next.at, f"it is nested more than {DEPTH_MAX} deep; write it flatter")
+        if self._nested > self._limits.depth:
+            raise self._too_deep(self._tokens.next.at)
         if self._take("+"):
             node = self._unary()
         elif self._take("-"):
@@ -297,25 +374,27 @@ class _Parser:
                 return Property(name)
             case Kind.WORD, "TRUE" | "FALSE" | "NULL":
                 self._tokens.take()
-                return Constant({"TRUE": True, "FALSE": False, "NULL": None}[token.text])
+                return Constant(_CONSTANTS[token.text])
             case Kind.WHOLE | Kind.DECIMAL, _:
                 self._tokens.take()
                 return self._number(token)
             case _:
-                raise self._found("a property, a number, a text or ( was expected")
+                raise self._found("expected a property, a number, a text or (")
 
     def _number(self, token: Token) -> Constant:
         text = token.text.rstrip("lL")
         if token.kind is Kind.WHOLE:
             # Longer texts than 19 digits cannot be read by int() without limit, and need not be.
             if len(text) > 19 or int(text) > LONG_MAX:
-                raise self._error(token.at, f"the number is greater than {LONG_MAX}; write it as a decimal: {text}.0")
+                raise self._error(
+                    token.at, f"the number is too large (maximum {LONG_MAX}); write it as a decimal: 1.0E19"
+                )
             return Constant(int(text))
         value = float(text)
         if value > _DOUBLE_MAX:
-            raise self._error(token.at, f"the number is greater than {_DOUBLE_MAX}")
+            raise self._error(token.at, f"the number is too large (maximum {_DOUBLE_MAX})")
         if value == 0:
-            raise self._error(token.at, "a decimal number is greater than 0 (RocketMQ refuses 0.0); write 0")
+            raise self._error(token.at, "a decimal number must be greater than 0 (RocketMQ refuses 0.0); write 0")
         return Constant(value)
 
     def _ordered(self, order: Order, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
@@ -330,7 +409,7 @@ class _Parser:
 
     def _check_equal(self, node: Node, at: int) -> None:
         if isinstance(node, Constant) and node.value is None:
-            raise self._error(at, "nothing is compared with NULL by = or <>; write IS NULL or IS NOT NULL")
+            raise self._error(at, "NULL cannot be compared by = or <>; use IS NULL or IS NOT NULL")
 
     def _condition(self, node: Node, at: int) -> Node:
         """What AND, OR, NOT and the whole filter want."""
@@ -338,7 +417,7 @@ class _Parser:
             return node
         if isinstance(node, Property):
             return AsCondition(node)
-        raise self._error(at, "a condition was expected, such as a = 1; a number or a text alone is none")
+        raise self._error(at, "expected a condition such as a = 1, not only a number or a text")
 
     # --- Tokens -----------------------------------------------------------------------------------------------
 
@@ -363,8 +442,12 @@ class _Parser:
 
     def _found(self, cure: str) -> InvalidExpression:
         token = self._tokens.next
-        found = "the end" if token.kind is Kind.END else repr(token.text)
+        found = "the end" if token.kind is Kind.END else repr(token.text[:_SHOWN_MAX])
         return self._error(token.at, f"{cure}, not {found}")
+
+    def _too_deep(self, at: int) -> ExpressionTooLarge:
+        reason = f"it is nested more than {self._limits.depth} deep, which {SETTINGS['depth']} allows; write it flatter"
+        return ExpressionTooLarge(reason, expression=self._tokens.expression, position=at)
 
     def _error(self, at: int, reason: str) -> InvalidExpression:
         return InvalidExpression(reason, expression=self._tokens.expression, position=at)
@@ -380,7 +463,7 @@ def _is_flag(node: Node) -> bool:
 def has_recent_words(expression: str) -> bool:
     """Whether brokers before RocketMQ 5.1.3 may read it otherwise, as far as it can be read."""
     try:
-        tokens = _Tokens(expression)
+        tokens = _Tokens(expression, DEFAULT_LIMITS)
         while tokens.next.kind is not Kind.END:
             if tokens.take().text in RECENT_WORDS:
                 return True

@@ -38,7 +38,7 @@ class TagFilter:
             return cls(ALL, ())
         tags = tuple(dict.fromkeys(part for part in map(str.strip, text.split(SEPARATOR)) if part))
         if not tags:
-            raise ConfigError(f"the tag expression {expression!r} names no tag; write *, TagA or TagA || TagB")
+            raise ConfigError(f"invalid tag expression {expression!r}: expected *, TagA or TagA || TagB")
         return cls(text, tags)
 
     @property

@@ -7,6 +7,7 @@ and OR are one node each, so trees are seldom deep.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -105,6 +106,33 @@ def children(node: Node) -> tuple[Node, ...]:
             return left, right
         case _:
             return (node.operand,)
+
+
+def nodes(root: Node) -> Iterator[Node]:
+    """A node and all below it."""
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(children(node))
+
+
+#: What CONTAINS counts as many terms: it searches a whole value, which may have 32 KiB.
+CONTAINS_TERMS: Final = 16
+
+
+def terms(root: Node) -> int:
+    """Properties and constants of a tree; each is looked at once a message at most."""
+    count = 0
+    for node in nodes(root):
+        match node:
+            case Part(word="CONTAINS"):
+                count += CONTAINS_TERMS
+            case Constant() | Property() | Part():
+                count += 1
+            case In(texts=texts):
+                count += len(texts)
+    return count
 
 
 def is_condition(node: Node) -> bool:

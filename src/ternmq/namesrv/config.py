@@ -7,20 +7,39 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import ConfigError
+from ternmq.namesrv.kv import BYTES_MAX
+from ternmq.namesrv.registry import BROKERS_MAX
+from ternmq.namesrv.registry import BYTES_MAX as TOPIC_BYTES_MAX
+from ternmq.net.limits import Limits
 
 #: What UPDATE_NAMESRV_CONFIG may change in a server that runs; the rest needs a restart.
-CHANGEABLE: Final = frozenset({"order_message_enable"})
+CHANGEABLE: Final = frozenset({"delete_topic_with_broker_registration", "order_message_enable"})
+#: Where a stand-alone name server keeps them, unless it is told otherwise: RocketMQ's own place.
+KV_CONFIG_PATH: Final = Path("~/namesrv/kvConfig.json")
 
 
 @dataclass(slots=True, frozen=True)
-class NamesrvConfig:
-    """One name server. Raises ``ConfigError`` that names the setting and what it may be."""
+class NamesrvConfig(Limits):
+    """One name server. Raises ``ConfigError`` that names the setting and what it may be.
+
+    The bounds of its connections are ``Limits``.
+    """
 
     #: 0 takes any free port.
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"  # noqa: S104 - name servers serve the network; bind_address narrows it
-    #: Where the settings of PUT_KV_CONFIG are kept (A5). None: in memory only.
+    #: Where the settings of PUT_KV_CONFIG are kept (A5). None: in memory only, as in an embedded cluster.
     kv_config_path: Path | None = None
+    #: Bytes of all these settings; at most half a frame, as those of ordered topics go with the answer to each broker
+    #: that registers.
+    max_kv_config_bytes: int = BYTES_MAX
+    #: Brokers that may be registered, and bytes that their topics may take: by estimate some 400 bytes, and the name,
+    #: for each topic on each broker.
+    max_brokers: int = BROKERS_MAX
+    max_topic_bytes: int = TOPIC_BYTES_MAX
+    #: Whether a broker that registers without a topic has no queues of it any more (A5). Off, a topic goes only with
+    #: its last broker or by DELETE_TOPIC_IN_NAMESRV.
+    delete_topic_with_broker_registration: bool = False
     #: Whether routes carry the queues of ordered topics from the namespace ORDER_TOPIC_CONFIG.
     order_message_enable: bool = False
     #: How often silent brokers are looked for, in ms (A3).
@@ -29,10 +48,14 @@ class NamesrvConfig:
     default_thread_pool_queue_capacity: int = 10_000
 
     def __post_init__(self) -> None:
+        Limits.__post_init__(self)
         for key, value, least, most in (
             ("listenPort", self.listen_port, 0, 65_535),
             ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval, 100, 120_000),
+            ("maxBrokers", self.max_brokers, 1, 1_000_000),
+            ("maxTopicBytes", self.max_topic_bytes, 1 << 20, 1 << 40),
+            ("maxKvConfigBytes", self.max_kv_config_bytes, 1, 1 << 30),
             ("defaultThreadPoolQueueCapacity", self.default_thread_pool_queue_capacity, 1, 1_000_000),
         ):
             if not least <= value <= most:
-                raise ConfigError(f"{key} = {value} is out of range; set it to {least} … {most}")
+                raise ConfigError(f"invalid {key} {value}: expected {least} to {most}")

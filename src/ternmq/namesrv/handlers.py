@@ -21,7 +21,8 @@ from ternmq.errors import (
 from ternmq.namesrv.config import CHANGEABLE, NamesrvConfig
 from ternmq.namesrv.kv import ORDER_TOPICS, KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
-from ternmq.net.peer import Handler, Peer, Route
+from ternmq.net.gate import ANY_CALLER, Action, Rule
+from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
     KvTable,
@@ -61,7 +62,7 @@ BROKER_LANE: Final = "broker"
 
 
 class Handlers:
-    """Plain functions on the loop; ``routes`` is the table to serve."""
+    """Functions on the loop; ``routes`` is the table to serve."""
 
     def __init__(self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, clock: Clock) -> None:
         self._registry = registry
@@ -70,33 +71,38 @@ class Handlers:
         self._clock = clock
 
     def routes(self) -> dict[int, Route]:
-        by_lane: dict[str, dict[int, Handler]] = {
-            CLIENT_LANE: {
-                Code.GET_ROUTEINFO_BY_TOPIC: self.route,
-            },
-            BROKER_LANE: {
-                Code.REGISTER_BROKER: self.register_broker,
-                Code.UNREGISTER_BROKER: self.unregister_broker,
-                Code.QUERY_DATA_VERSION: self.query_data_version,
-                Code.BROKER_HEARTBEAT: self.broker_heartbeat,
-                Code.GET_BROKER_MEMBER_GROUP: self.member_group,
-                Code.REGISTER_TOPIC_IN_NAMESRV: self.register_topic,
-                Code.GET_BROKER_CLUSTER_INFO: self.cluster_info,
-                Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.all_topics,
-                Code.GET_TOPICS_BY_CLUSTER: self.topics_of_cluster,
-                Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
-                Code.DELETE_TOPIC_IN_NAMESRV: self.delete_topic,
-                Code.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write,
-                Code.ADD_WRITE_PERM_OF_BROKER: self.add_write,
-                Code.PUT_KV_CONFIG: self.put_kv,
-                Code.GET_KV_CONFIG: self.get_kv,
-                Code.DELETE_KV_CONFIG: self.delete_kv,
-                Code.GET_KVLIST_BY_NAMESPACE: self.kv_of_namespace,
-                Code.GET_NAMESRV_CONFIG: self.get_config,
-                Code.UPDATE_NAMESRV_CONFIG: self.update_config,
-            },
+        return {
+            Code.GET_ROUTEINFO_BY_TOPIC: Route(self.route, CLIENT_LANE, Rule(Action.ANY, topic="topic")),
+            Code.REGISTER_BROKER: Route(
+                self.register_broker, BROKER_LANE, Rule(Action.ADMIN, cluster="clusterName"), needs_connection=True
+            ),
+            Code.UNREGISTER_BROKER: Route(
+                self.unregister_broker, BROKER_LANE, Rule(Action.ADMIN, cluster="clusterName")
+            ),
+            Code.QUERY_DATA_VERSION: Route(
+                self.query_data_version, BROKER_LANE, Rule(Action.ADMIN, cluster="clusterName")
+            ),
+            Code.BROKER_HEARTBEAT: Route(self.broker_heartbeat, BROKER_LANE, Rule(Action.ADMIN, cluster="clusterName")),
+            Code.GET_BROKER_MEMBER_GROUP: Route(
+                self.member_group, BROKER_LANE, Rule(Action.ANY, cluster="clusterName")
+            ),
+            Code.REGISTER_TOPIC_IN_NAMESRV: Route(self.register_topic, BROKER_LANE, Rule(Action.ADMIN, topic="topic")),
+            Code.GET_BROKER_CLUSTER_INFO: Route(self.cluster_info, BROKER_LANE, ANY_CALLER),
+            Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Route(self.all_topics, BROKER_LANE, ANY_CALLER),
+            Code.GET_TOPICS_BY_CLUSTER: Route(self.topics_of_cluster, BROKER_LANE, Rule(Action.ANY, cluster="cluster")),
+            Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: Route(self.system_topics, BROKER_LANE, ANY_CALLER),
+            Code.DELETE_TOPIC_IN_NAMESRV: Route(
+                self.delete_topic, BROKER_LANE, Rule(Action.ADMIN, topic="topic", cluster="clusterName")
+            ),
+            Code.WIPE_WRITE_PERM_OF_BROKER: Route(self.wipe_write, BROKER_LANE, Rule(Action.ADMIN)),
+            Code.ADD_WRITE_PERM_OF_BROKER: Route(self.add_write, BROKER_LANE, Rule(Action.ADMIN)),
+            Code.PUT_KV_CONFIG: Route(self.put_kv, BROKER_LANE, Rule(Action.ADMIN)),
+            Code.GET_KV_CONFIG: Route(self.get_kv, BROKER_LANE, ANY_CALLER),
+            Code.DELETE_KV_CONFIG: Route(self.delete_kv, BROKER_LANE, Rule(Action.ADMIN)),
+            Code.GET_KVLIST_BY_NAMESPACE: Route(self.kv_of_namespace, BROKER_LANE, ANY_CALLER),
+            Code.GET_NAMESRV_CONFIG: Route(self.get_config, BROKER_LANE, ANY_CALLER),
+            Code.UPDATE_NAMESRV_CONFIG: Route(self.update_config, BROKER_LANE, Rule(Action.ADMIN)),
         }
-        return {code: Route(handler, lane) for lane, handlers in by_lane.items() for code, handler in handlers.items()}
 
     # --- Routes (A4) -------------------------------------------------------------------------------------------
 
@@ -106,8 +112,8 @@ class Handlers:
         route = self._registry.route(topic)
         if route is None:
             raise TopicMissing(
-                f"No topic route info in name server for the topic: {topic}; create it with "
-                f"`tern topic create {topic}`, or send to it where brokers create topics by themselves"
+                f"No topic route info in name server for the topic: {topic}; create it with `tern topic create "
+                f"{topic}`, or send to it if brokers create topics automatically"
             )
         if self._settings.order_message_enable:
             route = msgspec.structs.replace(route, order_topic_conf=self._kv.get(ORDER_TOPICS, topic))
@@ -131,7 +137,7 @@ class Handlers:
     def register_broker(self, peer: Peer, request: Request[RegisterBroker]) -> Reply:
         header = request.fields
         if header.body_crc32 and header.body_crc32 != crc_of(request.body):
-            raise SystemFailure("crc32 not match: the body of the registration was damaged on its way; send it again")
+            raise SystemFailure("crc32 not match: the body of the registration was damaged in transit; send it again")
         # Brokers of old register without a body, to say that they live.
         registration = decode_registration(request.body, version=request.version) if request.body else None
         timeout_ms = header.heartbeat_timeout_ms
@@ -151,9 +157,10 @@ class Handlers:
             registration.filter_server_list if registration is not None else None,
             peer,
             self._clock.monotonic(),
+            takes_back=self._settings.delete_topic_with_broker_registration and not header.only_changes,
         )
         if is_new:
-            log.info("broker registered", extra=_fields(who))
+            log.info("broker registered: %s", _named(who))
         return Reply(
             header=RegisterBrokerReply(
                 ha_address=master.ha_address if master else None, master_address=master.address if master else None
@@ -164,7 +171,7 @@ class Handlers:
     def unregister_broker(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
         header = request.fields
         self._registry.unregister(header.broker_name, header.broker_id, header.broker_address)
-        log.info("broker unregistered", extra={"broker": header.broker_name, "address": header.broker_address})
+        log.info("broker unregistered: %s at %s", header.broker_name, header.broker_address)
         return Reply()
 
     def query_data_version(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
@@ -186,12 +193,13 @@ class Handlers:
     def closed(self, peer: Peer) -> None:
         """A connection closed: brokers that came over it are gone (A3)."""
         for who in self._registry.connection_closed(peer):
-            log.warning("broker dropped, its connection closed", extra=_fields(who))
+            log.warning("broker removed because its connection was closed: %s", _named(who))
 
-    def scan(self) -> None:
-        """Drop silent brokers and close their connections (A3)."""
+    def tend(self) -> None:
+        """Drop silent brokers and close their connections (A3); try again to write settings that the disk refused."""
+        self._kv.retry()
         for who, connection in self._registry.expire(self._clock.monotonic()):
-            log.warning("broker dropped, it was silent too long", extra=_fields(who))
+            log.warning("broker removed because it sent no heartbeat in time: %s", _named(who))
             assert isinstance(connection, Peer)
             connection.close()
 
@@ -218,9 +226,11 @@ class Handlers:
 
     # --- Settings (A5) -----------------------------------------------------------------------------------------
 
-    def put_kv(self, _peer: Peer, request: Request[PutKv]) -> Reply:
+    async def put_kv(self, _peer: Peer, request: Request[PutKv]) -> Reply:
+        """Keep a setting; answered when it is on disk, if this name server has a file."""
         header = request.fields
         self._kv.put(header.namespace, header.key, header.value)
+        await self._kv.saved()
         return Reply()
 
     def get_kv(self, _peer: Peer, request: Request[KvKey]) -> Reply:
@@ -230,9 +240,10 @@ class Handlers:
             raise NotFound(f"No config item, Namespace: {header.namespace} Key: {header.key}")
         return Reply(header=KvReply(value=value))
 
-    def delete_kv(self, _peer: Peer, request: Request[KvKey]) -> Reply:
+    async def delete_kv(self, _peer: Peer, request: Request[KvKey]) -> Reply:
         header = request.fields
         self._kv.delete(header.namespace, header.key)
+        await self._kv.saved()
         return Reply()
 
     def kv_of_namespace(self, _peer: Peer, request: Request[KvNamespace]) -> Reply:
@@ -252,7 +263,7 @@ class Handlers:
             changes = config.Settings.gather(flags=[line for line in lines if line.strip()])
             strangers = changes.strangers(NamesrvConfig)
             if strangers:
-                raise InvalidParameter(f"this name server has no setting {strangers[0].key}")
+                raise InvalidParameter(f"unknown setting {strangers[0].key} of a name server")
             unchanged = config.to_properties(self._settings).splitlines()
             changed = config.Settings.gather(flags=[*unchanged, *lines]).build(NamesrvConfig)
         except UnicodeDecodeError:
@@ -263,13 +274,13 @@ class Handlers:
             is_new = getattr(changed, field.name) != getattr(self._settings, field.name)
             if is_new and field.name not in CHANGEABLE:
                 raise NoPermission(
-                    f"{config.rocketmq_name(field.name)} cannot change while the name server runs; set it in its "
-                    "configuration file and start it again"
+                    f"{config.rocketmq_name(field.name)} cannot be changed at run time; set it in the "
+                    "configuration file and restart the name server"
                 )
         self._settings = changed
-        log.info("settings changed", extra={"settings": lines})
+        log.info("settings changed: %s", lines)
         return Reply()
 
 
-def _fields(who: Registrant) -> dict[str, object]:
-    return {"broker": who.broker_name, "id": who.broker_id, "address": who.address, "cluster": who.cluster}
+def _named(who: Registrant) -> str:
+    return f"{who.broker_name} (id {who.broker_id}) of cluster {who.cluster} at {who.address}"

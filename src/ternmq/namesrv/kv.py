@@ -3,16 +3,28 @@
 RocketMQ keeps the configuration of ordered topics here: namespace ``ORDER_TOPIC_CONFIG``, key topic, value
 ``broker:queues;broker:queues``. Kept in memory and, if the name server has a file for it, in that file, which has
 RocketMQ's form: ``{"configTable":{"namespace":{"key":"value"}}}``. Name servers share nothing: tools write to each.
+
+The table is bounded by bytes. Each registration of a broker is answered with all settings of ordered topics: if these
+were larger than a frame, no broker could register any more.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from ternmq.files import TableFile
+import msgspec
+
+from ternmq.errors import InvalidParameter
+from ternmq.files import Encode, TableFile
 from ternmq.wire.bodies.codec import Body, always, decode, encode
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+#: Half of the usual frame.
+BYTES_MAX: Final = 8 * 1024 * 1024
+_MARKS_BYTES: Final = 4
+#: Characters of a name in an error.
+_SHOWN_MAX: Final = 127
 
 
 class _Saved(Body, frozen=True, kw_only=True):
@@ -22,8 +34,11 @@ class _Saved(Body, frozen=True, kw_only=True):
 class KvConfig:
     """Not for several threads. Call ``load`` once before anything else."""
 
-    def __init__(self, file: TableFile | None = None) -> None:
+    def __init__(self, file: TableFile | None = None, *, bytes_max: int = BYTES_MAX) -> None:
         self._file = file
+        self._bytes_max = bytes_max
+        #: Of all settings, as JSON.
+        self._bytes = 0
         self._table: dict[str, dict[str, str]] = {}
 
     def load(self) -> None:
@@ -31,6 +46,9 @@ class KvConfig:
         saved = self._file.load(lambda data: decode(data, _Saved)) if self._file is not None else None
         if saved is not None:
             self._table = {namespace: dict(table) for namespace, table in saved.config_table.items()}
+            self._bytes = sum(
+                _size(namespace, key, value) for namespace, table in self._table.items() for key, value in table.items()
+            )
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
@@ -41,17 +59,48 @@ class KvConfig:
         return dict(table) if table else None
 
     def put(self, namespace: str, key: str, value: str) -> None:
+        """Keep a setting. Raises ``InvalidParameter`` when all of them would be too large."""
+        before = self.get(namespace, key)
+        more_bytes = _size(namespace, key, value) - (_size(namespace, key, before) if before is not None else 0)
+        if more_bytes > 0 and self._bytes + more_bytes > self._bytes_max:
+            raise InvalidParameter(
+                f"the settings of this name server need {self._bytes} bytes, and with {key[:_SHOWN_MAX]!r} of "
+                f"{namespace[:_SHOWN_MAX]!r} more than the {self._bytes_max} that maxKvConfigBytes allows; "
+                "delete some settings, or raise the limit"
+            )
+        self._bytes += more_bytes
         self._table.setdefault(namespace, {})[key] = value
         self._save()
 
     def delete(self, namespace: str, key: str) -> None:
         """Forget a setting; an unknown one is forgotten already."""
         table = self._table.get(namespace)
-        if table is not None and table.pop(key, None) is not None:
+        value = table.pop(key, None) if table is not None else None
+        if table is not None and value is not None:
+            self._bytes -= _size(namespace, key, value)
             if not table:
                 del self._table[namespace]
             self._save()
 
+    async def saved(self) -> None:
+        """Wait until all changes are on disk, if there is a file; raises ``TableUnsaved``."""
+        if self._file is not None:
+            await self._file.saved()
+
+    def retry(self) -> None:
+        """Try again to write what could not be written."""
+        if self._file is not None:
+            self._file.retry()
+
     def _save(self) -> None:
         if self._file is not None:
-            self._file.save(encode(_Saved(config_table=self._table)))
+            self._file.save(self._copy)
+
+    def _copy(self) -> Encode:
+        table = {namespace: dict(settings) for namespace, settings in self._table.items()}
+        return partial(encode, _Saved(config_table=table))
+
+
+def _size(namespace: str, key: str, value: str) -> int:
+    """Of a setting in the file, with the marks around it."""
+    return len(msgspec.json.encode((namespace, key, value))) + _MARKS_BYTES

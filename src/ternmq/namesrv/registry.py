@@ -9,13 +9,18 @@
     broker address → filter servers
 
 A broker tells its topics when it registers, all of them or only those that changed: what comes is *merged*, a topic
-goes away only with its last broker or by ``delete_topic``. Topics are taken over only when the broker's data version
-differs from the one known, so that a permission wiped here (``wipe_write``) is not undone by the next routine
-registration. Only masters describe queues; a slave does so only where slaves may act as master and it has the
-smallest id.
+goes away only with its last broker or by ``delete_topic``, or, if the name server is told so
+(``deleteTopicWithBrokerRegistration``), when a broker registers without it.
+
+Topics are taken over only when the broker's data version differs from the one known, so that a permission wiped here
+(``wipe_write``) is not undone by the next routine registration. Only masters describe queues; a slave does so only
+where slaves may act as master and it has the smallest id.
 
 A broker is dropped when it unregisters, when the connection that it registered over closes, or when it was silent for
 its time-out. What is left of its name stays: when the master is gone, the slave is still in the routes, to read from.
+
+All of it comes from programs that nothing vouches for yet, so the tables have bounds: a registration beyond them is
+refused, and the others go on.
 
 «Now» comes from the caller, in seconds of a clock that never goes back.
 """
@@ -28,6 +33,7 @@ from typing import Final
 
 import msgspec
 
+from ternmq.errors import InvalidParameter
 from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, MemberGroup, QueueData, TopicRoute
 from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, TopicTable
 
@@ -35,6 +41,16 @@ MASTER: Final = 0
 WRITE: Final = 2
 #: RocketMQ's ``DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``.
 SILENCE_MAX_S: Final = 120.0
+#: Brokers, and bytes of their topics, that are kept unless a name server is told otherwise: anyone who reaches its port
+#: can register.
+BROKERS_MAX: Final = 10_000
+BYTES_MAX: Final = 512 * 1024 * 1024
+#: Characters of a name or an address, and filter servers of a broker.
+NAME_LENGTH_MAX: Final = 255
+FILTER_SERVERS_MAX: Final = 64
+#: What the queues of a topic on one broker take besides the topic's name, and a pair of numbers; measured.
+_ENTRY_BYTES: Final = 400
+_NUMBERS_BYTES: Final = 100
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +97,11 @@ class _Brokers:
 class Registry:
     """The tables. Not for several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, brokers_max: int = BROKERS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._brokers_max = brokers_max
+        self._bytes_max = bytes_max
+        #: What ``_topics`` and ``_mappings`` take, by estimate.
+        self._bytes = 0
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._mappings: dict[str, dict[str, QueueMapping]] = {}
         self._brokers: dict[str, _Brokers] = {}
@@ -98,12 +118,20 @@ class Registry:
         filter_servers: list[str] | None,
         connection: Hashable,
         now: float,
+        *,
+        takes_back: bool = False,
     ) -> Master | None:
         """Take a registration over; returns the master when a slave registers and its master is known.
 
+        With ``takes_back`` the table is all that the broker has, and its queues of other topics go; but not with static
+        topics, whose queues are not those of the table.
+
         When two brokers claim one name and id, the one with the higher state version wins, and of equals the later:
         the other's registration is ignored.
+
+        Raises ``InvalidParameter`` for more than the tables may hold; then nothing has changed.
         """
+        self._check_room(who, table, filter_servers or [])
         version = table.data_version if table is not None else DataVersion()
         known = self._live.get(who.address)
         if known is not None and known.who.broker_name != who.broker_name:
@@ -129,6 +157,10 @@ class Registry:
 
         changed = first or known is None or not same_version(known.version, version)
         if table is not None and changed and self._describes_queues(who, brokers):
+            if takes_back and not table.topic_queue_mapping_info_map:
+                for topic in [topic for topic, queues in self._topics.items() if who.broker_name in queues]:
+                    if topic not in table.topic_config_table:
+                        self._remove_queues(topic, who.broker_name)
             self._merge_topics(who, table, may_write=who.broker_id == MASTER)
         seen_whole = known is not None and known.version.counter > 0
         if table is not None and len(table.topic_config_table) == 1 and not seen_whole:
@@ -150,23 +182,8 @@ class Registry:
 
     def unregister(self, broker_name: str, broker_id: int, address: str) -> None:
         """Drop one broker; the last one of a name takes the name and its queues along."""
-        self._live.pop(address, None)
-        self._filter_servers.pop(address, None)
-        brokers = self._brokers.get(broker_name)
-        if brokers is None:
-            return
-        # Another broker may hold the id by now, under another address.
-        if brokers.addresses.get(broker_id) == address:
-            del brokers.addresses[broker_id]
-        if brokers.addresses:
-            return
-        del self._brokers[broker_name]
-        names = self._clusters.get(brokers.cluster, {})
-        names.pop(broker_name, None)
-        if not names:
-            self._clusters.pop(brokers.cluster, None)
-        for topic in list(self._topics):
-            self._remove_queues(topic, broker_name)
+        if self._remove_broker(broker_name, broker_id, address):
+            self._remove_queues_of({broker_name})
 
     def connection_closed(self, connection: Hashable) -> list[Registrant]:
         """Drop all brokers that registered over this connection; returns them."""
@@ -261,10 +278,12 @@ class Registry:
             self._remove_queues(topic, broker_name)
 
     def put_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Give a topic queues on brokers that are registered."""
-        for data in queues:
-            if data.broker_name in self._brokers:
-                self._topics.setdefault(topic, {})[data.broker_name] = data
+        """Give a topic queues on brokers that are registered. Raises ``InvalidParameter`` as ``register``."""
+        known = [data for data in queues if data.broker_name in self._brokers]
+        new = {data.broker_name for data in known}.difference(self._topics.get(topic, {}))
+        self._check_bytes(len(new) * (len(topic) + _ENTRY_BYTES), ", ".join(sorted(new)[:3]))
+        for data in known:
+            self._put_queue_data(topic, data)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -290,17 +309,66 @@ class Registry:
 
     def _merge_topics(self, who: Registrant, table: TopicTable, *, may_write: bool) -> None:
         for topic, config in table.topic_config_table.items():
-            self._topics.setdefault(topic, {})[who.broker_name] = _queue_data(who.broker_name, config, may_write)
+            self._put_queue_data(topic, _queue_data(who.broker_name, config, may_write))
         for topic, mapping in (table.topic_queue_mapping_info_map or {}).items():
-            self._mappings.setdefault(topic, {})[who.broker_name] = mapping
+            by_broker = self._mappings.setdefault(topic, {})
+            if who.broker_name in by_broker:
+                self._bytes -= _mapping_bytes(topic, by_broker[who.broker_name])
+            by_broker[who.broker_name] = mapping
+            self._bytes += _mapping_bytes(topic, mapping)
+
+    def _put_queue_data(self, topic: str, data: QueueData) -> None:
+        queues = self._topics.setdefault(topic, {})
+        if data.broker_name not in queues:
+            self._bytes += len(topic) + _ENTRY_BYTES
+        queues[data.broker_name] = data
+
+    def _check_room(self, who: Registrant, table: TopicTable | None, filter_servers: list[str]) -> None:
+        for name in (who.cluster, who.broker_name, who.address, who.ha_address, *filter_servers):
+            if len(name) > NAME_LENGTH_MAX:
+                raise InvalidParameter(
+                    f"the name or address {name[:40]!r}… has {len(name)} characters: expected at most {NAME_LENGTH_MAX}"
+                )
+        if len(filter_servers) > FILTER_SERVERS_MAX:
+            raise InvalidParameter(
+                f"{len(filter_servers)} filter servers of one broker cannot be registered: expected at most "
+                f"{FILTER_SERVERS_MAX}"
+            )
+        if who.address not in self._live and len(self._live) >= self._brokers_max:
+            raise InvalidParameter(
+                f"{len(self._live)} brokers are registered, and maxBrokers allows {self._brokers_max}; check "
+                "with `mqadmin clusterList` that all of them are yours, or raise the limit on the name server"
+            )
+        if table is not None:
+            more_bytes = sum(
+                len(topic) + _ENTRY_BYTES
+                for topic in table.topic_config_table
+                if who.broker_name not in self._topics.get(topic, {})
+            )
+            for topic, mapping in (table.topic_queue_mapping_info_map or {}).items():
+                known = self._mappings.get(topic, {}).get(who.broker_name)
+                more_bytes += _mapping_bytes(topic, mapping) - (_mapping_bytes(topic, known) if known else 0)
+            self._check_bytes(more_bytes, who.broker_name)
+
+    def _check_bytes(self, more_bytes: int, broker_name: str) -> None:
+        if more_bytes > 0 and self._bytes + more_bytes > self._bytes_max:
+            raise InvalidParameter(
+                f"the topics of all brokers would need {self._bytes + more_bytes} bytes with those of "
+                f"{broker_name}, and maxTopicBytes allows {self._bytes_max}; delete topics that are not needed, "
+                "or raise the limit on the name server"
+            )
 
     def _remove_queues(self, topic: str, broker_name: str) -> None:
-        for table in (self._topics, self._mappings):
-            by_broker: dict[str, QueueData] | dict[str, QueueMapping] | None = table.get(topic)
-            if by_broker is not None:
-                by_broker.pop(broker_name, None)
-                if not by_broker:
-                    del table[topic]
+        queues = self._topics.get(topic)
+        if queues is not None and queues.pop(broker_name, None) is not None:
+            self._bytes -= len(topic) + _ENTRY_BYTES
+            if not queues:
+                del self._topics[topic]
+        mappings = self._mappings.get(topic)
+        if mappings is not None and (mapping := mappings.pop(broker_name, None)) is not None:
+            self._bytes -= _mapping_bytes(topic, mapping)
+            if not mappings:
+                del self._mappings[topic]
 
     def _change_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
         count = 0
@@ -322,9 +390,40 @@ class Registry:
 
     def _drop(self, registrants: Iterable[Registrant]) -> list[Registrant]:
         dropped = list(registrants)
-        for who in dropped:
-            self.unregister(who.broker_name, who.broker_id, who.address)
+        gone = {who.broker_name for who in dropped if self._remove_broker(who.broker_name, who.broker_id, who.address)}
+        # All at once: a connection may have brought thousands of brokers, and there are thousands of topics.
+        self._remove_queues_of(gone)
         return dropped
+
+    def _remove_broker(self, broker_name: str, broker_id: int, address: str) -> bool:
+        """Forget one broker, but not its queues; True if it was the last one of its name."""
+        self._live.pop(address, None)
+        self._filter_servers.pop(address, None)
+        brokers = self._brokers.get(broker_name)
+        if brokers is None:
+            return False
+        # Another broker may hold the id by now, under another address.
+        if brokers.addresses.get(broker_id) == address:
+            del brokers.addresses[broker_id]
+        if brokers.addresses:
+            return False
+        del self._brokers[broker_name]
+        names = self._clusters.get(brokers.cluster, {})
+        names.pop(broker_name, None)
+        if not names:
+            self._clusters.pop(brokers.cluster, None)
+        return True
+
+    def _remove_queues_of(self, broker_names: set[str]) -> None:
+        if not broker_names:
+            return
+        for topic, queues in list(self._topics.items()):
+            for broker_name in broker_names.intersection(queues):
+                self._remove_queues(topic, broker_name)
+        # Of static topics that have no queues there.
+        for topic, mappings in list(self._mappings.items()):
+            for broker_name in broker_names.intersection(mappings):
+                self._remove_queues(topic, broker_name)
 
 
 def same_version(one: DataVersion, other: DataVersion) -> bool:
@@ -344,3 +443,8 @@ def _queue_data(broker_name: str, config: TopicConfig, may_write: bool) -> Queue
         perm=config.perm if may_write else config.perm & ~WRITE,
         topic_sys_flag=config.topic_sys_flag,
     )
+
+
+def _mapping_bytes(topic: str, mapping: QueueMapping) -> int:
+    texts = len(topic) + len(mapping.topic) + len(mapping.scope or "") + len(mapping.bname)
+    return texts + _ENTRY_BYTES + len(mapping.curr_id_map or {}) * _NUMBERS_BYTES

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from ternmq.env import Env
-from ternmq.files import TableFile
+from ternmq.files import Chores, TableFiles
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, Handlers
 from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registry
+from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.server import Server
 from ternmq.tasks import Tasks
@@ -28,26 +29,38 @@ class NameServer:
     Entering raises ``NetworkError`` when the port is in use, ``CorruptFile`` when the settings' file is unreadable.
     """
 
-    def __init__(self, config: NamesrvConfig | None = None, env: Env | None = None) -> None:
+    def __init__(
+        self, config: NamesrvConfig | None = None, env: Env | None = None, *, gate: Gate | None = None
+    ) -> None:
+        """``gate`` admits requests; without one, all are admitted."""
         self._config = config or NamesrvConfig()
         self._env = env or Env()
+        self._gate = gate
         self._exit = AsyncExitStack()
         #: The port that is served; tells which one when the config asked for any.
         self.port = self._config.listen_port
-        self.registry = Registry()
+        self.registry = Registry(brokers_max=self._config.max_brokers, bytes_max=self._config.max_topic_bytes)
 
     async def __aenter__(self) -> Self:
         path = self._config.kv_config_path
-        kv = KvConfig(TableFile(path) if path is not None else None)
-        kv.load()
-        handlers = Handlers(self.registry, kv, self._config, self._env.clock)
-        capacity = self._config.default_thread_pool_queue_capacity
-        lanes = [LaneConfig(CLIENT_LANE, capacity), LaneConfig(BROKER_LANE, capacity)]
+        capacity, bytes_max = self._config.default_thread_pool_queue_capacity, self._config.max_queued_request_bytes
+        lanes = [LaneConfig(name, capacity, bytes_max=bytes_max) for name in (CLIENT_LANE, BROKER_LANE)]
         async with AsyncExitStack() as stack:
+            kv_bytes_max = min(self._config.max_kv_config_bytes, self._config.frame_max_length // 2)
+            kv = KvConfig(bytes_max=kv_bytes_max)
+            if path is not None:
+                on_loop = asyncio.get_running_loop().call_soon_threadsafe
+                files = TableFiles(path.parent, stack.enter_context(Chores()), back=on_loop)
+                stack.push_async_callback(files.settle)
+                kv = KvConfig(files(path.name), bytes_max=kv_bytes_max)
+                kv.load()
+            handlers = Handlers(self.registry, kv, self._config, self._env.clock)
             tasks = await stack.enter_async_context(Tasks())
-            server = await stack.enter_async_context(Server.running(handlers.routes(), lanes, on_close=handlers.closed))
+            server = await stack.enter_async_context(
+                Server.running(handlers.routes(), lanes, limits=self._config, gate=self._gate, on_close=handlers.closed)
+            )
             self.port = await server.listen(self._config.bind_address, self._config.listen_port)
-            tasks.create_task(self._scan(handlers), name="scan for silent brokers")
+            tasks.create_task(self._tend(handlers), name="scan for silent brokers")
             self._exit = stack.pop_all()
         return self
 
@@ -56,7 +69,7 @@ class NameServer:
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
 
-    async def _scan(self, handlers: Handlers) -> None:
+    async def _tend(self, handlers: Handlers) -> None:
         while True:
             await asyncio.sleep(self._config.scan_not_active_broker_interval / 1000)
-            handlers.scan()
+            handlers.tend()

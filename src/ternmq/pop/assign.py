@@ -12,10 +12,11 @@ Modes are set by an administrator, and kept in ``config/messageRequestMode.json`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ternmq import names
 from ternmq.allocation import Allocation
-from ternmq.files import TableFile
+from ternmq.files import Encode, TableFile
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import GroupRequestMode, RequestMode
 from ternmq.wire.bodies.clients import RequestModes as RequestModesBody
@@ -40,8 +41,13 @@ class RequestModes:
             self._table = {topic: dict(groups) for topic, groups in saved.message_request_mode_map.items()}
 
     def body(self) -> RequestModesBody:
-        """The whole table in its wire form."""
-        return RequestModesBody(message_request_mode_map=self._table)
+        """The whole table in its wire form, as it is now."""
+        table = {topic: dict(groups) for topic, groups in self._table.items()}
+        return RequestModesBody(message_request_mode_map=table)
+
+    async def saved(self) -> None:
+        """Wait until all changes are on disk; raises ``TableUnsaved``."""
+        await self._file.saved()
 
     def find(self, group: str, topic: str) -> GroupRequestMode:
         """How a group gets the messages of a topic. Retry topics of groups are always pulled."""
@@ -54,7 +60,7 @@ class RequestModes:
 
     def put(self, mode: GroupRequestMode) -> None:
         self._table.setdefault(mode.topic, {})[mode.consumer_group] = mode
-        self._file.save(encode(self.body()))
+        self._file.save(self._copy)
 
     def forget(self, *, group: str | None = None, topic: str | None = None) -> None:
         """A group or a topic is gone."""
@@ -69,7 +75,10 @@ class RequestModes:
             if not self._table[known_topic]:
                 del self._table[known_topic]
         if gone:
-            self._file.save(encode(self.body()))
+            self._file.save(self._copy)
+
+    def _copy(self) -> Encode:
+        return partial(encode, self.body())
 
 
 def popped_queues(

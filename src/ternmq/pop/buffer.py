@@ -12,16 +12,20 @@ and loses nothing. A broker that is stopped writes all check points first: it re
 A change of the invisible time makes a new check point of one message, which is written at once, and acks the old one.
 A crash between the two leaves both: the message may come twice.
 
+A check point whose messages lie far back in the log waits for its turn in ``run``, which reads them one by one on other
+threads.
+
 Bounds: beyond ``popCkMaxBufferSize`` a check point is written at once; beyond ``IN_FLIGHT_MAX`` in all nothing more is
 popped (the client is told POLLING_FULL and waits) nor changed (SYSTEM_BUSY).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, NotRunning, StoreError
@@ -37,8 +41,17 @@ IN_FLIGHT_MAX: Final = 1_000_000
 PAUSES_S: Final = (10, 20, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 _WRITE_PAUSE_MS: Final = 1_000
 
-#: Writes what is open of a check point to the retry topic; raises what the store raises.
-Revive = Callable[[CheckPoint], None]
+
+class Reviver(Protocol):
+    """Writes what is open of a check point to the retry topic; raises what the store raises."""
+
+    def is_old(self, check_point: CheckPoint) -> bool:
+        """Whether that takes the disk, so that ``revive_old`` is to be called."""
+        ...
+
+    def revive(self, check_point: CheckPoint) -> None: ...
+
+    async def revive_old(self, check_point: CheckPoint) -> None: ...
 
 
 class Buffer:
@@ -50,7 +63,7 @@ class Buffer:
         store: Store,
         offsets: Offsets,
         revive_log: ReviveLog,
-        revive: Revive,
+        reviver: Reviver,
         clock: Clock,
         call_later: CallLater,
         enabled: bool = True,
@@ -61,7 +74,9 @@ class Buffer:
         self._store = store
         self._offsets = offsets
         self._revive_log = revive_log
-        self._revive = revive
+        self._reviver = reviver
+        #: Check points that are due, and whose messages lie far back in the log.
+        self._old: asyncio.Queue[CheckPoint] = asyncio.Queue()
         self._now_ms = clock.now_ms
         self._enabled = enabled
         self._stay_ms = stay_ms
@@ -258,6 +273,19 @@ class Buffer:
 
     # --- Time ---------------------------------------------------------------------------------------------------
 
+    async def run(self) -> None:
+        """Revive old messages when they are due, as long as it is not cancelled."""
+        while True:
+            check_point = await self._old.get()
+            if check_point.is_over:
+                continue
+            try:
+                await self._reviver.revive_old(check_point)
+                if not check_point.is_over:
+                    self._revived(check_point)
+            except (StoreError, NotRunning, BrokerRefused) as error:
+                self.deadlines.add(self._now_ms() + self._failed(check_point, error), check_point)
+
     def _first_deadline(self, check_point: CheckPoint) -> int:
         """When it is to be written, or, if there is no time for that, when it is due."""
         due_ms = check_point.due_ms
@@ -269,11 +297,11 @@ class Buffer:
         again_ms = check_point.due_ms
         try:
             if now_ms >= check_point.due_ms:
-                self._revive(check_point)
-                if check_point.stored is not None:
-                    # One that lies before it may take long, and a restart would begin with that one.
-                    self._revive_log.write_acks(check_point, check_point.offsets)
-                self._end(check_point)
+                if self._reviver.is_old(check_point):
+                    self._old.put_nowait(check_point)
+                    return
+                self._reviver.revive(check_point)
+                self._revived(check_point)
                 return
             if check_point.stored is None:
                 self._write(check_point)
@@ -284,13 +312,22 @@ class Buffer:
                 again_ms = now_ms + self._failed(check_point, error)
         self.deadlines.add(again_ms, check_point)
 
+    def _revived(self, check_point: CheckPoint) -> None:
+        if check_point.stored is not None:
+            # One that lies before it may take long, and a restart would begin with that one.
+            self._revive_log.write_acks(check_point, check_point.offsets)
+        self._end(check_point)
+
     def _failed(self, check_point: CheckPoint, error: Exception) -> int:
         """Messages could not be written again; returns after how many milliseconds to try it once more."""
         if check_point.failures == 0:
             group, topic, queue_id = check_point.queue.key
             log.warning(
-                "popped messages that nobody acked could not be written to the retry topic; it is tried again",
-                extra={"group": group, "topic": topic, "queue": queue_id, "why": str(error)},
+                "cannot write unacknowledged messages of group %s from queue %d of %s to the retry topic: %s; retrying",
+                group,
+                queue_id,
+                topic,
+                error,
             )
         pause_s = PAUSES_S[min(check_point.failures, len(PAUSES_S) - 1)]
         check_point.failures += 1

@@ -13,22 +13,30 @@ handed out again from the committed offset, in order, while somebody may still h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
+from msgspec import Raw
+
 from ternmq.env import Clock
-from ternmq.errors import MessageIllegal
+from ternmq.errors import MessageIllegal, RemoteProtocolError
 from ternmq.files import TableFile
 from ternmq.pop.checkpoints import QueueKey
 from ternmq.pop.deadlines import CallLater, Deadlines
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.pop import OrderRecord, OrderTable
 
+log = logging.getLogger(__name__)
+
 SAVE_S: Final = 10.0
 #: A batch that nobody has popped after for so long is forgotten (RocketMQ's ``CLEAN_SPAN_FROM_LAST``): tables of groups
 #: that are gone would grow for ever. The group's offset stays where it is; counts begin anew.
 FORGET_MS: Final = 24 * 3600 * 1000
 _SEPARATOR: Final = "@"
+#: The latest time that the file can hold.
+_LONG_MAX: Final = 2**63 - 1
 
 
 class Batch:
@@ -44,6 +52,8 @@ class Batch:
         "offsets",
         "pop_time_ms",
         "visible_ms",
+        "wake_ms",
+        "wake_number",
     )
 
     def __init__(
@@ -68,6 +78,9 @@ class Batch:
         self.counts: dict[int, int] = {}
         #: Replaced by the next one.
         self.is_over = False
+        #: When the queue is looked at, and the number of that deadline; those with lower numbers are void.
+        self.wake_ms = -1
+        self.wake_number = 0
 
     @property
     def free_ms(self) -> int:
@@ -90,6 +103,10 @@ class Batch:
         return self.offsets[-1] + 1
 
 
+#: A batch, and the number of a deadline of it.
+_Wake = tuple[Batch, int]
+
+
 class Orders:
     """All methods belong to the broker's loop. ``on_free`` is told of a queue whose messages are visible again."""
 
@@ -100,7 +117,7 @@ class Orders:
         self._now_ms = clock.now_ms
         self._on_free = on_free
         self._batches: dict[QueueKey, Batch] = {}
-        self.deadlines: Deadlines[Batch] = Deadlines(
+        self.deadlines: Deadlines[_Wake] = Deadlines(
             now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
         )
         self._dirty = False
@@ -108,16 +125,27 @@ class Orders:
     # --- The file -----------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
+        """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable.
+
+        A queue whose record cannot be is left out: it is free, and popped from the group's committed offset.
+        """
         saved = self._file.load(lambda data: decode(data, OrderTable))
         if saved is None:
             return
         for name, queues in saved.table.items():
             topic, separator, group = name.partition(_SEPARATOR)
-            for queue_id, record in queues.items():
+            for queue_id, data in queues.items():
+                try:
+                    record = decode(data, OrderRecord)
+                except RemoteProtocolError as error:
+                    log.warning(
+                        f"invalid entry for {name} queue {queue_id} in consumerOrderInfo.json: {error}; its messages "
+                        "are delivered again from the committed offset"
+                    )
+                    continue
                 if separator and record.offsets:
                     batch = self._batches[group, topic, queue_id] = _batch((group, topic, queue_id), record)
-                    self.deadlines.add(batch.free_ms, batch)
+                    self._wake_at(batch, batch.free_ms)
 
     def save(self) -> None:
         """Hand the table to the file's thread, if anything changed since the last time."""
@@ -129,10 +157,11 @@ class Orders:
             if now_ms >= max(batch.pop_time_ms + FORGET_MS, batch.free_ms):
                 batch.is_over = True
                 del self._batches[key]
-        table: dict[str, dict[int, OrderRecord]] = {}
+        table: dict[str, dict[int, Raw]] = {}
         for (group, topic, queue_id), batch in self._batches.items():
-            table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = _record(batch)
-        self._file.save_soon(encode(OrderTable(table=table)))
+            table.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = Raw(encode(_record(batch)))
+        body = OrderTable(table=table)
+        self._file.save(lambda: partial(encode, body))
 
     def close(self) -> None:
         self.deadlines.close()
@@ -173,7 +202,7 @@ class Orders:
                 batch.counts = {offset: before.counts.get(offset, 0) + 1 for offset in queue_offsets if offset in known}
         self._batches[key] = batch
         self._dirty = True
-        self.deadlines.add(batch.free_ms, batch)
+        self._wake_at(batch, batch.free_ms)
         least = min(batch.counts.values()) if len(batch.counts) == len(queue_offsets) else 0
         return batch.counts, least
 
@@ -188,12 +217,16 @@ class Orders:
         if queue_offset not in batch.offsets:
             group, topic, queue_id = key
             raise MessageIllegal(
-                f"offset is illegal, key:{topic}@{group}@{queue_id}, commit:{queue_offset}: the last ordered pop of "
-                "this queue did not hand it out"
+                f"offset is illegal, key:{topic}@{group}@{queue_id}, commit:{queue_offset}: the last ordered pop "
+                "of this queue did not return it"
             )
         batch.acked |= 1 << batch.offsets.index(queue_offset)
         self._dirty = True
-        if not batch.free_ms:
+        free_ms = batch.free_ms
+        if free_ms:
+            # It may have been the one that was hidden longest.
+            self._wake_at(batch, free_ms)
+        else:
             self._on_free(key)
         return batch.next_offset
 
@@ -201,9 +234,9 @@ class Orders:
         """Hide a message until ``visible_ms``; one of another pop than the last is left alone."""
         batch = self._batches.get(key)
         if batch is not None and batch.pop_time_ms == pop_time_ms and queue_offset in batch.offsets:
-            batch.visible_ms[queue_offset] = visible_ms
+            batch.visible_ms[queue_offset] = min(visible_ms, _LONG_MAX)
             self._dirty = True
-            self.deadlines.add(batch.free_ms, batch)
+            self._wake_at(batch, batch.free_ms)
 
     # --- What tools do ------------------------------------------------------------------------------------------
 
@@ -222,16 +255,22 @@ class Orders:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _on_due(self, batch: Batch) -> None:
-        free_ms = batch.free_ms
-        if free_ms > self._now_ms():
-            self.deadlines.add(free_ms, batch)
-        elif free_ms:
+    def _wake_at(self, batch: Batch, when_ms: int) -> None:
+        """Look at a batch at this time instead of the one that was set before."""
+        if when_ms != batch.wake_ms:
+            batch.wake_ms = when_ms
+            batch.wake_number += 1
+            self.deadlines.add(when_ms, (batch, batch.wake_number))
+
+    def _on_due(self, wake: _Wake) -> None:
+        batch, _ = wake
+        if batch.free_ms:
             self._on_free(batch.key)
 
 
-def _is_over(batch: Batch) -> bool:
-    return batch.is_over
+def _is_over(wake: _Wake) -> bool:
+    batch, number = wake
+    return batch.is_over or number != batch.wake_number
 
 
 def _batch(key: QueueKey, record: OrderRecord) -> Batch:

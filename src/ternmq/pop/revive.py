@@ -7,20 +7,23 @@ A copy keeps all properties, counts one consumption more, and remembers when the
 (``1ST_POP_TIME``). What was popped from a retry topic goes back there. Pops of the topic look into its retry topics by
 themselves, so consumers know nothing of them.
 
-Messages are given up when their topic or their group was deleted, or when retention has taken them.
+Messages are given up when their topic or their group was deleted, or when retention has taken them. Those that lie far
+back in the log are read on other threads (``store.read.cold``), one after the other.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from ternmq import names
+from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint
 from ternmq.pop.revive_log import Offsets, Store
-from ternmq.store.query import GetStatus
-from ternmq.store.rewrite import rewrite
+from ternmq.store.log.rewrite import rewrite
+from ternmq.store.read.query import GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, unpack_record
 
@@ -48,21 +51,56 @@ class Reviver:
         self._has_group = has_group
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
 
+    def is_old(self, check_point: CheckPoint) -> bool:
+        """Whether a message that is not acked is probably not in memory: then ``revive_old`` is to be called."""
+        _, topic, queue_id = check_point.queue.key
+        place = self._store.cold.place
+        return any(place(topic, queue_id, queue_offset) is not None for queue_offset in check_point.open_offsets())
+
     def revive(self, check_point: CheckPoint) -> None:
         """Write again what is not acked, and note it as done, one by one. Raises what the store raises."""
-        group, topic, queue_id = check_point.queue.key
-        if self._topics.get(_origin(group, topic)) is None or not self._has_group(group):
-            return
+        if self._is_wanted(check_point):
+            _, topic, queue_id = check_point.queue.key
+            for queue_offset in check_point.open_offsets():
+                self._revive_one(check_point, queue_offset, self._read(topic, queue_id, queue_offset))
+
+    async def revive_old(self, check_point: CheckPoint) -> None:
+        """The same, without waiting for the disk on the loop. Acks that come meanwhile count."""
+        _, topic, queue_id = check_point.queue.key
         for queue_offset in check_point.open_offsets():
-            record = self._read(topic, queue_id, queue_offset)
-            # One behind its check point in the log is of a topic that was deleted and made again. (Times would not
-            # tell: a clock that was set back between storing and popping makes every message look younger.)
-            if record is not None and (check_point.read_at is None or record.log_offset < check_point.read_at):
-                end_offset = self._write(record, group, topic, check_point.pop_time_ms)
-                for step in (check_point.step, check_point.stored):
-                    if step is not None:
-                        step.rest_on(end_offset)
-            check_point.acked |= check_point.bits((queue_offset,))
+            record = await self._read_old(topic, queue_id, queue_offset)
+            if check_point.is_over or not self._is_wanted(check_point):
+                return
+            if check_point.holds(queue_offset):
+                self._revive_one(check_point, queue_offset, record)
+
+    def _is_wanted(self, check_point: CheckPoint) -> bool:
+        group, topic, _ = check_point.queue.key
+        return self._topics.get(_origin(group, topic)) is not None and self._has_group(group)
+
+    def _revive_one(self, check_point: CheckPoint, queue_offset: int, record: Record | None) -> None:
+        group, topic, _ = check_point.queue.key
+        # One behind its check point in the log is of a topic that was deleted and made again. (Times would not tell: a
+        # clock that was set back between storing and popping makes every message look younger.)
+        if record is not None and (check_point.read_at is None or record.log_offset < check_point.read_at):
+            end_offset = self._write(record, group, topic, check_point.pop_time_ms)
+            for step in (check_point.step, check_point.stored):
+                if step is not None:
+                    step.rest_on(end_offset)
+        check_point.acked |= check_point.bits((queue_offset,))
+
+    async def _read_old(self, topic: str, queue_id: int, queue_offset: int) -> Record | None:
+        log_offset = self._store.cold.place(topic, queue_id, queue_offset)
+        coming = self._store.cold.record(log_offset) if log_offset is not None else None
+        if coming is not None:
+            try:
+                page = await asyncio.wrap_future(coming)
+            except StoreError:
+                # Deleted meanwhile; or it cannot be read, which is then said below.
+                pass
+            else:
+                return unpack_record(page) if page is not None else None
+        return self._read(topic, queue_id, queue_offset)
 
     def _read(self, topic: str, queue_id: int, queue_offset: int) -> Record | None:
         found = self._store.get(topic, queue_id, queue_offset, count_max=1)

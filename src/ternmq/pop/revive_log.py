@@ -8,6 +8,9 @@ At start the queues are folded again, from the first check point on that has not
 acks that followed them. How far that is, is the consumer offset of the group ``CID_RMQ_SYS_REVIVE_GROUP``: as in
 RocketMQ the offset of the *last* record done with, not of the next. A check point that takes long is written again
 now and then, so that a start has not much more to read than what has not ended.
+
+Only the broker writes here. A record that cannot be one of its own (an older version let clients send to this topic) is
+left out, and counted in one line of the log.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from ternmq import names
 from ternmq.errors import CorruptRecord, RemoteProtocolError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
-from ternmq.store.draft import Draft, Placed
-from ternmq.store.query import GetResult, GetStatus
-from ternmq.store.watermark import Watermark
+from ternmq.store.durable.watermark import Watermark
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.read.cold import ColdReads
+from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.codec import Body, decode, encode
 from ternmq.wire.bodies.pop import AckRecord, CheckPointRecord
@@ -46,6 +50,8 @@ _CARRY_SHARE: Final = 4
 #: Records read at once when the log is folded.
 _FOLD_COUNT: Final = 32
 _INT_BITS: Final = 32
+#: A check point of 32 messages with the longest names takes 1 KiB.
+_BODY_BYTES_MAX: Final = 16 * 1024
 
 
 class Store(Protocol):
@@ -61,6 +67,9 @@ class Store(Protocol):
 
     @property
     def flushed(self) -> Watermark: ...
+
+    @property
+    def cold(self) -> ColdReads: ...
 
     def flush_now(self) -> None: ...
 
@@ -190,10 +199,23 @@ class ReviveLog:
                 done = self._offsets.get(names.REVIVE_GROUP, self._topic, queue.queue_id)
                 queue.position = min(done + 1, end)
             if queue.position < end:
-                taken = (self._take(queue, record, check_points) for record in self._records(queue))
-                found += [check_point for check_point in taken if check_point is not None]
+                found += self._fold(queue, check_points)
                 self.advance(queue.queue_id)
         return [check_point for check_point in found if not check_point.is_over]
+
+    def _fold(self, queue: _ReviveQueue, check_points: CheckPoints) -> Iterator[CheckPoint]:
+        left_out, first_why = 0, ""
+        for record in self._records(queue):
+            try:
+                check_point = self._take(queue, record, check_points)
+            except RemoteProtocolError as error:
+                left_out += 1
+                first_why = first_why or f"the one at log offset {record.log_offset}: {error}"
+            else:
+                if check_point is not None:
+                    yield check_point
+        if left_out:
+            log.warning(f"skipped {left_out} invalid records of {self._topic} queue {queue.queue_id}, {first_why}")
 
     def _note(self, queue: _ReviveQueue, check_point: CheckPoint, revive_offset: int) -> None:
         check_point.stored = queue.window.add(revive_offset)
@@ -235,7 +257,7 @@ class ReviveLog:
                         record = unpack_record(view, at)
                     except CorruptRecord as error:
                         # The log's own recovery has let it pass; it must not keep the broker from starting.
-                        log.error("the revive log has damaged records, left out", extra={"why": str(error)})
+                        log.error("skipped damaged records of %s: %s", self._topic, error)
                         break
                     at += record.size
                     queue.position = record.queue_offset + 1
@@ -243,14 +265,15 @@ class ReviveLog:
             queue.position = found.next_offset
 
     def _take(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint | None:
+        """The check point that a record is, None for an ack; raises ``RemoteProtocolError`` for what is neither."""
+        if len(record.body) > _BODY_BYTES_MAX:
+            raise RemoteProtocolError(f"{len(record.body)} bytes are too many for a checkpoint or an ack")
         tag = props.find(record.properties, Property.TAGS)
-        try:
-            if tag == CHECK_POINT_TAG:
-                return self._take_check_point(queue, record, check_points)
-            if tag in (ACK_TAG, BATCH_ACK_TAG):
-                _take_ack(decode(record.body, AckRecord), check_points)
-        except (RemoteProtocolError, CorruptRecord) as error:
-            log.warning("a record of the revive log was left out", extra={"at": record.log_offset, "why": str(error)})
+        if tag == CHECK_POINT_TAG:
+            return self._take_check_point(queue, record, check_points)
+        if tag not in (ACK_TAG, BATCH_ACK_TAG):
+            raise RemoteProtocolError(f"its tag is {tag!r}")
+        _take_ack(decode(record.body, AckRecord), check_points)
         return None
 
     def _take_check_point(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint:
@@ -261,9 +284,9 @@ class ReviveLog:
             start_offset=body.start_offset,
             pop_time_ms=body.pop_time_ms,
             invisible_ms=body.invisible_ms,
-            offsets=offsets[:_INT_BITS],
+            offsets=offsets,
             revive_queue_id=queue.queue_id,
-            acked=body.bits & (1 << _INT_BITS) - 1,
+            acked=body.bits & (1 << len(offsets)) - 1,
             read_at=record.log_offset,
         )
         self._note(queue, check_point, record.queue_offset)

@@ -6,11 +6,15 @@ by a check point (``buffer``), or by blocking the queue (``orderly``).
 
 Messages from a retry topic are told apart from all others by consumers only with help: their records go out under the
 topic that they were first popped from, with their handle ready in POP_CK.
+
+Records that are probably not in memory are not touched here. Those that can go out as they are get named, and are read
+before the reply is sent. A queue whose records must be looked at first (a filter by properties, gaps, a retry topic) is
+*left*: it has to be read ahead (``look``, and then ``take`` with ``read_from``), and the pop takes nothing more behind
+it, so that such a queue is not passed over for ever.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -19,24 +23,22 @@ from ternmq.message import Property
 from ternmq.pop.buffer import Buffer
 from ternmq.pop.checkpoints import QueueKey
 from ternmq.pop.orderly import Orders
-from ternmq.store.commitlog import Piece
-from ternmq.store.query import GetResult, GetStatus
+from ternmq.store.log.protocol import Piece
+from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, pack_record, record_bytes, unpack_record
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, pack_record, record_bytes, unpack_place, unpack_record
 
-#: A reply that has so many bytes gets no more: frames have a bound, and each queue adds at least one message.
+#: A reply gets no more than this, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
 #: Stretches of a queue that one pop looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
 
-_QUEUE_OFFSET: Final = struct.Struct(">q")
-_QUEUE_OFFSET_AT: Final = 20
-_SIZE: Final = struct.Struct(">i")
 
-#: Tests that a message must pass: its tags code, its properties.
+#: Tests that a message must pass: its tags code, its properties; and whether the latter took long enough.
 Matches = Callable[[int], bool]
 Accepts = Callable[[str], bool]
+IsOver = Callable[[], bool]
 
 
 class Store(Protocol):
@@ -51,6 +53,7 @@ class Store(Protocol):
         count_max: int,
         matches: Matches | None = None,
         accepts: Accepts | None = None,
+        is_over: IsOver | None = None,
         leave_cold: bool = False,
     ) -> GetResult: ...
 
@@ -85,8 +88,19 @@ class Wish:
     from_last: bool
     ordered: bool
     attempt_id: str | None
-    #: Whether records that are probably not in memory may be left to ``store.cold``.
+    #: Whether there is time to read records that are probably not in memory (``store.read.cold``).
     may_wait: bool = False
+    #: Whether ``accepts`` has taken enough time for one pop.
+    is_over: IsOver | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Left:
+    """A queue that has to be read ahead: topic, queue id, and whether it is of a retry topic."""
+
+    topic: str
+    queue_id: int
+    retry: int
 
 
 @dataclass(slots=True)
@@ -103,6 +117,14 @@ class Taken:
     rest: int = 0
     #: A filter let nothing through so far, and there is more to look at.
     unfinished: bool = False
+    #: The filter has taken enough time: other queues are not looked at any more.
+    is_over: bool = False
+    #: The queue behind which nothing was taken any more, as its records are probably not in memory.
+    left: Left | None = None
+
+    def has_room_for(self, found: GetResult) -> bool:
+        """Whether what a queue has can be added to the rest of the reply."""
+        return not self.count or self.body_bytes + found.body_bytes <= BYTES_MAX
 
 
 class Taker:
@@ -115,21 +137,41 @@ class Taker:
         self._orders = orders
         self._broker_name = broker_name
 
-    def take(self, wish: Wish, taken: Taken, topic: str, queue_id: int, retry: int = NORMAL) -> None:
-        """Add what one queue has; ``topic`` is the wish's own or, with ``retry``, one of its retry topics."""
+    def take(
+        self,
+        wish: Wish,
+        taken: Taken,
+        topic: str,
+        queue_id: int,
+        retry: int = NORMAL,
+        *,
+        read_from: int | None = None,
+    ) -> None:
+        """Add what one queue has; ``topic`` is the wish's own or, with ``retry``, one of its retry topics.
+
+        ``read_from``: what is wanted was read ahead from this queue offset on, and is in memory now. Nothing is added
+        if another pop has taken it meanwhile.
+        """
         key = wish.group, topic, queue_id
         start = self._start(key, from_last=wish.from_last and retry == NORMAL)
+        if read_from not in (None, start):
+            return
         end = self._store.max_offset(topic, queue_id)
         if (
             taken.count >= wish.count_max
             or taken.body_bytes >= BYTES_MAX
+            or taken.left is not None
             or start == end
             or self._is_blocked(key, wish)
         ):
             taken.rest += max(end - start, 0)
             return
+        if taken.is_over:
+            taken.unfinished = True
+            taken.rest += max(end - start, 0)
+            return
         # Where a filter leaves gaps, and where records are changed, they must be seen now.
-        leave_cold = wish.may_wait and retry == NORMAL and wish.matches is None and wish.accepts is None
+        as_they_are = wish.may_wait and retry == NORMAL and wish.matches is None and wish.accepts is None
         for _ in range(SCANS_MAX):
             found = self._store.get(
                 topic,
@@ -138,12 +180,20 @@ class Taker:
                 count_max=wish.count_max - taken.count,
                 matches=wish.matches,
                 accepts=wish.accepts,
-                leave_cold=leave_cold,
+                is_over=wish.is_over,
+                leave_cold=read_from is None,
             )
-            if found.cold is not None and found.count != found.next_offset - start:
-                leave_cold = False
-                continue
+            taken.is_over = wish.is_over is not None and wish.is_over()
+            if found.cold is not None and not (as_they_are and found.count == found.next_offset - start):
+                taken.left = Left(topic, queue_id, retry)
+                if not wish.may_wait:
+                    taken.rest += max(found.max_offset - start, 0)
+                return
             if found.status is GetStatus.FOUND:
+                if not taken.has_room_for(found):
+                    # Nothing is hidden yet: it is left to the next pop.
+                    taken.rest += max(found.max_offset - start, 0)
+                    return
                 self._hand_out(wish, taken, key, start, found, retry)
                 break
             if found.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_TOO_SMALL):
@@ -155,18 +205,41 @@ class Taker:
             start = found.next_offset
             if start >= found.max_offset:
                 break
+            if taken.is_over:
+                taken.unfinished = True
+                break
         else:
             taken.unfinished = True
         taken.rest += max(found.max_offset - found.next_offset, 0)
 
+    def look(self, wish: Wish, taken: Taken, left: Left) -> tuple[int, GetResult]:
+        """Where one queue goes on for this group, and what it has there, whatever their properties are; records that
+        are not in memory are named."""
+        start = self._start((wish.group, left.topic, left.queue_id), from_last=False)
+        return start, self._store.get(
+            left.topic,
+            left.queue_id,
+            start,
+            count_max=wish.count_max - taken.count,
+            matches=wish.matches,
+            leave_cold=True,
+        )
+
+    def pass_over(self, wish: Wish, left: Left, start: int, next_offset: int) -> None:
+        """A filter let nothing through from ``start`` on. Does nothing if another pop was there meanwhile."""
+        key = wish.group, left.topic, left.queue_id
+        if self._start(key, from_last=False) == start and not self._is_blocked(key, wish):
+            self._skip(key, next_offset, ordered=wish.ordered)
+
     def peek(self, group: str, taken: Taken, topic: str, queue_id: int, *, count_max: int) -> None:
         """Add what a pop would get from one queue now, and hide nothing."""
         start = self._start((group, topic, queue_id), from_last=False)
-        found = self._store.get(topic, queue_id, start, count_max=max(count_max - taken.count, 1))
-        if found.status is GetStatus.FOUND and taken.count < count_max:
-            taken.buffers += found.buffers
-            taken.count += found.count
-            taken.body_bytes += found.body_bytes
+        if taken.count < count_max and taken.body_bytes < BYTES_MAX:
+            found = self._store.get(topic, queue_id, start, count_max=count_max - taken.count)
+            if found.status is GetStatus.FOUND and taken.has_room_for(found):
+                taken.buffers += found.buffers
+                taken.count += found.count
+                taken.body_bytes += found.body_bytes
         taken.rest += max(self._store.max_offset(topic, queue_id) - start, 0)
 
     def has_message(
@@ -262,8 +335,9 @@ def _queue_offsets(buffers: Sequence[memoryview]) -> list[int]:
     for view in buffers:
         at = 0
         while at < len(view):
-            queue_offsets.append(_QUEUE_OFFSET.unpack_from(view, at + _QUEUE_OFFSET_AT)[0])
-            at += _SIZE.unpack_from(view, at)[0]
+            size, queue_offset = unpack_place(view, at)
+            queue_offsets.append(queue_offset)
+            at += size
     return queue_offsets
 
 

@@ -1,8 +1,8 @@
 """A Spark session that fits: this Python for the workers, filters pushed down, and quiet (U5).
 
 ``session()`` takes what is set already (``spark-submit``, a cluster's defaults) for granted and adds only what TernMQ's
-formats need; any master works. ``sentence_of`` finds the one sentence that an error is about in what Spark wraps
-around it.
+formats need; any master works. ``use`` lets another thread write with a session. ``sentence_of`` finds the one sentence
+that an error is about in what Spark wraps around it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from ternmq.errors import ConfigError
-from ternmq.spark.worker_python import worker_python
+from ternmq.spark.runtime.worker_python import worker_python
 
 LOCAL: Final = "local[*]"
 
@@ -48,6 +48,14 @@ _OURS: Final = re.compile(r"^(?:ternmq\.[\w.]+): (.+?)(?:\s+SQLSTATE: \w+)?$", r
 #: An error of Spark's own: its condition, and what it is about. Some only say that there is another inside.
 _SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.+?)(?= SQLSTATE: \w+|\n|\Z)", re.DOTALL)
 _WRAPPERS: Final = frozenset({"STREAM_FAILED"})
+#: Errors that Spark raises before any code of ours runs, with what cures them here.
+_PYTHON_CURE: Final = (
+    "set PYSPARK_PYTHON to the Python that has the package before the session is made, or make the session with "
+    "ternmq.spark.session.session(), which does it"
+)
+_NOT_FOUND: Final = re.compile(r"Failed to find the data source: (ternmq\w*)")
+_NOT_INSTALLED: Final = re.compile(r"No module named '(ternmq|pyarrow|numpy|msgspec)\b")
+_SAVE_MODE: Final = re.compile(r"UNSUPPORTED_DATA_SOURCE_SAVE_MODE\].*\bternmq\b")
 _WRAPPED: Final = re.compile(r"^.*?terminated with exception: |\s*SQLSTATE: \w+.*$")
 
 
@@ -95,6 +103,15 @@ def session(
     return spark
 
 
+def use(spark: SparkSession) -> None:
+    """Make a session this thread's own. Spark looks for the format of a *write* only in the session of the thread that
+    starts it, so a thread that did not make the session, and is none of its streams', must call this before."""
+    java = getattr(spark, "_jvm", None)
+    # A client of Spark Connect has no Java of its own; there the server's session is always known.
+    if java is not None:
+        java.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - as PySpark itself does
+
+
 @contextmanager
 def _stderr_to(log_file: Path | None) -> Iterator[None]:
     """Processes that are started in the block write their stderr into a file, for as long as they live."""
@@ -114,6 +131,17 @@ def _stderr_to(log_file: Path | None) -> Iterator[None]:
 def sentence_of(error: BaseException) -> str:
     """What an error of a job is about, in one sentence, without Spark's and Python's traces."""
     text = str(error)
+    if _SAVE_MODE.search(text):
+        # Spark advises to overwrite as well, which no topic can.
+        return 'a topic can only be appended to; write with .mode("append")'
+    if not_found := _NOT_FOUND.search(text):
+        return (
+            f"Spark did not find the format {not_found[1]}: its Python does not have the package ternmq, or the write "
+            f"began in another thread than the session's; {_PYTHON_CURE}; in another thread, call "
+            "ternmq.spark.session.use(spark) first"
+        )
+    if missing := _NOT_INSTALLED.search(text):
+        return f"the Python that Spark starts does not have the package {missing[1]}; {_PYTHON_CURE}"
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1]).strip()

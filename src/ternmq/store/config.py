@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import ConfigError
-from ternmq.store.paths import LogPaths
+from ternmq.store.log.paths import LogPaths
+from ternmq.wire.layouts.index_file import index_file_bytes
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
-ENTRY_BYTES: Final = 20
 #: A unit without its bit map, and what a file of units keeps free at its end (RocketMQ's ``ConsumeQueueExt``).
 UNIT_BYTES: Final = 20
 UNIT_END_BYTES: Final = 4
-INDEX_HEADER_BYTES: Final = 40
-INDEX_SLOT_BYTES: Final = 4
-INDEX_ENTRY_BYTES: Final = 20
 
 #: A record may be this much larger than the largest body: topic, properties, fixed part (RocketMQ's ``CommitLog``).
 RECORD_EXTRA_BYTES: Final = 64 * 1024
@@ -201,7 +199,7 @@ class StoreConfig:
 
     @property
     def index_file_bytes(self) -> int:
-        return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * self.max_index_num
+        return index_file_bytes(self.max_hash_slot_num, self.max_index_num)
 
     @property
     def delete_hours(self) -> frozenset[int]:

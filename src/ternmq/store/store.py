@@ -1,9 +1,9 @@
 """The message store: one directory of files, opened by one process (C1–C8).
 
 Start reading here: ``put`` appends a record to the log and dispatches it, ``get`` finds it again by queue offset.
-The parts are in ``writer`` and ``batch`` (appending), ``commitlog`` (the log), ``queue`` and ``index`` (derived from
-it), ``dispatch`` (how), ``flush`` (when things reach the disk), ``recovery`` (what happens at start) and ``query`` (all
-kinds of reading).
+The parts are in ``writer`` and ``batch`` (appending), ``log`` and ``plain_log`` (the log), ``queue`` and ``index``
+(derived from it), ``dispatch`` (how), ``flush`` (when things reach the disk), ``recovery`` (what happens at start) and
+``query`` (all kinds of reading).
 
 One thread owns a store and makes all calls: the broker's event loop, or whoever opened it. Two more threads make
 system calls for it. What they have to say comes back through ``notify``; without one it is picked up with the next
@@ -26,28 +26,31 @@ from types import TracebackType
 from typing import Final, Self
 
 from ternmq.env import Clock
-from ternmq.errors import DiskFull, NotRunning, StoreError
+from ternmq.errors import CorruptFile, DiskFull, NotRunning, StoreError, TernError
 from ternmq.files import Chores, do_now
-from ternmq.store.batch import BatchWriter, Parcel, PlacedBatch
-from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.cold import ColdReads
-from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import FlushDiskType, StoreConfig
-from ternmq.store.deleted import DeletedTopics
-from ternmq.store.disk import Disk, Held, Segment
-from ternmq.store.dispatch import Derived, Dispatcher, Fact, OnArrival
-from ternmq.store.draft import Draft, Placed
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.flush import Flusher, Job
-from ternmq.store.index import Index
-from ternmq.store.query import Entry, GetResult, GetStatus, Query, QueryResult
-from ternmq.store.queue_ext import QueueExts, Unit
-from ternmq.store.queues import ConsumeQueues
-from ternmq.store.recovery import recover
-from ternmq.store.replay import Progress
-from ternmq.store.retention import Retention
-from ternmq.store.watermark import Watermark
-from ternmq.store.writer import RecordWriter
+from ternmq.store.derived.dispatch import Derived, Dispatcher, Fact, OnArrival
+from ternmq.store.derived.follower import Follower, Progress
+from ternmq.store.derived.index import Index
+from ternmq.store.derived.queue_ext import QueueExts, Unit
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.disk.base import Disk, Held, Segment
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.durable.checkpoint import Checkpoint
+from ternmq.store.durable.deleted import DeletedTopics
+from ternmq.store.durable.flush import Flusher, Job
+from ternmq.store.durable.recovery import recover
+from ternmq.store.durable.retention import Retention
+from ternmq.store.durable.watermark import Watermark
+from ternmq.store.log.batch import BatchWriter, Parcel, PlacedBatch
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.log.pending import Pending
+from ternmq.store.log.plain_log import PlainLog
+from ternmq.store.log.protocol import Log
+from ternmq.store.log.writer import RecordWriter
+from ternmq.store.read.cold import ColdReads
+from ternmq.store.read.query import Entry, GetResult, GetStatus, Query, QueryResult
+from ternmq.types import Buffer
 
 __all__ = [
     "Derived",
@@ -68,6 +71,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two lines of the log about a recovery.
 _TELL_S: Final = 5.0
+#: Seconds of folding at a time where nothing else has to be done in between.
+_FOLLOW_S: Final = 1.0
 
 
 class MessageStore:
@@ -80,12 +85,14 @@ class MessageStore:
         store_host: bytes,
         clock: Clock,
         disk: Disk | None = None,
+        log: Log | None = None,
         threads: bool = True,
     ) -> None:
         """``store_host`` goes into every record, and with it into message ids: an address that clients can reach.
 
-        Without ``threads`` nothing runs beside the caller: ``flush_now``, ``flush_when_due`` and ``tick`` are his to
-        call. With ``notify`` (see ``open``) what must be flushed at once still is, in the next turn of his loop.
+        ``log`` is a plain one on ``disk`` if none is given. Without ``threads`` nothing runs beside the caller:
+        ``flush_now``, ``flush_when_due`` and ``tick`` are the caller's to call. With ``notify`` (see ``open``) what
+        must be flushed at once still is, in the next turn of the caller's loop.
         """
         self.config = config
         self._clock = clock
@@ -98,7 +105,13 @@ class MessageStore:
         root = config.store_path_root_dir
         self._checkpoint_path = root / "checkpoint"
         self._abort_path = root / "abort"
-        self._log = CommitLog(self._disk, config.log_paths, segment_bytes=config.mapped_file_size_commit_log)
+        #: Whether the process that had the store before has closed it; known when the store is open.
+        self.was_closed = True
+        self._log: Log = (
+            log
+            if log is not None
+            else PlainLog(self._disk, config.log_paths, segment_bytes=config.mapped_file_size_commit_log)
+        )
         self._queues = ConsumeQueues(self._disk, root / "consumequeue", file_bytes=config.queue_file_bytes)
         self._exts = self._queues.exts = QueueExts(
             self._disk,
@@ -119,22 +132,38 @@ class MessageStore:
             )
         self._deleted = DeletedTopics(self._disk, root / "deletedTopics.json")
         self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
+        self._pending = Pending(self._log, self._queues, self._dispatcher)
+        # A log that confirms at once has its records dispatched at once, and costs nothing more.
+        intake: Dispatcher | Pending = self._dispatcher if self._log.confirms_at_once else self._pending
         self._writer = RecordWriter(
-            config, self._log, self._queues, self._dispatcher, store_host=store_host, now_ms=clock.now_ms
+            config,
+            self._log,
+            self._queues,
+            intake.fresh,
+            store_host=store_host,
+            now_ms=clock.now_ms,
+            before_reserve=self._catch_up,
         )
         #: Append one record and dispatch it; see ``RecordWriter.put``. (A method of ours would be one more call.)
         self.put = self._writer.put
         self._batches = BatchWriter(
             self._log,
-            self._dispatcher,
+            intake.fresh_batch,
             store_host=store_host,
             now_ms=clock.now_ms,
             queue_of=self._writer.queue_of,
+            reserve=self._writer.reserve,
             limits=self._writer.limits,
         )
-        self._query = Query(config, self._disk, self._log, self._queues, self._index, memory_bytes=_memory_bytes())
+        self._query = Query(
+            config, self._disk, self._log, self._queues, self._index, self._pending, memory_bytes=_memory_bytes()
+        )
         #: Reads what is probably not in memory, without holding up anybody.
         self.cold = ColdReads(self._disk, self._query, threads=threads)
+        #: Folds bytes of another node, while such come.
+        self._follower: Follower | None = None
+        #: What ``confirm`` was last told.
+        self._confirmed = 0
         self._flusher: Flusher | None = None
         self._retention: Retention | None = None
         #: Where files are deleted.
@@ -142,7 +171,6 @@ class MessageStore:
         self._table = self._queues.table
         #: A flush without a thread is on its way.
         self._is_woken = False
-        self._log.before_place = self._catch_up
         self._queues.on_trouble = self._hindered
         if self._index is not None:
             self._index.on_trouble = self._hindered
@@ -168,7 +196,7 @@ class MessageStore:
             self._disk.sync_names(root)
             abort = self._disk.read(self._abort_path)
             self._log.load()
-            self._queues.load(lenient=abort is not None, log_min_offset=self._log.min_offset)
+            self._queues.load(lenient=abort is not None, log_min_offset=self._log.begin)
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
@@ -193,7 +221,7 @@ class MessageStore:
 
     def _recover(self, abort: bytes | None, on_progress: Progress | None) -> None:
         boot_id = self._disk.boot_id()
-        was_closed = abort is None
+        was_closed = self.was_closed = abort is None
         checkpoint = Checkpoint.load(self._disk, self._checkpoint_path)
         # From here on files change. Who finds them half changed must trust no page, as after a power cut.
         self._write_abort("")
@@ -211,8 +239,11 @@ class MessageStore:
             check_crc=self.config.check_crc_on_recover,
             on_progress=self._telling(on_progress),
         )
-        self._deleted.cut(recovered.end)
+        self._deleted.cut(recovered.end, log_min=self._log.begin)
         self._finish_deleting()
+        self._pending.restore(
+            recovered.unconfirmed, dispatched=recovered.confirmed, store_time_ms=recovered.confirmed_time_ms
+        )
         log.info(
             "store opened",
             extra={
@@ -236,15 +267,15 @@ class MessageStore:
             index=self._index,
             checkpoint=checkpoint,
             checkpoint_path=self._checkpoint_path,
+            pending=self._pending,
             post=self._post,
         )
         if self._threads:
-            self._log.start_preparing()
-            self._flusher.start()
-            self._writer.wake = self._flusher.wake
             self._chores = Chores()
             self._queues.files.chores = self._chores
-            self._log.let_go = self._let_go
+            self._log.start_threads(self._let_go)
+            self._flusher.start()
+            self._writer.wake = self._flusher.wake
         elif self._notify is not None:
             self._writer.wake = self._flush_next
         self._retention = Retention(
@@ -296,7 +327,7 @@ class MessageStore:
             if queue.topic in self._deleted:
                 # One of whose files only the last was left has no entry now, and would keep its numbering.
                 first = queue.entry(queue.min_offset)
-                if self._deleted.is_deleted(queue.topic, first[0] if first else self._log.min_offset):
+                if self._deleted.is_deleted(queue.topic, first[0] if first else self._log.begin):
                     self._queues.remove_queue(queue)
 
     def close(self) -> None:
@@ -311,7 +342,7 @@ class MessageStore:
             self._retention.close()
         try:
             self._log.refuse(NotRunning("the store is closed"))
-            if self._index is not None and self._log.written:
+            if self._index is not None and self._log.end:
                 self._index.ensure_file()
             flusher.close()
             for derived in self._dispatcher.deriveds:
@@ -362,6 +393,98 @@ class MessageStore:
             self._writer.wake()
         return placed
 
+    def confirm(self, log_offset: int) -> None:
+        """The records that end at ``log_offset`` or before are confirmed, and can be read from now on.
+
+        Only for a log that does not confirm records by itself, when it appends them. Records that came from another
+        node are dispatched by ``follow``.
+        """
+        self._confirmed = max(self._confirmed, log_offset)
+        self._pending.confirm(log_offset)
+
+    def begin_at(self, log_offset: int) -> None:
+        """Let an empty store begin with the segment that starts at ``log_offset``: another node has none before it."""
+        self._log.begin_at(log_offset)
+
+    def append_raw(self, log_offset: int, data: Buffer) -> None:
+        """Append bytes of another node's log, cut anywhere, where ours ends; ``follow`` dispatches their records.
+
+        From now on ``put`` is refused, until ``stop_following``. Raises ``StoreError`` or ``NotRunning``.
+        """
+        self._pick_up()
+        if self._follower is None:
+            self._follower = Follower(
+                self._log,
+                self._queues,
+                self._index,
+                self._deleted,
+                self._dispatcher,
+                position=self._log.end,
+                check_crc=self.config.check_crc_on_recover,
+                tells_arrivals=True,
+            )
+            self._pending.follow(self._follower)
+        self._log.append_raw(log_offset, data)
+        if self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+            self._writer.wake()
+
+    def follow(self, budget_s: float) -> bool:
+        """Dispatch records that ``append_raw`` brought, as far as they are whole and confirmed, for about ``budget_s``.
+
+        False if there are more. Raises ``CorruptFile`` if what came is no log.
+        """
+        follower = self._follower
+        if follower is None:
+            return True
+        until = self._log.end if self._log.confirms_at_once else min(self._confirmed, self._log.end)
+        deadline = self._clock.monotonic() + budget_s
+        is_done = follower.step(until, lambda: self._clock.monotonic() >= deadline)
+        if follower.trouble:
+            path = str(self._log.directories.writable[0])
+            raise CorruptFile(f"{path} has bytes of another node that are no log: {follower.trouble}", path=path)
+        if follower.position >= self._log.end:
+            self._log.seal(self._log.end, follower.store_time_ms)
+        return is_done
+
+    def stop_following(self) -> None:
+        """Take messages again: all that came from the other node is dispatched, or waits to be confirmed.
+
+        Raises ``StoreError`` if it ends with half a record: ``truncate`` takes that away.
+        """
+        follower = self._follower
+        if follower is None:
+            return
+        while not self.follow(_FOLLOW_S):
+            pass
+        unconfirmed, end = follower.look_ahead()
+        if end < self._log.end:
+            raise StoreError(f"the log ends with half a record at {end}; take it back before messages are taken")
+        if unconfirmed:
+            self._log.seal(self._log.end, unconfirmed[-1].store_time_ms)
+        self._pending.stop_following(unconfirmed)
+        self._follower = None
+
+    def truncate(self, log_offset: int, reason: TernError) -> None:
+        """Take back all records from the position ``log_offset`` on, none of which is confirmed.
+
+        Their queue offsets are given out again, and callers that wait for them in ``flushed`` are told ``reason``.
+        Raises ``StoreError``; then the log accepts nothing any more.
+        """
+        assert log_offset >= self._pending.dispatched, "what was confirmed stays"
+        running = self._running()
+        try:
+            running.truncate(log_offset, self._pending.time_before(log_offset))
+            self._deleted.cut(log_offset, log_min=self._log.begin)
+        except StoreError as error:
+            # Only a start can tell what is left.
+            running.fail(error)
+            raise
+        self._pending.truncate(log_offset)
+        if self._follower is not None:
+            self._follower.cut(log_offset)
+        # Last, because a caller that is told may append again.
+        running.flushed.retreat(log_offset, reason)
+
     # --- Reading ------------------------------------------------------------------------------------------------
 
     def get(
@@ -375,6 +498,7 @@ class MessageStore:
         matches: Callable[[int], bool] | None = None,
         may_pass: Callable[[Unit], bool] | None = None,
         accepts: Callable[[str], bool] | None = None,
+        is_over: Callable[[], bool] | None = None,
         leave_cold: bool = False,
     ) -> GetResult:
         """Messages of a queue from ``queue_offset`` on, chosen by tags code and by properties. See ``Query.get``."""
@@ -387,6 +511,7 @@ class MessageStore:
             matches=matches,
             may_pass=may_pass,
             accepts=accepts,
+            is_over=is_over,
             leave_cold=leave_cold,
         )
 
@@ -412,13 +537,13 @@ class MessageStore:
         """When a message was stored; -1 if it is not there."""
         return self._query.store_time(topic, queue_id, queue_offset)
 
-    def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """When the oldest message of a queue was stored; -1 if it is empty."""
-        return self._query.earliest_store_time(topic, queue_id)
-
     def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:
         """One whole record; None if none starts there, or not one of ``size`` bytes."""
         return self._query.record_at(log_offset, size)
+
+    def first_record(self) -> memoryview | None:
+        """The oldest record of the log; None without one."""
+        return self._query.record_at(self._log.begin + self._log.lead)
 
     def query(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> QueryResult:
         """Records of a topic by key or unique key, stored in this time."""
@@ -430,12 +555,25 @@ class MessageStore:
         """Topic and queue id of each queue."""
         return iter(list(self._table))
 
+    def topics_with_messages(self) -> dict[str, int]:
+        """The topics of all queues that have messages, with the number of queues up to the last of these."""
+        counts: dict[str, int] = {}
+        for (topic, queue_id), queue in self._table.items():
+            if queue.next_offset > queue.min_offset:
+                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+        return counts
+
     def delete_topics(self, names: Iterable[str]) -> None:
         """Remove the queues of these topics; a topic made anew begins with queue offset 0."""
-        gone = list(names)
+        # A topic without queues has no record that a fold could queue again; a note for each would fill the file.
+        gone = {topic for topic, _ in self._table} & set(names)
+        if not gone:
+            return
         # First the note: a crash in between leaves queues that are whole, or none, but never half of one.
-        self._deleted.add(gone, log_end=self._log.written, log_min=self._log.min_offset)
+        self._deleted.add(gone, log_end=self._log.end, log_min=self._log.begin)
         self._queues.remove_topics(gone)
+        if self._follower is not None:
+            self._follower.forget_queues()
 
     @property
     def retention(self) -> Retention:
@@ -447,12 +585,17 @@ class MessageStore:
     @property
     def written(self) -> int:
         """Where the log ends."""
-        return self._log.written
+        return self._log.end
+
+    @property
+    def dispatched(self) -> int:
+        """Where what can be read ends: all of the log, unless records wait to be confirmed."""
+        return self._pending.dispatched
 
     @property
     def min_log_offset(self) -> int:
         """Where the log begins."""
-        return self._log.min_offset
+        return self._log.begin
 
     @property
     def flushed(self) -> Watermark:
@@ -521,7 +664,7 @@ class MessageStore:
     def add_derived(self, derived: Derived) -> None:
         """Feed a further part from the log; before ``open``, which feeds it what it missed."""
         assert self._held is None, "derived parts are added before the store opens"
-        self._dispatcher.deriveds.append(derived)
+        self._dispatcher.add_derived(derived)
 
     # --- What other threads and full disks have to say ----------------------------------------------------------------
 
@@ -533,6 +676,8 @@ class MessageStore:
     def _needed(self) -> int | None:
         """Log offset from which on a derived part needs the records; None if none does."""
         needed = [needed for part in self._dispatcher.deriveds if (needed := part.needed) is not None]
+        if self._pending.dispatched < self._log.end:
+            needed.append(self._pending.dispatched)
         if self._flusher is not None and not self.retention.refusal:
             # A queue whose entries are lost with a power cut, when their records are gone, would begin with 0 again.
             # On a full disk that is the smaller evil: entries may wait for the very space that is to be freed.
@@ -559,11 +704,12 @@ class MessageStore:
         if self._trouble is None:
             log.error("no more messages are taken until the disk has space", extra={"error": str(error)})
         self._trouble = error
-        self._log.room = -1
+        self._log.window.shut()
 
     def _catch_up(self) -> None:
         """Before the log takes more: hear the flush thread, and mend what a full disk left undone."""
         self._pick_up()
+        self._pending.check_accepts()
         if self._retention is not None and self._retention.refusal:
             raise DiskFull(self._retention.refusal)
         if self._trouble is None:

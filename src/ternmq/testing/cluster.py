@@ -277,20 +277,15 @@ class DiskFiles:
             raise FileNotFoundError(str(path))
         return data
 
-    def write(self, path: Path, data: bytes, *, sync: bool) -> None:
+    def write(self, path: Path, data: bytes) -> None:
         self._disk.make_directory(path.parent)
         self._disk.remove(path)
         self._disk.open_file(path, create_size=0).write(0, data)
-        if sync:
-            self._disk.sync_file(path)
+        self._disk.sync_file(path)
 
     def move(self, path: Path, to: Path) -> None:
         self._check(path)
         self._disk.rename(path, to)
-
-    def sync(self, path: Path) -> None:
-        self._check(path)
-        self._disk.sync_file(path)
 
     def sync_names(self, directory: Path) -> None:
         self._disk.sync_names(directory)

@@ -24,7 +24,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from ternmq.errors import DiskFull, StoreError, StoreLocked
-from ternmq.store.disk import PAGE_BYTES, FileEntry, Usage
+from ternmq.store.disk.base import PAGE_BYTES, FileEntry, Usage
 from ternmq.testing.image import Image, UnreservedStore
 from ternmq.types import Buffer
 
@@ -55,7 +55,7 @@ _Change: TypeAlias = tuple[tuple[_Directory, str, _Node | None], ...]
 
 
 class SimulatedDisk:
-    """Implements ``ternmq.store.disk.Disk``."""
+    """Implements ``ternmq.store.disk.base.Disk``."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ class SimulatedDisk:
 
 
 class SimulatedSegment:
-    """Implements ``ternmq.store.disk.Segment``: ``page`` is a view of the page cache."""
+    """Implements ``ternmq.store.disk.base.Segment``: ``page`` is a view of the page cache."""
 
     __slots__ = ("_disk", "_image", "page", "path", "ready", "size", "start")
 
@@ -390,7 +390,7 @@ class SimulatedSegment:
 
 
 class SimulatedFile:
-    """Implements ``ternmq.store.disk.PlainFile``."""
+    """Implements ``ternmq.store.disk.base.PlainFile``."""
 
     __slots__ = ("_disk", "_image", "_path")
 

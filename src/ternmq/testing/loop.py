@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol, TypeVar
 
-from ternmq.net.server import Bound
+from ternmq.net.endpoint import Bound
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # --- Sockets ------------------------------------------------------------------------------------------------
 
     def bind(self, host: str, port: int) -> Bound:
-        """See ``ternmq.net.server.HasPorts``."""
+        """See ``ternmq.net.endpoint.HasPorts``."""
         return self._network.bind(host, port)
 
     async def create_server(  # type: ignore[override]
@@ -229,8 +229,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self._network.listen(sock, protocol_factory)
 
     async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: Any = None, port: Any = None, **_: Any
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: Any = None, port: Any = None, **options: Any
     ) -> tuple[asyncio.BaseTransport, asyncio.BaseProtocol]:
+        assert options.get("ssl") is None, "a simulated network has plain connections only"
         return await self._network.connect(protocol_factory, str(host), int(port))
 
     @property

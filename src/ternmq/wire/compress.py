@@ -5,7 +5,8 @@ that the body is compressed, bits 8–10 by which of the three. No bits there me
 and Node send it. zlib is always here; the other two come with ``pip install ternmq[compress]`` and are imported when
 first used.
 
-A few hundred bytes can decompress to gigabytes, so whoever decompresses says how much it will take.
+A few hundred bytes can decompress to gigabytes, so each call says how many bytes it will take, and decompression stops
+there.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ from ternmq.errors import CorruptRecord, TernError
 from ternmq.types import Buffer
 from ternmq.wire.record import Sysflag
 
-#: What a consumer takes at most. Brokers limit bodies as they are sent, by default to 4 MiB.
-BODY_BYTES_MAX: Final = 128 * 1024 * 1024
+#: What one body may decompress to. Producers limit a body before they compress it, by default to 4 MiB.
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 #: RocketMQ's default level (``rocketmq.message.compressLevel``).
 LEVEL: Final = 5
-_ZSTD_PIECE_BYTES: Final = 1024
+#: A block of ZSTD makes up to 128 KiB out of four bytes, so a piece of this size makes 32 MiB at most, or 2 MiB.
+_ZSTD_PIECE_BYTES_MAX: Final = 1024
+_ZSTD_PIECE_BYTES_MIN: Final = 64
 
 
 class CompressionMissing(TernError):
     """The optional package for a kind of compression is not installed."""
 
+    #: How its text ends.
+    CURE: Final = "is not installed; run `pip install ternmq[compress]`"
+
     def __init__(self, package: str) -> None:
         self.package = package
-        super().__init__(f"the package {package} is not installed; run `pip install ternmq[compress]`")
+        super().__init__(f"the package {package} {self.CURE}")
 
 
 def compress(body: Buffer, kind: int = Sysflag.ZLIB, *, level: int = LEVEL) -> tuple[bytes, int]:
@@ -55,7 +61,7 @@ def decompress(body: Buffer, sysflag: int, *, bytes_max: int = BODY_BYTES_MAX) -
     kind = sysflag & Sysflag.COMPRESSION_MASK
     inflate = _INFLATERS.get(kind)
     if inflate is None:
-        raise CorruptRecord(f"the body is compressed in a way that nobody knows (sysflag {sysflag:#x})")
+        raise CorruptRecord(f"the body is compressed in an unknown way (sysflag {sysflag:#x})")
     return inflate(body, bytes_max)
 
 
@@ -63,8 +69,10 @@ def _unreadable(kind: str, reason: object) -> CorruptRecord:
     return CorruptRecord(f"the {kind} body cannot be decompressed: {reason}")
 
 
-def _too_large(kind: str, bytes_max: int) -> CorruptRecord:
-    return CorruptRecord(f"the {kind} body is cut short, or larger than the {bytes_max} bytes allowed")
+def _unfinished(kind: str, data_bytes: int, bytes_max: int) -> CorruptRecord:
+    if data_bytes < bytes_max:
+        return CorruptRecord(f"the {kind} body is cut short")
+    return CorruptRecord(f"the {kind} body is larger than the {bytes_max} bytes allowed")
 
 
 def _zlib_decompress(body: Buffer, bytes_max: int) -> bytes:
@@ -74,7 +82,7 @@ def _zlib_decompress(body: Buffer, bytes_max: int) -> bytes:
     except zlib.error as error:
         raise _unreadable("zlib", error) from None
     if not stream.eof:
-        raise _too_large("zlib", bytes_max)
+        raise _unfinished("zlib", len(data), bytes_max)
     return data
 
 
@@ -99,7 +107,7 @@ def _lz4_decompress(body: Buffer, bytes_max: int) -> bytes:
     except RuntimeError as error:
         raise _unreadable("LZ4", error) from None
     if not stream.eof:
-        raise _too_large("LZ4", bytes_max)
+        raise _unfinished("LZ4", len(data), bytes_max)
     return data
 
 
@@ -117,21 +125,22 @@ def _zstd_decompress(body: Buffer, bytes_max: int) -> bytes:
     except ImportError:
         raise CompressionMissing("zstandard") from None
     # Frames of Java's writer do not tell their size, so a plain call cannot read them; a stream object reads them, but
-    # knows no limit. In pieces of this size it makes 32 MiB at most between two looks at the sum.
+    # knows no limit. So it gets pieces, the smaller the less is allowed, and the sum is looked at after each.
+    piece_bytes = min(max(bytes_max // 32_768, _ZSTD_PIECE_BYTES_MIN), _ZSTD_PIECE_BYTES_MAX)
     stream = zstandard.ZstdDecompressor().decompressobj()
     view = memoryview(body)
     pieces: list[bytes] = []
     total_bytes = 0
     try:
-        for at in range(0, len(view), _ZSTD_PIECE_BYTES):
-            pieces.append(stream.decompress(view[at : at + _ZSTD_PIECE_BYTES]))
+        for at in range(0, len(view), piece_bytes):
+            pieces.append(stream.decompress(view[at : at + piece_bytes]))
             total_bytes += len(pieces[-1])
             if stream.eof or total_bytes > bytes_max:
                 break
     except zstandard.ZstdError as error:
         raise _unreadable("ZSTD", error) from None
     if not stream.eof or total_bytes > bytes_max:
-        raise _too_large("ZSTD", bytes_max)
+        raise _unfinished("ZSTD", total_bytes, bytes_max)
     return b"".join(pieces)
 
 

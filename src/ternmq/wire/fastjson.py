@@ -11,7 +11,9 @@ RocketMQ writes its bodies with a library that takes liberties. Four of them rea
 they point to, null members vanish, since Java leaves them out and Go does not. What is JSON already never comes here:
 ``bodies.codec`` tries a prepared decoder first.
 
-Input is hostile until read: nesting, and the size that pointers can unfold to, are bounded.
+Input is hostile until read. Texts are found and read by functions in C, in one pass. Nesting is bounded, and so are
+the number of values (this reader takes about 1 µs for each, on the loop), the length of numbers and of keys that are
+objects, and what pointers unfold to, in values and in characters.
 """
 
 from __future__ import annotations
@@ -28,19 +30,29 @@ from ternmq.types import Buffer
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 DEPTH_MAX: Final = 64
-#: Values after pointers are followed; one pointing to many that point to many … would grow without end.
-VALUES_MAX: Final = 1_000_000
+#: Values that are read, and after pointers are followed, with the steps to find what they point to; one pointing to
+#: many that point to many … would grow without end. RocketMQ's own tables that come here have some thousands.
+VALUES_MAX: Final = 250_000
+#: Characters after pointers are followed, as many as a frame has; each pointer to a long text brings it once more.
+TEXT_MAX: Final = 16 << 20
+#: A key that is an object is a queue. Inside another such key its quotes are escaped, which doubles it each time.
+KEY_LENGTH_MAX: Final = 4_096
+#: Java writes a double in 25 characters at most.
+NUMBER_LENGTH_MAX: Final = 400
 
 _encoder: Final = msgspec.json.Encoder()
+#: Not strict: control characters, which some writers forget to escape, may pass.
+_strings: Final = json.JSONDecoder(strict=False)
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
-_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SINGLE_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
-_ESCAPED: Final = re.compile(r'\\.|"', re.DOTALL)
+_SINGLE_QUOTED: Final = re.compile(r"'((?:[^'\\]++|\\.)*+)'", re.DOTALL)
+#: Stands for an escaped backslash for a moment; UTF-8 has no such character.
+_BACKSLASH: Final = "\udc5c"
 #: A step of a pointer: .name (with a backslash before what is special), [3] or ['name'].
-_STEP: Final = re.compile(r"\.((?:[^.\[\\]|\\.)+)|\[([0-9]+)\]|\[(['\"])(.*?)\3\]", re.DOTALL)
+_STEP: Final = re.compile(r"\.((?:[^.\[\\]++|\\.)++)|\[([0-9]+)\]|\[(['\"])(.*?)\3\]", re.DOTALL)
+_INDEX_LENGTH_MAX: Final = 9
 _WORDS: Final[dict[str, Json]] = {"true": True, "false": False, "null": None}
 
 
@@ -59,11 +71,12 @@ def to_json(data: Buffer) -> bytes:
 class _Reader:
     """Reads one text, from left to right."""
 
-    __slots__ = ("_at", "_text")
+    __slots__ = ("_at", "_count", "_text")
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._count = 0
 
     def read(self) -> Json:
         value = self._value(0)
@@ -84,6 +97,9 @@ class _Reader:
     def _value(self, depth: int) -> Json:
         if depth > DEPTH_MAX:
             self._fail(f"it is nested more than {DEPTH_MAX} deep")
+        self._count += 1
+        if self._count > VALUES_MAX:
+            self._fail(f"it has more than {VALUES_MAX} values")
         character = self._next_character()
         if character == "{":
             return self._object(depth)
@@ -94,12 +110,11 @@ class _Reader:
         number = _NUMBER.match(self._text, self._at)
         if number is not None:
             self._at = number.end()
-            if number[1] is not None or number[2] is not None:
-                return float(number[0])
+            is_decimal = number[1] is not None or number[2] is not None
             # More digits than a Java long has fit nothing, and thousands of them would take Python long.
-            if len(number[0]) > 20:
+            if len(number[0]) > (NUMBER_LENGTH_MAX if is_decimal else 20):
                 self._fail("a number is too long")
-            return int(number[0])
+            return float(number[0]) if is_decimal else int(number[0])
         word = _WORD.match(self._text, self._at)
         if word is None or word[0] not in _WORDS:
             self._fail("a value is missing")
@@ -146,7 +161,10 @@ class _Reader:
         if character in ('"', "'"):
             return self._string()
         if character == "{":
-            return _encoder.encode(self._value(depth + 1)).decode()
+            key = _encoder.encode(self._value(depth + 1)).decode()
+            if len(key) > KEY_LENGTH_MAX:
+                self._fail(f"a key that is an object has more than {KEY_LENGTH_MAX} characters")
+            return key
         match = _NUMBER.match(self._text, self._at) or _WORD.match(self._text, self._at)
         if match is None:
             self._fail("a key is missing")
@@ -154,39 +172,43 @@ class _Reader:
         return match[0]
 
     def _string(self) -> str:
-        match = _QUOTED.match(self._text, self._at) or _SINGLE_QUOTED.match(self._text, self._at)
+        value: str
+        if self._text[self._at] == '"':
+            value, self._at = _strings.raw_decode(self._text, self._at)
+            return value
+        match = _SINGLE_QUOTED.match(self._text, self._at)
         if match is None:
             self._fail("a text does not end")
         self._at = match.end()
-        quoted = match[0] if match[0][0] == '"' else f'"{_ESCAPED.sub(_requote, match[1])}"'
-        # Not strict: control characters, which some writers forget to escape, may pass.
-        value: str = json.loads(quoted, strict=False)
+        value, _ = _strings.raw_decode(f'"{_requoted(match[1])}"')
         return value
 
 
-def _requote(match: re.Match[str]) -> str:
+def _requoted(text: str) -> str:
     """What stands between single quotes, as it stands between double ones."""
-    return {"\\'": "'", '"': '\\"'}.get(match[0], match[0])
+    text = text.replace("\\\\", _BACKSLASH).replace("\\'", "'")
+    return text.replace('\\"', '"').replace('"', '\\"').replace(_BACKSLASH, "\\\\")
 
 
 class _Pointers:
     """Puts in place of every pointer what it points to; null where that is nothing, or is around the pointer."""
 
-    __slots__ = ("_around", "_count", "_root")
+    __slots__ = ("_around", "_count", "_length", "_root")
 
     def __init__(self, root: Json) -> None:
         self._root = root
         self._around: list[int] = []
         self._count = 0
+        self._length = 0
 
     def follow(self) -> Json:
         return self._value(self._root)
 
     def _value(self, value: Json) -> Json:
-        self._count += 1
-        if self._count > VALUES_MAX:
-            raise RemoteProtocolError(f"the pointers in the body unfold to more than {VALUES_MAX} values")
+        self._step()
         if not isinstance(value, dict | list):
+            if isinstance(value, str):
+                self._spend(value)
             return value
         # A pointer to what is around it (fastjson's "..", "@" and "$") would have no end.
         if id(value) in self._around or len(self._around) > DEPTH_MAX:
@@ -198,27 +220,41 @@ class _Pointers:
         elif len(value) == 1 and isinstance(path := value.get("$ref"), str):
             followed = self._value(self._target(path))
         else:
+            for key in value:
+                self._spend(key)
             items = ((key, self._value(item)) for key, item in value.items())
             followed = {key: item for key, item in items if item is not None}
         self._around.pop()
         return followed
 
+    def _step(self) -> None:
+        self._count += 1
+        if self._count > VALUES_MAX:
+            raise RemoteProtocolError(f"the pointers in the body unfold to more than {VALUES_MAX} values")
+
+    def _spend(self, text: str) -> None:
+        self._length += len(text)
+        if self._length > TEXT_MAX:
+            raise RemoteProtocolError(f"the pointers in the body unfold to more than {TEXT_MAX} characters")
+
     def _target(self, path: str) -> Json:
+        self._spend(path)
         if not path.startswith("$"):
             return None
         at, value = 1, self._root
         while at < len(path):
+            self._step()
             step = _STEP.match(path, at)
             if step is None:
                 return None
             at = step.end()
             if isinstance(value, list):
-                index = step[2] or step[1]
-                if not index.isdecimal() or int(index) >= len(value):
+                index = step[2] or step[1] or ""
+                if not index.isdecimal() or len(index) > _INDEX_LENGTH_MAX or int(index) >= len(value):
                     return None
                 value = value[int(index)]
             elif isinstance(value, dict):
-                name = step[4] or step[2] or re.sub(r"\\(.)", r"\1", step[1])
+                name = step[4] or step[2] or re.sub(r"\\(.)", r"\1", step[1] or "")
                 value = value.get(name)
             else:
                 return None

@@ -9,7 +9,8 @@
 
 ``FrameDecoder`` takes bytes as they arrive, in any pieces, and gives every complete request and response. A frame
 too long, a header longer than its frame, an unknown form or a header that cannot be read raises
-``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed.
+``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed. A frame
+that is not complete takes the memory of what has arrived of it, never of what its length announces.
 
 Bytes read are immutable, so the body of a request can be a view of them and live as long as somebody holds it:
 nothing is copied between the read and the store.
@@ -25,6 +26,7 @@ from ternmq.types import Buffer
 from ternmq.wire import requests, requests_admin  # noqa: F401 - registers the typed headers that frames decode into
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
 from ternmq.wire.header import (
+    NO_BODY,
     Fields,
     Header,
     Reply,
@@ -36,34 +38,46 @@ from ternmq.wire.header import (
     encode_json,
 )
 
-#: Java's decoder counts the length field too (``com.rocketmq.remoting.frameMaxLength``).
+#: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+#: The largest limit that a server can be given, and what clients accept: the server alone decides. The first bytes of
+#: TLS and HTTP, taken for a length, are beyond it.
+FRAME_BYTES_LIMIT: Final = 256 * 1024 * 1024
+#: 24 bits.
+_HEADER_BYTES_MAX: Final = 0xFFFFFF
+#: Smaller pieces of a frame are gathered in one buffer: each would cost more as an object than its bytes.
+_PIECE_BYTES_MIN: Final = 4096
+
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+_HTTP_STARTS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"PRI ")
 
 _PREFIX: Final = struct.Struct(">II")
-_EMPTY: Final = memoryview(b"")
 
 
 class FrameDecoder:
     """Bytes in, requests and responses out."""
 
-    __slots__ = ("_bytes_max", "_kept", "_kept_bytes", "_wanted_bytes")
+    __slots__ = ("_bytes_max", "_keeps_raw", "_kept", "_wanted_bytes", "kept_bytes")
 
-    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, keeps_raw: bool = False) -> None:
+        """``keeps_raw``: requests come with the bytes of their headers, too."""
         self._bytes_max = bytes_max
+        self._keeps_raw = keeps_raw
         # Pieces of a frame that is not complete; joined only once it is, so a large body is copied once.
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._kept: list[bytes | bytearray] = []
+        #: How much of it has arrived; 0 between two frames.
+        self.kept_bytes = 0
         self._wanted_bytes = 0
 
     def feed(self, data: bytes) -> list[Request[Any] | Response]:
         """Return all that is complete now; keep the rest for the next call."""
         if self._kept:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes < self._wanted_bytes:
+            self._append(data)
+            if self.kept_bytes < self._wanted_bytes:
                 return []
             data = b"".join(self._kept)
             self._kept.clear()
+            self.kept_bytes = 0
         commands: list[Request[Any] | Response] = []
         view = memoryview(data)
         at, end = 0, len(data)
@@ -72,17 +86,21 @@ class FrameDecoder:
             frame_end = at + 4 + length
             header_bytes = header_field & 0xFFFFFF
             if length + 4 > self._bytes_max or header_bytes > length - 4:
-                raise _refused(length, header_bytes, self._bytes_max)
+                raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
-            command = _decode_header(header_field >> 24, data[at + 8 : body_at])
-            body = view[body_at:frame_end] if body_at < frame_end else _EMPTY
+            header = data[at + 8 : body_at]
+            command = _decode_header(header_field >> 24, header)
+            body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
                 command.body = body
+                if self._keeps_raw:
+                    command.raw = header
+                command.frame_bytes = frame_end - at
                 commands.append(command)
             at = frame_end
         if at < end:
@@ -92,9 +110,19 @@ class FrameDecoder:
     def _keep(self, data: bytes, at: int, end: int) -> None:
         rest = data[at:] if at else data
         self._kept.append(rest)
-        self._kept_bytes = end - at
+        self.kept_bytes = end - at
         # Enough to see the lengths, then enough for the whole frame.
-        self._wanted_bytes = 8 if self._kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
+        self._wanted_bytes = 8 if self.kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
+
+    def _append(self, data: bytes) -> None:
+        self.kept_bytes += len(data)
+        last = self._kept[-1]
+        if len(data) >= _PIECE_BYTES_MIN:
+            self._kept.append(data)
+        elif type(last) is bytearray:
+            last += data
+        else:
+            self._kept.append(bytearray(data))
 
 
 def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, int]:
@@ -107,8 +135,8 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
     length, header_field = _PREFIX.unpack_from(data, at)
     frame_end = at + 4 + length
     header_bytes = header_field & 0xFFFFFF
-    if length + 4 > FRAME_BYTES_MAX or header_bytes > length - 4:
-        raise _refused(length, header_bytes, FRAME_BYTES_MAX)
+    if length + 4 > FRAME_BYTES_LIMIT or header_bytes > length - 4:
+        raise _refused(bytes(data[at : at + 8]), length, header_bytes, FRAME_BYTES_LIMIT)
     if frame_end > end:
         return None, frame_end
     view = memoryview(data)
@@ -134,11 +162,18 @@ def _response(command: Request[Any], body: memoryview) -> Response:
     return Response(command.code, command.opaque, command.remark, command.header or {}, body, command.version)
 
 
-def _refused(length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
+def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
+    """The error for the first eight bytes of a frame that cannot be one."""
+    if start.startswith(_TLS_HANDSHAKE):
+        return RemoteProtocolError(
+            "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
+        )
+    if start.startswith(_HTTP_STARTS):
+        return RemoteProtocolError("the peer speaks HTTP; this port speaks RocketMQ's remoting protocol only")
     if length + 4 > bytes_max:
         return RemoteProtocolError(
-            f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; "
-            "send smaller messages, or check that the peer speaks RocketMQ's remoting protocol"
+            f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; send smaller messages, raise "
+            "frameMaxLength, or check that the peer speaks RocketMQ's remoting protocol"
         )
     return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
 
@@ -152,30 +187,40 @@ def encode_request(
     oneway: bool = False,
     form: int = JSON,
     more_fields: Fields | None = None,
+    bytes_max: int = FRAME_BYTES_MAX,
 ) -> list[Buffer]:
-    """The buffers of one request, to be written one after the other."""
+    """The buffers of one request, to be written one after the other.
+
+    Raises ``LocalProtocolError`` if the frame has more than ``bytes_max`` bytes.
+    """
     fields = header.to_fields() if header is not None else {}
     if more_fields:
         fields |= more_fields
     encode = encode_binary if form == BINARY else encode_json
     head = encode(code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
-    return _frame(head, form, body)
+    return frame(head, form, body, bytes_max)
 
 
-def encode_reply(request: Request[Any], reply: Reply) -> list[Buffer]:
-    """The buffers of the response to ``request``, in the form in which it was asked."""
+def encode_reply(request: Request[Any], reply: Reply, *, bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
+    """The buffers of the response to ``request``, in the form in which it was asked. Raises as ``encode_request``."""
     fields = reply.header.to_fields() if reply.header is not None else {}
     encode = encode_binary if request.serial == BINARY else encode_json
+    if reply.header is None and reply.code != Reply.SUCCESS:
+        fields = requests.ERROR_FIELDS.get(request.code, fields)
     head = encode(reply.code, fields, opaque=request.opaque, flag=FLAG_RESPONSE, remark=reply.remark)
-    return _frame(head, request.serial, reply.body)
+    return frame(head, request.serial, reply.body, bytes_max)
 
 
-def _frame(head: bytes, form: int, body: Buffer | list[memoryview]) -> list[Buffer]:
+def frame(head: bytes, form: int, body: Buffer | list[memoryview], bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
+    """The buffers of one frame with an encoded header. Raises ``LocalProtocolError`` if it is too large."""
     head_bytes = len(head)
     body_bytes = sum(map(len, body)) if isinstance(body, list) else len(body)
     length = 4 + head_bytes + body_bytes
-    if length + 4 > FRAME_BYTES_MAX:
-        raise LocalProtocolError(f"a frame of {length + 4} bytes is larger than the {FRAME_BYTES_MAX} allowed")
+    if length + 4 > bytes_max or head_bytes > _HEADER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; ask for less or send less at once, "
+            "or raise frameMaxLength of the server"
+        )
     start = _PREFIX.pack(length, form << 24 | head_bytes) + head
     if not body_bytes:
         return [start]

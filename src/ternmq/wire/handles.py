@@ -6,7 +6,8 @@ POP_CK, eight fields joined by blanks::
     startOffset popTime invisibleTime reviveQueueId retry brokerName queueId queueOffset
 
 The first four name the check point that the broker made for all messages of one pop and one queue, the last three the
-message. ``retry`` tells which topic they were popped from: the topic itself, or one of its two retry topics.
+message. ``retry`` tells which topic they were popped from: the topic itself, or one of its two retry topics. Handles
+that passed RocketMQ's proxy have a ninth field, the log offset, which is left aside here.
 
 A reply says the same of all its messages in one line each, entries joined by ``;``::
 
@@ -57,7 +58,9 @@ class Handle(NamedTuple):
     def parse(text: str) -> Handle:
         """Read a handle; raises ``RemoteProtocolError`` for what is none."""
         try:
-            start, pop_time, invisible, revive_queue, retry, broker_name, queue_id, queue_offset = text.split(" ")
+            start, pop_time, invisible, revive_queue, retry, broker_name, queue_id, queue_offset, *_ = text.split(
+                " ", _FIELDS
+            )
             return Handle(
                 int(start),
                 int(pop_time),
@@ -75,7 +78,10 @@ class Handle(NamedTuple):
 
     @staticmethod
     def check_point(text: str) -> tuple[int, int, int]:
-        """Start offset, pop time and revive queue: all that an ack needs. Hot: called for each. Raises as ``parse``."""
+        """Start offset, pop time and revive queue: all that the broker needs. Hot: called for each ack.
+
+        Raises as ``parse``.
+        """
         try:
             start, pop_time, _, revive_queue, _ = text.split(" ", 4)
             return int(start), int(pop_time), int(revive_queue)

@@ -6,11 +6,13 @@ the typed form of such a map; ``wire.requests`` has one for each code.
 
 Both forms of the same envelope::
 
-    JSON    {"code":14,"extFields":{"topic":"t"},"flag":0,"language":"JAVA","opaque":1,"version":401}
+    JSON    {"code":14,"extFields":{"topic":"t"},"flag":0,"language":"JAVA","opaque":1,
+             "serializeTypeCurrentRPC":"JSON","version":401}
     binary  code 2 · language 1 · version 2 · opaque 4 · flag 4 · remark 4+n · ext fields 4+m, each 2+key 4+value
 
 Lenient in: ext values may be JSON numbers and booleans (the Node client sends them so), the language may be a number
-or unknown. Strict out: ext values are always text (the Go client takes nothing else), null fields are left out.
+or unknown. Strict out: ext values are always text (the Go client takes nothing else), null fields are left out, and
+every member that Java always writes is there: the Rust client and broker refuse a header without one of them.
 
 Decoding a request is on the hot path, so ext fields go straight from JSON text into the typed header of their code,
 in one pass of a decoder that is prepared once per code; only what that pass refuses takes the slow way through a map.
@@ -30,6 +32,9 @@ from ternmq.types import Buffer
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE_CODES, LANGUAGES, VERSION
 
 Fields = dict[str, str]
+
+NO_BODY: Final = memoryview(b"")
+_LANGUAGE_LENGTH_MAX: Final = 32
 
 
 class Header(msgspec.Struct, kw_only=True, rename="camel", gc=False):
@@ -68,7 +73,14 @@ def _text(value: object) -> str:
 class Request(
     msgspec.Struct,
     Generic[ExtT],
-    rename={"header": "extFields", "body": " body", "serial": " serial", "fault": " fault"},
+    rename={
+        "header": "extFields",
+        "body": " body",
+        "serial": " serial",
+        "fault": " fault",
+        "frame_bytes": " frame bytes",
+        "raw": " raw",
+    },
     gc=False,
 ):
     """A request as it arrived. ``header`` is typed where the code is known, else a map of ext fields.
@@ -84,16 +96,33 @@ class Request(
     remark: str | None = None
     header: ExtT | None = None
     # Set by the frame decoder after the header has been read; the names cannot occur as keys of a sane header.
-    body: memoryview = memoryview(b"")
+    body: memoryview = NO_BODY
     serial: int = 0
     #: Why ``header`` could not be typed: a field missing or of the wrong kind. Such a request is refused, not handled.
     fault: str | None = None
+    #: Of the whole frame: what a request that waits takes of the memory.
+    frame_bytes: int = 0
+    #: The bytes of the header, in the form ``serial``, until the request is admitted (``decode_fields``). Empty where
+    #: they are not needed, as they can be as long as a frame.
+    raw: bytes = b""
 
     @property
     def fields(self) -> ExtT:
         """The header, for handlers: those of codes with a typed header run only when it could be typed."""
         assert self.header is not None
         return self.header
+
+    def release(self) -> None:
+        """Let go of all that can be long, once nothing is left to do but to answer: many may wait for that."""
+        self.header = None
+        self.body = NO_BODY
+        self.remark = None
+        self.language = None
+
+    def drop_body(self) -> None:
+        """Let go of a body that is not needed, so that a request that waits does not keep it."""
+        self.frame_bytes -= len(self.body)
+        self.body = NO_BODY
 
     @property
     def oneway(self) -> bool:
@@ -104,7 +133,8 @@ class Request(
         language = self.language
         if isinstance(language, int):
             return LANGUAGES[language] if 0 <= language < len(LANGUAGES) else "OTHER"
-        return language or "OTHER"
+        # It is kept with each client, and may be any text.
+        return (language or "OTHER")[:_LANGUAGE_LENGTH_MAX]
 
 
 class Response(msgspec.Struct):
@@ -164,8 +194,9 @@ _text_decoder: Final = msgspec.json.Decoder(Request[Fields], strict=False)
 _any_decoder: Final = msgspec.json.Decoder(Request[dict[str, Any]], strict=False)
 _decoders: dict[int, msgspec.json.Decoder[Request[Any]]] = {}
 _headers: dict[int, type[Header]] = {}
-#: Code and decoder by the first bytes of a header: one look-up instead of finding out where the number ends.
-_starts: dict[bytes, tuple[int, msgspec.json.Decoder[Request[Any]]]] = {}
+#: Code and decoder by the first bytes of a header, None for codes without one (as those of responses): one look-up
+#: instead of finding out where the number ends.
+_starts: dict[bytes, tuple[int, msgspec.json.Decoder[Request[Any]]] | None] = {}
 
 
 def register(code: int, kind: type[Header]) -> None:
@@ -177,7 +208,7 @@ def register(code: int, kind: type[Header]) -> None:
 def decode_json(data: bytes) -> Request[Any]:
     """Decode a JSON header; responses come back as a ``Request`` with the response bit and a map as header."""
     start = data[:_START_BYTES]
-    found = _starts.get(start) or _find_decoder(start)
+    found = _starts[start] if start in _starts else _find_decoder(start)
     if found is not None:
         code, decoder = found
         try:
@@ -204,11 +235,10 @@ def _find_decoder(start: bytes) -> tuple[int, msgspec.json.Decoder[Request[Any]]
         return None
     code = int(match[1])
     decoder = _decoders.get(code)
-    if decoder is None:
-        return None
+    found = (code, decoder) if decoder is not None else None
     if len(_starts) < _STARTS_MAX:
-        _starts[start] = code, decoder
-    return code, decoder
+        _starts[start] = found
+    return found
 
 
 def _give_type(request: Request[Any], kind: type[Header]) -> None:
@@ -218,12 +248,27 @@ def _give_type(request: Request[Any], kind: type[Header]) -> None:
         request.fault = str(error)
 
 
-def decode_fields(data: bytes | memoryview) -> Fields:
-    """All ext fields of a JSON header, also those that its typed form leaves out."""
-    return _decode_untyped(data).header or {}
+def header_type(code: int) -> type[Header] | None:
+    """The typed header of a request code, if there is one."""
+    return _headers.get(code)
 
 
-def _decode_untyped(data: bytes | memoryview) -> Request[Fields]:
+def decode_fields(data: bytes, form: int) -> Fields:
+    """All ext fields of a header as they arrived, also those that its typed form leaves out."""
+    untyped = _unpack_binary(data) if form == BINARY else _decode_untyped(data)
+    return untyped.header or {}
+
+
+def give_header(request: Request[Any], fields: Fields) -> None:
+    """Make the header of a request of these fields, typed where the code is known."""
+    request.header = fields
+    request.fault = None
+    kind = _headers.get(request.code)
+    if kind is not None:
+        _give_type(request, kind)
+
+
+def _decode_untyped(data: bytes) -> Request[Fields]:
     try:
         try:
             return _text_decoder.decode(data)
@@ -237,6 +282,17 @@ def _decode_untyped(data: bytes | memoryview) -> Request[Fields]:
 
 
 def decode_binary(data: bytes) -> Request[Any]:
+    request: Request[Any] = _unpack_binary(data)
+    if not request.flag & FLAG_RESPONSE:
+        # Pop's codes do not fit 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code lies there.
+        request.code = _WIDE_CODES.get(request.code, request.code)
+        kind = _headers.get(request.code)
+        if kind is not None:
+            _give_type(request, kind)
+    return request
+
+
+def _unpack_binary(data: bytes) -> Request[Fields]:
     end = len(data)
     fields: Fields = {}
     remark: str | None = None
@@ -263,7 +319,7 @@ def decode_binary(data: bytes) -> Request[Any]:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}") from None
     if at > end:
         raise RemoteProtocolError("the binary header is cut short, or its lengths do not add up")
-    request: Request[Any] = Request(
+    return Request(
         code=code,
         opaque=opaque,
         flag=flag,
@@ -273,13 +329,6 @@ def decode_binary(data: bytes) -> Request[Any]:
         header=fields,
         serial=BINARY,
     )
-    if not flag & FLAG_RESPONSE:
-        # Pop's codes do not fit 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code lies there.
-        request.code = _WIDE_CODES.get(code, code)
-        kind = _headers.get(request.code)
-        if kind is not None:
-            _give_type(request, kind)
-    return request
 
 
 _WIDE_CODES: Final = {wide & 0xFFFF: wide for wide in (*range(200050, 200057), 200151)}
@@ -300,7 +349,7 @@ def encode_json(
     language: str = "PYTHON",
     version: int = VERSION,
 ) -> bytes:
-    """A JSON header: members in Java's order, ``remark`` only if there is one, no ``serializeTypeCurrentRPC``."""
+    """A JSON header: Java's members in Java's order, ``remark`` only if there is one."""
     try:
         ext = _encoder.encode(fields) if fields else b"{}"
         note = b',"remark":%b' % _encoder.encode(remark) if remark is not None else b""
@@ -310,14 +359,9 @@ def encode_json(
         remark = _encodable(remark) if remark is not None else None
         return encode_json(code, fields, opaque=opaque, flag=flag, remark=remark, language=language, version=version)
     # Formatting takes half the time of a struct for the envelope, and language names need no escaping.
-    return b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d%b,"version":%d}' % (
-        code,
-        ext,
-        flag,
-        language.encode(),
-        opaque,
-        note,
-        version,
+    return (
+        b'{"code":%d,"extFields":%b,"flag":%d,"language":"%b","opaque":%d%b,"serializeTypeCurrentRPC":"JSON",'
+        b'"version":%d}' % (code, ext, flag, language.encode(), opaque, note, version)
     )
 
 

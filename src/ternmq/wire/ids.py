@@ -82,8 +82,8 @@ def parse_offset_id(text: str) -> tuple[str, int, int]:
     # Neither a blank (which fromhex skips) nor a log offset below 0 occurs in a real one.
     if len(text) not in (32, 56) or len(data) * 2 != len(text) or data[-8] >= 0x80:
         raise InvalidName(
-            f"{text!r} is no offset id of a message; it has 32 hexadecimal digits (56 for IPv6) and is what a send "
-            "returns as offset_id",
+            f"{text!r} is not a valid offset id; it has 32 hexadecimal digits (56 for IPv6), and a send returns "
+            "it as offset_id",
             name=text,
         )
     ip, port = unpack_host(data[:-8])

@@ -3,42 +3,80 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
+from ternmq.errors import CorruptRecord
 from ternmq.message import Property, ReceivedMessage
+from ternmq.types import Buffer
 from ternmq.wire import properties
-from ternmq.wire.compress import BODY_BYTES_MAX, decompress
+from ternmq.wire.compress import BODY_BYTES_MAX, CompressionMissing, decompress
 from ternmq.wire.ids import offset_id
 from ternmq.wire.record import Record, Sysflag, unpack_host
 
+#: Without a look into the class for each message.
+_COMPRESSED: Final = Sysflag.COMPRESSED
+_UNIQUE_KEY: Final = Property.UNIQUE_KEY
+_BODY_ERROR: Final = Property.BODY_ERROR
 
-def to_message(record: Record, broker_name: str, *, bytes_max: int = BODY_BYTES_MAX) -> ReceivedMessage:
+
+def to_message(
+    record: Record,
+    broker_name: str,
+    min_offset: int = -1,
+    max_offset: int = -1,
+    *,
+    bytes_max: int = BODY_BYTES_MAX,
+) -> ReceivedMessage:
     """The message of a record, its body decompressed and copied: it may be kept when the pull's bytes are gone.
 
-    As in RocketMQ, the sysflag of a message whose body was decompressed does not say «compressed» any more. Raises
-    ``CorruptRecord`` for a body that cannot be decompressed, ``CompressionMissing`` for want of a package.
+    As in RocketMQ, the sysflag of a message whose body was decompressed does not say «compressed» any more. A body that
+    cannot be decompressed stays as it is, and ``body_error`` says why.
     """
     pairs = properties.parse(record.properties)
+    error, sysflag = record.error, record.sysflag
+    if error:
+        # It goes with the message: a copy, made to send it back, is a sound record of a damaged message.
+        pairs[_BODY_ERROR] = error
+    elif _BODY_ERROR in pairs:
+        error = pairs[_BODY_ERROR]
+    if error or not sysflag & _COMPRESSED:
+        body = bytes(record.body)
+    else:
+        body, sysflag, error = inflate(record.body, sysflag, bytes_max=bytes_max)
     stored_id = offset_id(record.store_host, record.log_offset)
+    # By position, in the order of the fields: names would cost a fifth more.
     return ReceivedMessage(
-        topic=record.topic,
-        body=decompress(record.body, record.sysflag, bytes_max=bytes_max),
-        properties=pairs,
-        broker_name=broker_name,
-        queue_id=record.queue_id,
-        queue_offset=record.queue_offset,
-        log_offset=record.log_offset,
-        message_id=pairs.get(Property.UNIQUE_KEY) or stored_id,
-        offset_id=stored_id,
-        born_time_ms=record.born_time_ms,
-        born_host=_address(record.born_host),
-        store_time_ms=record.store_time_ms,
-        store_host=_address(record.store_host),
-        reconsume_times=record.reconsume_times,
-        flag=record.flag,
-        sysflag=record.sysflag & ~Sysflag.COMPRESSED,
-        store_bytes=record.size,
-        prepared_transaction_offset=record.prepared_transaction_offset,
+        record.topic,
+        body,
+        pairs,
+        broker_name,
+        record.queue_id,
+        record.queue_offset,
+        record.log_offset,
+        pairs.get(_UNIQUE_KEY) or stored_id,
+        stored_id,
+        record.born_time_ms,
+        _address(record.born_host),
+        record.store_time_ms,
+        _address(record.store_host),
+        record.reconsume_times,
+        record.flag,
+        sysflag,
+        record.size,
+        record.prepared_transaction_offset,
+        min_offset,
+        max_offset,
+        0,
+        error,
     )
+
+
+def inflate(body: Buffer, sysflag: int, *, bytes_max: int) -> tuple[bytes, int, str]:
+    """A compressed body as an application wants it, its sysflag, and why it is still compressed if it is."""
+    try:
+        return decompress(body, sysflag, bytes_max=bytes_max), sysflag & ~Sysflag.COMPRESSED, ""
+    except (CorruptRecord, CompressionMissing) as error:
+        return bytes(body), sysflag, str(error)
 
 
 # A pull brings many messages of few hosts, and telling an address costs as much as reading its record.

@@ -27,7 +27,8 @@ Java: a V1 topic has at most 127 bytes. All fixed fields up to the length of the
 ``struct`` call for each pair of address families.
 
 Invariants: a record that ``unpack_record`` returns has lengths that add up to its size and (if checked) a body of
-its CRC; all else raises ``CorruptRecord``. Bodies are views of the page, never copies.
+its CRC; all else raises ``CorruptRecord``. Bodies are views of the page, never copies. ``read_records`` is for readers
+that must go on behind a damaged record: it returns that one too, with an ``error``.
 """
 
 from __future__ import annotations
@@ -56,6 +57,43 @@ TOPIC_V1_BYTES_MAX: Final = 127
 
 CRC_MASK: Final = 0x7FFFFFFF
 
+#: What a segment keeps free behind its last record: room for a blank (RocketMQ's END_FILE_MIN_BLANK_LENGTH).
+BLANK_BYTES: Final = 8
+
+#: The fixed fields of a record with IPv4 hosts, in order: name and bytes.
+FIELDS_V4: Final = (
+    ("size", 4),
+    ("magic", 4),
+    ("body_crc", 4),
+    ("queue_id", 4),
+    ("flag", 4),
+    ("queue_offset", 8),
+    ("log_offset", 8),
+    ("sysflag", 4),
+    ("born_time", 8),
+    ("born_host", 8),
+    ("store_time", 8),
+    ("store_host", 8),
+    ("reconsume_times", 4),
+    ("prepared_offset", 8),
+    ("body_bytes", 4),
+)
+
+
+def field_at(name: str) -> int:
+    """Where a record with IPv4 hosts has a fixed field."""
+    at = 0
+    for each, length_bytes in FIELDS_V4:
+        if each == name:
+            return at
+        at += length_bytes
+    raise KeyError(name)
+
+
+#: Where a record has its magic number, whatever its hosts. Those of V1 and V2 begin with the same three bytes.
+MAGIC_AT: Final = field_at("magic")
+MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
+
 
 class Sysflag:
     """Bits of the sysflag (RocketMQ's ``MessageSysFlag``)."""
@@ -77,6 +115,8 @@ class Sysflag:
 _HOST_FLAGS: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6
 HOST_V4_BYTES: Final = 8
 _HOST_V6_BYTES: Final = 20
+#: What follows a host lies this much further behind if it is IPv6.
+V6_MORE_BYTES: Final = _HOST_V6_BYTES - HOST_V4_BYTES
 NO_HOST_FLAGS: Final = ~_HOST_FLAGS
 
 
@@ -106,13 +146,25 @@ RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
 _SHARED_HEADS: Final = {shared_bytes: struct.Struct(f">iiiiiqq{shared_bytes}si") for shared_bytes in (48, 60, 72)}
 
 _HEAD: Final = struct.Struct(">ii")
+#: For loops over many records: size and magic; size and queue offset.
+unpack_head: Final = _HEAD.unpack_from
+unpack_place: Final = struct.Struct(">i16xq").unpack_from
 #: magic sysflag body_bytes: what tells where the properties of a record with IPv4 hosts begin.
 _unpack_lengths: Final = struct.Struct(">4xi28xi44xi").unpack_from
+#: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times, half)
+#: body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
+unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq20xi").unpack_from
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _INT_LONG: Final = struct.Struct(">iq")
 _LONG: Final = struct.Struct(">q")
 _PORT: Final = struct.Struct(">i")
+
+_LOG_OFFSET_AT: Final = field_at("log_offset")
+_SYSFLAG_AT: Final = field_at("sysflag")
+_STORE_TIME_AT: Final = field_at("store_time")
+#: As much of a record as tells when it was stored, whatever its hosts.
+HEAD_BYTES: Final = _STORE_TIME_AT + V6_MORE_BYTES + 8
 
 
 # --- Hosts ----------------------------------------------------------------------------------------------------
@@ -255,7 +307,10 @@ def pack_blank(page: Page, at: int, space_left: int) -> None:
 
 @dataclass(slots=True)
 class Record:
-    """One record as it was stored. ``body`` is a view of the page: copy what outlives it."""
+    """One record as it was stored. ``body`` is a view of the page: copy what outlives it.
+
+    ``error`` says what is wrong with a record of ``read_records``; all others are as they should be.
+    """
 
     size: int
     magic: int
@@ -274,12 +329,37 @@ class Record:
     body: memoryview
     topic: str
     properties: str
+    error: str = ""
 
 
 def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
     """Size and magic at ``at``, unchecked; at least 8 bytes must lie there."""
     size, magic = _HEAD.unpack_from(page, at)
     return size, magic
+
+
+def record_size(data: Buffer, log_offset: int) -> int:
+    """Size of the record that ``data`` begins with, if it says that it stands at ``log_offset``; else 0."""
+    if len(data) < _STORE_TIME_AT:
+        return 0
+    size, magic = peek_head(data)
+    if magic == MAGIC_BLANK or size < _STORE_TIME_AT or _LONG.unpack_from(data, _LOG_OFFSET_AT)[0] != log_offset:
+        return 0
+    return size
+
+
+def head_store_time(head: Buffer) -> int:
+    """When a record was stored, from its first ``HEAD_BYTES``."""
+    (sysflag,) = _INT.unpack_from(head, _SYSFLAG_AT)
+    at = _STORE_TIME_AT + V6_MORE_BYTES if sysflag & Sysflag.BORN_V6 else _STORE_TIME_AT
+    store_time_ms: int = _LONG.unpack_from(head, at)[0]
+    return store_time_ms
+
+
+def behind_body(record: Record) -> int:
+    """Where in a record its body ends."""
+    v6_hosts = bool(record.sysflag & Sysflag.BORN_V6) + bool(record.sysflag & Sysflag.STORE_V6)
+    return FIXED_V4_BYTES + v6_hosts * V6_MORE_BYTES + len(record.body)
 
 
 def peek_properties(page: Buffer, at: int, size: int) -> str | None:
@@ -393,6 +473,63 @@ def unpack_records(body: Buffer) -> list[Record]:
         records.append(record)
         at += record.size
     return records
+
+
+def read_records(body: Buffer) -> list[Record]:
+    """All records of a pull body, those that are damaged with an ``error``: they must not keep back the others.
+
+    One whose body does not match its CRC has all its fields. Of any other damaged record only queue, offsets and flag
+    are known, if they can be trusted; its topic is empty and its body is the whole record. Raises ``CorruptRecord``
+    when the size of a record is wrong, since nothing says where the next one begins then.
+    """
+    try:
+        return unpack_records(body)
+    except CorruptRecord:
+        pass
+    records: list[Record] = []
+    view = memoryview(body)
+    at, end = 0, len(view)
+    while at < end:
+        try:
+            record = unpack_record(view, at, end=end)
+        except CorruptRecord as error:
+            record = _damaged(view, at, end, error)
+        records.append(record)
+        at += record.size
+    return records
+
+
+def _damaged(view: memoryview, at: int, end: int, error: CorruptRecord) -> Record:
+    if end - at < RECORD_BYTES_MIN:
+        raise error
+    size, magic, body_crc, queue_id, flag, queue_offset, log_offset, _, born_time_ms = _PREFIX.unpack_from(view, at)
+    if size < RECORD_BYTES_MIN or at + size > end:
+        raise error
+    try:
+        record = unpack_record(view, at, end=end, check_crc=False)
+    except CorruptRecord:
+        no_host = bytes(HOST_V4_BYTES)
+        record = Record(
+            size,
+            magic,
+            body_crc,
+            queue_id,
+            flag,
+            queue_offset,
+            log_offset,
+            0,
+            born_time_ms,
+            no_host,
+            0,
+            no_host,
+            0,
+            0,
+            view[at : at + size],
+            "",
+            "",
+        )
+    record.error = str(error)
+    return record
 
 
 def _lengths_differ(at: int, log_offset: int) -> CorruptRecord:

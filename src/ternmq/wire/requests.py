@@ -23,11 +23,13 @@ from typing import Annotated, Final, Protocol, TypeAlias
 from msgspec import Meta, field
 
 from ternmq.wire.codes import RequestCode as Code
-from ternmq.wire.header import Header, HeaderT, register
+from ternmq.wire.header import Fields, Header, HeaderT, register
 
 #: Java's int and long. A number that fits neither must not get as far as the store, whose records could not hold it.
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+#: For how long a popped message is hidden, up to ten years: times of its end must be a Java long as well.
+InvisibleMs: TypeAlias = Annotated[int, Meta(ge=0, le=10 * 365 * 24 * 3_600_000)]
 
 #: Where the wire's name is not simply ours in camelCase.
 _WIRE_NAMES: Final = {
@@ -455,7 +457,7 @@ class PopMessage(Call, kw_only=True):
     topic: str
     queue_id: Int32
     count_max: Int32
-    invisible_ms: Int64
+    invisible_ms: InvisibleMs
     poll_ms: Int64 = 0
     # The client's clock.
     born_time_ms: Int64 = field(default=0, name="bornTime")
@@ -498,7 +500,7 @@ class ChangeInvisibleTime(Call, kw_only=True):
     queue_id: Int32
     extra_info: str
     queue_offset: Int64 = field(name="offset")
-    invisible_ms: Int64
+    invisible_ms: InvisibleMs
 
 
 class ChangeInvisibleTimeReply(Call, kw_only=True):
@@ -507,6 +509,15 @@ class ChangeInvisibleTimeReply(Call, kw_only=True):
     pop_time_ms: Int64
     invisible_ms: Int64
     revive_queue_id: Int32
+
+
+#: What goes with errors, by request code. Java's client reads the header of this one before it looks at the code, and
+#: takes an answer without these fields for a broken one. (Headers of all others it reads where there are any.)
+ERROR_FIELDS: Final[dict[int, Fields]] = {
+    Code.CHANGE_MESSAGE_INVISIBLETIME: ChangeInvisibleTimeReply(
+        pop_time_ms=0, invisible_ms=0, revive_queue_id=0
+    ).to_fields()
+}
 
 
 @carried_by(Code.NOTIFICATION)

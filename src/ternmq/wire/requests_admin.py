@@ -241,7 +241,8 @@ class AddedReply(Call, kw_only=True):
 
 @carried_by(Code.REGISTER_BROKER)
 class RegisterBroker(Call, kw_only=True):
-    """``body_crc32`` is masked to 31 bits, of the body as sent; 0 is not checked."""
+    """``body_crc32`` is masked to 31 bits, of the body as sent; 0 is not checked. ``only_changes`` is TernMQ's own: the
+    body does not have all topics of the broker."""
 
     broker_name: str
     broker_address: str = field(name="brokerAddr")
@@ -252,6 +253,7 @@ class RegisterBroker(Call, kw_only=True):
     body_crc32: Int32 = 0
     heartbeat_timeout_ms: Int64 | None = field(default=None, name="heartbeatTimeoutMillis")
     enable_acting_master: bool | None = None
+    only_changes: bool | None = None
 
 
 class RegisterBrokerReply(Call, kw_only=True):

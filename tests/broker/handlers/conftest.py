@@ -13,6 +13,7 @@ import pytest
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.net import dial
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.store.config import StoreConfig
@@ -43,11 +44,11 @@ class Client:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self.notified, "client"),
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self.reset, "client"),
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: Route(self.answer, "client"),
-            RequestCode.GET_CONSUMER_RUNNING_INFO: Route(self.answer, "client"),
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: Route(self.answer, "client"),
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(self.notified, "client", ANY_CALLER),
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: Route(self.reset, "client", ANY_CALLER),
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: Route(self.answer, "client", ANY_CALLER),
+            RequestCode.GET_CONSUMER_RUNNING_INFO: Route(self.answer, "client", ANY_CALLER),
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: Route(self.answer, "client", ANY_CALLER),
         }
 
     def answer(self, _peer: Peer, request: Request[Any]) -> Reply | None:

@@ -21,7 +21,22 @@ async def test_consumers_are_listed_with_their_subscriptions(client: Client, con
     assert found.connection_set[0].client_addr == client.peer.local_address
     assert found.connection_set[0].language == "PYTHON"
     assert list(found.subscription_table) == ["orders"]
+    assert found.connection_set[0].subscription_data_set is None
     assert found.message_model is MessageModel.BROADCASTING
+
+
+async def test_members_that_differ_are_listed_with_what_each_subscribes(client: Client, connect: Connect) -> None:
+    """Issue 13, 14: RocketMQ's tools pass the addition over."""
+    await client.consume("a", "g", "orders")
+    await (await connect()).consume("b", "g", "payments")
+
+    response = await client.ok(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup(consumer_group="g"))
+
+    found = decode(response.body, ConsumerConnection)
+    assert [["orders"], ["payments"]] == [
+        [data.topic for data in connection.subscription_data_set or ()] for connection in found.connection_set
+    ]
+    assert {"orders", "payments"} == set(found.subscription_table)
 
 
 async def test_a_group_that_is_not_online_is_told_so(client: Client) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.files import TableFile
+from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import GroupSubscription
 from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupConfigs, GroupReadable, GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats
 from ternmq.wire.bodies.topics import TopicList
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests import PullMessage, QueryOffset, UpdateOffset
+from ternmq.wire.requests import PullMessage, PullSysflag, QueryOffset, UpdateOffset
 from ternmq.wire.requests_admin import (
     BrokerConsumeStatsQuery,
     ConsumeStatsQuery,
     DeleteGroup,
     Group,
     GroupForbidden,
+    Topic,
     TopicOfGroup,
 )
 from tests.broker.handlers.conftest import Client
+from tests.manual_clock import ManualClock
 
 
 async def groups(client: Client) -> dict[str, SubscriptionGroupConfig]:
@@ -38,6 +45,31 @@ async def progress(client: Client, **asked: str) -> dict[tuple[str, int], tuple[
         (queue.topic, queue.queue_id): (one.consumer_offset, one.broker_offset)
         for queue, one in by_queue(stats.offset_table).items()
     }
+
+
+async def put_group(client: Client, group: str) -> None:
+    body = encode(SubscriptionGroupConfig(group_name=group))
+    await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+
+
+async def pulls(client: Client, queue_offset: int, *, count_max: int = 32) -> None:
+    """A pull of the first queue of «orders»."""
+    header = PullMessage(
+        consumer_group="g",
+        topic="orders",
+        queue_id=0,
+        queue_offset=queue_offset,
+        count_max=count_max,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription="*",
+    )
+    await client.call(RequestCode.PULL_MESSAGE, header)
+
+
+async def pull_offset(client: Client) -> int | None:
+    header = ConsumeStatsQuery(consumer_group="g", topic="orders")
+    stats = decode((await client.ok(RequestCode.GET_CONSUME_STATS, header)).body, ConsumeStats)
+    return by_queue(stats.offset_table)[MessageQueue("orders", "broker-a", 0)].pull_offset
 
 
 async def test_a_group_is_created_changed_shown_and_deleted(client: Client) -> None:
@@ -166,3 +198,62 @@ async def test_a_group_may_be_forbidden_to_read_a_topic(client: Client) -> None:
     table = decode((await client.ok(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)).body, GroupTable)
     assert {"g": {"orders": 4}} == table.forbidden_table
     assert (True, ResponseCode.SUCCESS) == (await readable(asked=True), await pull())
+    unknown = GroupForbidden(group="g", topic="ordrs", readable=False)
+    response = await client.call(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, unknown)
+    assert ResponseCode.TOPIC_NOT_EXIST == response.code
+
+
+async def test_progress_tells_how_far_a_group_has_pulled(client: Client) -> None:
+    """D4, issue 13.15: what lies between that and the committed offset is in the members' hands."""
+    await client.create_topic("orders", queues=1)
+    await client.send("orders", b"0", b"1", b"2")
+    await put_group(client, "g")
+    assert 0 == await pull_offset(client)
+
+    await pulls(client, 0, count_max=2)
+    assert 2 == await pull_offset(client)
+    await pulls(client, 2)
+    await pulls(client, 3)  # finds nothing
+    assert 3 == await pull_offset(client)
+
+    # As a member does that begins anew; but never behind the committed offset.
+    await pulls(client, 0, count_max=1)
+    assert 1 == await pull_offset(client)
+    await commit(client, "orders", 2)
+    assert 2 == await pull_offset(client)
+
+
+def test_a_group_that_was_reset_has_pulled_nothing_since(tmp_path: Path) -> None:
+    """D4: a tool must not show messages in the members' hands that they will pull again."""
+    offsets = Offsets(TableFile(tmp_path / "consumerOffset.json"), ManualClock())
+    offsets.pulled("g", "orders", 0, 9)
+    offsets.reset("g", "orders", 0, 3, has_readers=False)
+    assert 3 == offsets.pull_offset("g", "orders", 0)
+
+
+async def test_a_pull_by_a_group_that_does_not_exist_leaves_no_trace(client: Client) -> None:
+    """D2, D4, issue 13: pulls by names that clients invent filled the table of pull offsets."""
+    await client.create_topic("orders", queues=1)
+    await client.send("orders", b"0")
+
+    await pulls(client, 0)
+
+    assert 0 == await pull_offset(client)
+
+
+async def test_a_group_that_is_deleted_has_pulled_nothing(client: Client) -> None:
+    """D4, issue 13.15: nor one of a deleted topic; the table has only what exists."""
+    for forget, header in (
+        (RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="g")),
+        (RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic="orders")),
+    ):
+        await client.create_topic("orders", queues=1)
+        await client.send("orders", b"0")
+        await put_group(client, "g")
+        await pulls(client, 0, count_max=1)
+        assert 1 == await pull_offset(client)
+
+        await client.ok(forget, header)
+        await client.create_topic("orders", queues=1)
+
+        assert 0 == await pull_offset(client)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.broker.handlers.client import LOCKS_MAX
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
     AssignmentQuery,
@@ -56,6 +57,26 @@ async def test_members_of_a_group_are_told_of_each_other(connect: Connect) -> No
     two.peer.close()
     assert await one.told.get() == "g"
     assert await members(one, "g") == ["a"]
+
+
+async def test_a_heartbeat_is_answered_with_the_difference_between_members(connect: Connect) -> None:
+    """Issue 13, 14: each heartbeat of a group whose members subscribe differently, until they agree."""
+
+    async def beat(client: Client, client_id: str, *topics: str) -> str | None:
+        said = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
+        data = ConsumerData(group_name="g", subscription_data_set=said)
+        body = encode(Heartbeat(client_id=client_id, consumer_data_set=[data]))
+        return (await client.ok(RequestCode.HEART_BEAT, None, body)).remark
+
+    one, two = await connect(), await connect()
+    assert not await beat(one, "a", "orders")
+    for _ in range(2):
+        remark = await beat(two, "b", "payments")
+        assert remark is not None
+        assert "the members of group g have different subscriptions" in remark
+    assert remark == await beat(one, "a", "orders")
+
+    assert not await beat(two, "b", "orders")
 
 
 async def test_a_group_can_ask_not_to_be_told(client: Client, connect: Connect) -> None:
@@ -136,19 +157,81 @@ async def test_filters_are_checked_before_a_consumer_starts(client: Client) -> N
 async def test_a_queue_is_locked_for_one_client_until_it_gives_it_back(client: Client) -> None:
     """F2."""
     await client.create_topic("orders")
+    await client.consume("a", "g", "orders")
     queues = [Queue.of(MessageQueue("orders", "broker-a", queue_id)) for queue_id in range(2)]
 
-    async def lock(client_id: str, queues: list[Queue]) -> list[Queue]:
-        body = encode(QueueLocks(client_id=client_id, consumer_group="g", queues=queues))
+    async def lock(client_id: str, queues: list[Queue], group: str = "g") -> list[Queue]:
+        body = encode(QueueLocks(client_id=client_id, consumer_group=group, queues=queues))
         return decode((await client.ok(RequestCode.LOCK_BATCH_MQ, None, body)).body, LockedQueues).queues
 
     assert await lock("a", queues[:1]) == queues[:1]
     assert await lock("b", queues) == queues[1:]
     assert await lock("b", [Queue(topic="nowhere", broker_name="broker-a", queue_id=0)]) == []
+    assert await lock("b", [Queue(topic="orders", broker_name="broker-a", queue_id=2)]) == []
+    assert await lock("b", queues, "invented") == []
 
     unlock = encode(QueueLocks(client_id="a", consumer_group="g", queues=queues))
     await client.ok(RequestCode.UNLOCK_BATCH_MQ, None, unlock, form=BINARY)
     assert await lock("b", queues) == queues
+
+
+async def test_queues_that_do_not_exist_are_not_locked(client: Client) -> None:
+    """Issue 13, 4: they would fill the table."""
+    await client.create_topic("orders")
+    await client.consume("a", "g", "orders")
+    queues = [Queue(topic="orders", broker_name="broker-a", queue_id=queue_id) for queue_id in (-1, 1, 2, 1 << 40)]
+    body = encode(QueueLocks(client_id="a", consumer_group="g", queues=queues))
+    response = await client.ok(RequestCode.LOCK_BATCH_MQ, None, body)
+    assert queues[1:2] == decode(response.body, LockedQueues).queues
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+async def test_a_request_for_locks_names_so_many_queues_at_most(client: Client, code: int) -> None:
+    """Issue 13, 4"""
+    queue = b'{"brokerName":"b","queueId":0,"topic":"t"}'
+    body = b'{"clientId":"a","consumerGroup":"g","mqSet":[' + b",".join([queue] * (LOCKS_MAX + 1)) + b"]}"
+    response = await client.call(code, None, body)
+    assert ResponseCode.INVALID_PARAMETER == response.code
+    assert f"{LOCKS_MAX + 1} queues in one request, more than the {LOCKS_MAX}" in (response.remark or "")
+
+
+# --- Subscriptions that are too large (issue 13, 4) -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("subscriptions", "reason"),
+    [
+        (
+            [SubscriptionData(topic=f"t{number}") for number in range(5_000)],
+            "5000 topics, more than the 4096 that maxSub",
+        ),
+        ([SubscriptionData(topic="t", sub_string="x" * 20_000)], "has 20000 characters, more than the 16384 that maxF"),
+        ([SubscriptionData(topic="t", tags_set=["a"] * 20_000)], "has 20000 characters, more than the 16384 that maxF"),
+        ([SubscriptionData(topic="t", code_set=[1] * 20_000)], "has 20000 characters, more than the 16384 that maxF"),
+        (
+            [SubscriptionData(topic="t" * 100, sub_string="x" * 16_000)] * 70,
+            "1127000 characters, more than the 1048576",
+        ),
+    ],
+    ids=["topics", "expression", "tags", "codes", "all together"],
+)
+async def test_a_group_that_subscribes_to_too_much_is_left_out_and_the_others_are_not(
+    client: Client, subscriptions: list[SubscriptionData], reason: str
+) -> None:
+    """Issue 13, 4: the reply names the group and the limit."""
+    consumers = [
+        ConsumerData(group_name="before", subscription_data_set=[SubscriptionData(topic="orders")]),
+        ConsumerData(group_name="large", subscription_data_set=subscriptions),
+        ConsumerData(group_name="after", subscription_data_set=[SubscriptionData(topic="orders")]),
+    ]
+    body = encode(Heartbeat(client_id="a", consumer_data_set=consumers))
+
+    response = await client.call(RequestCode.HEART_BEAT, None, body)
+
+    assert ResponseCode.INVALID_PARAMETER == response.code
+    assert "large" in (response.remark or "")
+    assert reason in (response.remark or "")
+    assert [["a"], [], ["a"]] == [await members(client, group) for group in ("before", "large", "after")]
 
 
 # --- Assignment (G1) --------------------------------------------------------------------------------------------
@@ -200,3 +283,37 @@ async def test_one_way_requests_are_carried_out_and_not_answered(client: Client)
 
     while await members(client, "g"):
         await asyncio.sleep(0)
+
+
+async def test_a_client_id_has_a_bound(client: Client) -> None:
+    """D3, F2, issue 13, 6: it is kept with each group and lock."""
+    client_id = "x" * 1_025
+    heartbeat = Heartbeat(client_id=client_id, consumer_data_set=[ConsumerData(group_name="g")])
+    locks = QueueLocks(client_id=client_id, consumer_group="g", queues=[])
+    for code, body in ((RequestCode.HEART_BEAT, encode(heartbeat)), (RequestCode.LOCK_BATCH_MQ, encode(locks))):
+        response = await client.call(code, None, body)
+
+        assert ResponseCode.INVALID_PARAMETER == response.code
+        assert "1025 characters" in (response.remark or "")
+
+
+async def test_the_members_of_a_group_together_subscribe_to_so_many_topics(tmp_path: Path) -> None:
+    """D3, issue 13, 6: each heartbeat of a group looks at all of them."""
+    async with (
+        Broker(broker_config(max_subscriptions_per_group=3), store_config(tmp_path)) as broker,
+        connecting(broker) as connect,
+    ):
+        one, other = await connect(), await connect()
+        await one.consume("a", "g", "t1", "t2")
+        await other.consume("b", "g", "t2", "t3")
+
+        body = Heartbeat(
+            client_id="b",
+            consumer_data_set=[
+                ConsumerData(group_name="g", subscription_data_set=[SubscriptionData(topic=t) for t in ("t3", "t4")])
+            ],
+        )
+        response = await other.call(RequestCode.HEART_BEAT, None, encode(body))
+
+        assert ResponseCode.INVALID_PARAMETER == response.code
+        assert "4 topics" in (response.remark or "")

@@ -29,6 +29,7 @@ from ternmq.wire.header import Response
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import (
     AckMessage,
+    ChangeInvisibleTime,
     Notification,
     NotificationReply,
     OffsetReply,
@@ -175,6 +176,56 @@ async def test_a_changed_invisible_time_counts_from_now_on(broker: Caller) -> No
     assert (again.body, again.record.reconsume_times) == (b"0", 1)
 
 
+async def test_a_handle_that_passed_the_proxy_is_taken_by_acks_and_changes(broker: Caller) -> None:
+    """F9, issue 13.15: the proxy appends the log offset as a ninth field."""
+    for body in (b"0", b"1"):
+        await broker.sent("orders", body)
+    first, second = await popped(broker, "orders")
+    handle = first.handle.text + " 4096"
+    fields: dict[str, Any] = {"consumer_group": "poppers", "topic": "orders", "queue_id": 0, "extra_info": handle}
+
+    header = ChangeInvisibleTime(queue_offset=first.handle.queue_offset, invisible_ms=FAR_MS, **fields)
+    assert 0 == (await broker.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)).code
+    done = AckMessage(queue_offset=second.handle.queue_offset, **fields)
+    assert 0 == (await broker.call(RequestCode.ACK_MESSAGE, done)).code
+
+
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        (ResponseCode.TOPIC_NOT_EXIST, {"topic": "missing"}),
+        (ResponseCode.MESSAGE_ILLEGAL, {"queueId": "99"}),
+        (ResponseCode.NO_MESSAGE, {"offset": "77"}),
+        (ResponseCode.NO_MESSAGE, {}),
+        (ResponseCode.INVALID_PARAMETER, {"extraInfo": "none"}),
+        (ResponseCode.SYSTEM_ERROR, {"offset": "x"}),
+    ],
+)
+async def test_a_change_that_is_refused_is_told_so_with_all_numbers(
+    broker: Caller, code: int, changes: dict[str, str]
+) -> None:
+    """F9, issue 13.15: Java's client reads them before the code, and without them reports a broken answer instead.
+
+    Of all codes that clients and tools of 4.9.4 and 5.2.0 decode this is the only one read that way.
+    """
+    await broker.sent("orders", b"0")
+    (message,) = await popped(broker, "orders")
+    await ack(broker, message)
+    fields = {
+        "consumerGroup": "poppers",
+        "topic": "orders",
+        "queueId": "0",
+        "extraInfo": message.handle.text,
+        "offset": "0",
+        "invisibleTime": "1000",
+    }
+
+    response = await broker.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, more_fields=fields | changes)
+
+    assert code == response.code, response.remark
+    assert {"popTime": "0", "invisibleTime": "0", "reviveQid": "0"} == response.fields
+
+
 # --- What a pop gets ------------------------------------------------------------------------------------------
 
 
@@ -245,10 +296,10 @@ async def test_a_new_group_may_begin_behind_what_is_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "words"),
     [
-        ({"count_max": 33}, ResponseCode.INVALID_PARAMETER, "ask for 1 to 32"),
+        ({"count_max": 33}, ResponseCode.INVALID_PARAMETER, "expected 1 to 32"),
         ({"queue_id": 4}, ResponseCode.INVALID_PARAMETER, "has 4 queues"),
         ({"topic": "missing"}, ResponseCode.TOPIC_NOT_EXIST, "apply first"),
-        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "names no tag"),
+        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "invalid tag expression"),
         ({"consumer_group": "bad group"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "not allowed"),
     ],
 )
@@ -374,21 +425,53 @@ async def batch_ack(broker: Caller, *acks: tuple[Popped, int]) -> Response:
     body = BatchAcks(
         broker_name="broker-a",
         acks=[
-            BatchAck(
-                consumer_group="poppers",
-                topic="orders",
-                start_offset=first.handle.start_offset,
-                queue_id=first.handle.queue_id,
-                revive_queue_id=first.handle.revive_queue_id,
-                pop_time_ms=first.handle.pop_time_ms,
-                invisible_ms=first.handle.invisible_ms,
-                retry=str(first.handle.retry),
-                bits=base64.b64encode(bits.to_bytes(2, "little")).decode(),
-            )
+            BatchAck(**(_ack_fields(first) | {"bits": base64.b64encode(bits.to_bytes(2, "little")).decode()}))
             for first, bits in acks
         ],
     )
     return await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(body))
+
+
+def _ack_fields(first: Popped) -> dict[str, Any]:
+    """An ack of a message, the first of its pop."""
+    return {
+        "consumer_group": "poppers",
+        "topic": "orders",
+        "start_offset": first.handle.start_offset,
+        "queue_id": first.handle.queue_id,
+        "revive_queue_id": first.handle.revive_queue_id,
+        "pop_time_ms": first.handle.pop_time_ms,
+        "invisible_ms": first.handle.invisible_ms,
+        "retry": str(first.handle.retry),
+        "bits": "AQ==",
+    }
+
+
+async def test_a_batch_of_acks_is_bounded(broker: Caller) -> None:
+    """Issue 13, 4: in check points, and in messages of each, of which a pop has 32."""
+    await broker.sent("orders", b"0")
+    (first,) = await popped(broker, "orders")
+    too_many = [BatchAck(**(_ack_fields(first) | {"bits": base64.b64encode(bytes([255] * 5)).decode()}))]
+    too_often = [BatchAck(**_ack_fields(first))] * 5_000
+
+    for acks, reason in (
+        (too_many, "40 messages in one ack"),
+        (too_often, "the batch has 5000 acks, more than the 4096"),
+    ):
+        body = encode(BatchAcks(broker_name="broker-a", acks=acks))
+        response = await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, body)
+        assert ResponseCode.INVALID_PARAMETER == response.code
+        assert reason in (response.remark or "")
+
+
+async def test_an_ack_of_a_retry_topic_that_there_is_none_of_means_the_topic_itself(broker: Caller) -> None:
+    """B5: «²» is a digit to Python, and no number."""
+    await broker.sent("orders", b"0")
+    (first,) = await popped(broker, "orders")
+    odd = BatchAcks(broker_name="broker-a", acks=[BatchAck(**(_ack_fields(first) | {"retry": "²"}))])
+
+    assert 0 == (await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, encode(odd))).code
+    assert 1 == await committed(broker, "orders")
 
 
 async def test_messages_from_a_retry_topic_are_acked_at_once_too(broker: Caller) -> None:
@@ -529,6 +612,44 @@ async def test_an_ordered_message_that_failed_comes_again_in_its_place_and_count
 
     assert [b"0", b"1"] == bodies(messages(again, "poppers", "orders"))
     assert ({0: 0}, {(0, 0): 1}) == parse_counts(again.read(PopReply).order_count_info)
+
+
+async def test_a_held_ordered_pop_wakes_at_a_shortened_time(broker: Caller) -> None:
+    """F8, F9, issue 13.15: the message hidden longest is acked after another's time was made short."""
+    for body in (b"0", b"1", b"2"):
+        await broker.sent("orders", body)
+    first, second, third = await popped(broker, "orders", queue_id=0, order=True, invisible_ms=FAR_MS)
+    held = held_pop(broker, "orders", queue_id=0, order=True, poll_ms=2 * FAR_MS)
+    await ack(broker, first)
+    await change(broker, second, invisible_ms=300)
+    await ack(broker, third)
+
+    async with asyncio.timeout(FAR_MS / 2_000):  # far less than the time of the third message
+        assert [b"1", b"2"] == bodies(messages(await held, "poppers", "orders"))
+
+
+@pytest.mark.parametrize("invisible_ms", [2**63 - 1, -1])
+async def test_a_time_that_does_not_fit_is_refused(broker: Caller, invisible_ms: int) -> None:
+    """F9, issue 13: its end is a number in replies and files, which Java reads as a long."""
+    await broker.sent("orders", b"0")
+    fields: dict[str, Any] = {"queue_id": 0, "order": True, "count_max": 1}
+
+    refused = await pop(broker, "orders", invisible_ms=invisible_ms, **fields)
+    assert (ResponseCode.SYSTEM_ERROR, True) == (refused.code, "invisibleTime" in (refused.remark or ""))
+    (message,) = await popped(broker, "orders", **fields)
+    refused, _ = await change(broker, message, invisible_ms=invisible_ms)
+    assert (ResponseCode.SYSTEM_ERROR, True) == (refused.code, "invisibleTime" in (refused.remark or ""))
+    await ack(broker, message)
+
+
+async def test_an_attempt_id_has_a_bound(broker: Caller) -> None:
+    """F9, issue 13: it is kept with the queue."""
+    await broker.sent("orders", b"0")
+
+    refused = await pop(broker, "orders", queue_id=0, order=True, attempt_id="a" * 256)
+
+    assert ResponseCode.INVALID_PARAMETER == refused.code
+    assert 1 == len(await popped(broker, "orders", queue_id=0, order=True, attempt_id="a" * 255))
 
 
 # --- Beside it ------------------------------------------------------------------------------------------------

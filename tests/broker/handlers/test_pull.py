@@ -265,13 +265,13 @@ async def test_a_refused_pull_commits_nothing(broker: Caller) -> None:
         ({"topic": "unknown"}, ResponseCode.TOPIC_NOT_EXIST, "topic[unknown] not exist"),
         ({"queue_id": 4}, ResponseCode.INVALID_PARAMETER, "queueId[4] is illegal, topic:[orders] has 4 queues"),
         ({"queue_id": -1}, ResponseCode.INVALID_PARAMETER, "queueId[-1] is illegal"),
-        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "names no tag"),
+        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "invalid tag expression"),
         (
             {"expression_type": "SQL92", "subscription": "a > 1"},
             ResponseCode.SYSTEM_ERROR,
             "does not support consumer to filter message by SQL92",
         ),
-        ({"sysflag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST, "no heartbeat of readers has come"),
+        ({"sysflag": 0}, ResponseCode.SUBSCRIPTION_NOT_EXIST, "no heartbeat of group readers was received"),
         ({"consumer_group": "bad name!"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "bad name!"),
     ],
 )

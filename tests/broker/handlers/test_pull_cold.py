@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from ternmq.broker.handlers import pull as pull_module
-from ternmq.store.file_disk import FileDisk
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import (
@@ -24,6 +21,7 @@ from ternmq.wire.requests import (
     ViewMessage,
 )
 from tests.broker.calls import FAR_MS, Caller, pull, serving
+from tests.broker.handlers.cold import Gate
 
 
 @pytest.fixture
@@ -31,25 +29,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
     """One that takes every message for an old one."""
     async with serving(tmp_path, store={"access_message_in_memory_max_ratio": 0}) as caller:
         yield caller
-
-
-class Gate:
-    """Lets reads of old messages through when it is opened, or fails them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.opened = threading.Event()
-        self.reached = threading.Event()
-        self.remove = False
-        real = FileDisk.read_at
-
-        def read_at(disk: FileDisk, path: Path, at: int, length_bytes: int) -> bytes:
-            self.reached.set()
-            assert self.opened.wait(60)
-            if self.remove:
-                return real(disk, path.with_name("gone"), at, length_bytes)
-            return real(disk, path, at, length_bytes)
-
-        monkeypatch.setattr(FileDisk, "read_at", read_at)
 
 
 async def test_old_messages_are_pulled_like_others(broker: Caller) -> None:
@@ -88,7 +67,7 @@ async def test_while_the_disk_works_others_are_served(broker: Caller, monkeypatc
     gate = Gate(monkeypatch)
     await broker.sent("orders", b"old")
     slow = broker.peer.start_call(RequestCode.PULL_MESSAGE, pull("orders"))
-    assert await asyncio.to_thread(gate.reached.wait, 60)
+    await gate.reached()
     for _ in range(10):
         await broker.sent("orders", b"new")
     assert not slow.done()
@@ -113,11 +92,11 @@ async def test_too_many_old_pulls_are_told_to_come_back(broker: Caller, monkeypa
     gate = Gate(monkeypatch)
     await broker.sent("orders", b"old")
     slow = broker.peer.start_call(RequestCode.PULL_MESSAGE, pull("orders"))
-    assert await asyncio.to_thread(gate.reached.wait, 60)
+    await gate.reached()
     response = await broker.pull("orders")
     assert (ResponseCode.SYSTEM_BUSY, True) == (
         response.code,
-        "1 pulls of old messages wait" in (response.remark or ""),
+        "1 pulls of old messages are already waiting" in (response.remark or ""),
     )
     gate.opened.set()
     assert (await slow).code == 0

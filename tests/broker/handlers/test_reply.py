@@ -12,6 +12,7 @@ import pytest
 
 from ternmq.broker.broker import Broker
 from ternmq.net.dial import connect
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.tasks import Tasks
@@ -37,7 +38,7 @@ async def waiting(address: str, *, answer: int = 0) -> AsyncIterator[asyncio.Que
         return Reply(answer)
 
     async with Tasks() as tasks:
-        routes: dict[int, Route] = {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(take, "client")}
+        routes: dict[int, Route] = {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(take, "client", ANY_CALLER)}
         peer = await connect(address, routes=routes, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
         beat = Heartbeat(client_id="10.0.0.1@7", producer_data_set=[ProducerData(group_name="shop")])
         assert (await peer.call(RequestCode.HEART_BEAT, None, encode(beat))).code == 0

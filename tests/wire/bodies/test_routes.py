@@ -138,6 +138,13 @@ def test_a_registration_may_not_grow_without_end() -> None:
         decode_registration(zlib.compress(bytes(65 * 1024 * 1024)), version=479)
 
 
+def test_a_compressed_registration_has_so_many_topics_at_most() -> None:
+    """B5: a million fit 3 MB, and would keep a name server for some seconds."""
+    data = struct.pack(">i2si", 2, b"{}", 1_000_000) + struct.pack(">i18s", 18, b"t 1 1 6 SINGLE_TAG") * 300_000
+    with pytest.raises(RemoteProtocolError, match="has 1000000 topics, more than the 250000"):
+        decode_registration(zlib.compress(data), version=479)
+
+
 def test_an_empty_registration_is_refused() -> None:
     """B5"""
     with pytest.raises(RemoteProtocolError):

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from ternmq.broker.flow import CLIENT
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.topics import Topics
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import InvalidParameter, MessageIllegal, NoMessage, RemoteProtocolError, SystemBusy
+from ternmq.net.gate import Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.pop.buffer import IN_FLIGHT_MAX, Buffer
 from ternmq.pop.orderly import Orders
@@ -24,13 +25,15 @@ from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import BatchAck, BatchAcks
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import JSON, RequestCode
-from ternmq.wire.handles import ORDERED, Handle, real_topic
+from ternmq.wire.handles import COUNT_MAX, ORDERED, Handle, real_topic
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply
 from ternmq.wire.template import ReplyTemplate
 
 #: A check point has 32 messages; a filter may have let far fewer through than lie between them.
 _BITS_BYTES_MAX: Final = 4096
+#: Check points in one batch; each takes some microseconds.
+_ACKS_MAX: Final = 4096
 
 #: The reply to an ack; each message has one.
 _ACKED: Final = ReplyTemplate({}, {})
@@ -58,19 +61,18 @@ class AckHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT),
-            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT),
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT),
+            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup")),
+            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, Rule(Action.SUB, in_body=_acked)),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(
+                self.change, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup")
+            ),
         }
 
     def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply | bytes:
         """One message is done."""
         header = request.fields
         self._check(header)
-        try:
-            start_offset, pop_time_ms, revive_queue_id = Handle.check_point(header.extra_info)
-        except RemoteProtocolError as error:
-            raise InvalidParameter(str(error)) from None
+        start_offset, pop_time_ms, revive_queue_id = _check_point(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
         if revive_queue_id == ORDERED:
             self._ack_ordered(key, header.queue_offset, pop_time_ms)
@@ -83,9 +85,13 @@ class AckHandlers:
         acks = decode(request.body, BatchAcks).acks
         if not acks:
             raise NoMessage("the batch of acks is empty")
+        if len(acks) > _ACKS_MAX:
+            raise InvalidParameter(
+                f"the batch has {len(acks)} acks, more than the {_ACKS_MAX} allowed; send several requests"
+            )
         illegal: MessageIllegal | None = None
         for ack in acks:
-            topic = real_topic(ack.consumer_group, ack.topic, int(ack.retry) if ack.retry.isdigit() else 0)
+            topic = real_topic(ack.consumer_group, ack.topic, int(ack.retry) if ack.retry in ("1", "2") else 0)
             key = ack.consumer_group, topic, ack.queue_id
             queue_offsets = [ack.start_offset + bit for bit in _bits(ack)]
             if ack.revive_queue_id == ORDERED:
@@ -104,29 +110,32 @@ class AckHandlers:
         """Hide a message for another while, from now on."""
         header = request.fields
         self._check(header)
-        handle = _handle(header.extra_info)
+        start_offset, pop_time_ms, revive_queue_id = _check_point(header.extra_info)
         key = header.consumer_group, header.topic, header.queue_id
-        invisible_ms, pop_time_ms = header.invisible_ms, handle.pop_time_ms
-        if handle.is_ordered:
+        invisible_ms = header.invisible_ms
+        if revive_queue_id == ORDERED:
             if header.queue_offset >= self._offsets.get(*key):
                 visible_ms = self._now_ms() + invisible_ms
                 self._orders.change(key, header.queue_offset, pop_time_ms, visible_ms)
                 invisible_ms = visible_ms - pop_time_ms
         else:
             if self._buffer.is_full:
-                raise SystemBusy(f"[OVERLOAD]system busy: {IN_FLIGHT_MAX} pops are in flight; ack more of them")
+                raise SystemBusy(
+                    f"[OVERLOAD]system busy: {IN_FLIGHT_MAX} pops are not acknowledged; acknowledge popped messages "
+                    "first"
+                )
             changed = self._buffer.change(
-                key, handle.start_offset, pop_time_ms, header.queue_offset, invisible_ms=invisible_ms
+                key, start_offset, pop_time_ms, header.queue_offset, invisible_ms=invisible_ms
             )
             if changed is None:
                 raise NoMessage(
-                    f"{header.topic}@{header.queue_id}:{header.queue_offset} is not hidden by this handle any more; "
-                    "it was acked, or comes again"
+                    f"{header.topic}@{header.queue_id}:{header.queue_offset} is no longer covered by this "
+                    "handle; it was acknowledged, or is delivered again"
                 )
             pop_time_ms = changed
         return Reply(
             header=ChangeInvisibleTimeReply(
-                pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue_id=handle.revive_queue_id
+                pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue_id=revive_queue_id
             )
         )
 
@@ -153,9 +162,9 @@ class AckHandlers:
             )
 
 
-def _handle(text: str) -> Handle:
+def _check_point(text: str) -> tuple[int, int, int]:
     try:
-        return Handle.parse(text)
+        return Handle.check_point(text)
     except RemoteProtocolError as error:
         raise InvalidParameter(str(error)) from None
 
@@ -165,11 +174,21 @@ def _bits(ack: BatchAck) -> Iterator[int]:
     try:
         data = base64.b64decode(ack.bits, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidParameter(f"the bits {ack.bits[:40]!r} of a batch of acks are not base64") from None
+        raise InvalidParameter(f"invalid bits {ack.bits[:40]!r} in a batch of acks: expected base64") from None
     if len(data) > _BITS_BYTES_MAX:
-        raise InvalidParameter(f"{len(data)} bytes of bits in a batch of acks; a check point spans less than that")
+        raise InvalidParameter(f"invalid batch of acks: {len(data)} bytes of bits are more than a checkpoint can have")
     bits = int.from_bytes(data, "little")
+    if bits.bit_count() > COUNT_MAX:
+        raise InvalidParameter(
+            f"invalid batch of acks: {bits.bit_count()} messages in one ack, but a pop returns at most {COUNT_MAX}"
+        )
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
         bits ^= lowest
+
+
+def _acked(body: memoryview) -> Iterator[Resource]:
+    for ack in decode(body, BatchAcks).acks:
+        yield Resource(ResourceKind.GROUP, ack.consumer_group)
+        yield Resource(ResourceKind.TOPIC, ack.topic)

@@ -14,11 +14,12 @@ from typing import Final
 
 from ternmq import config
 from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.net.lanes import Lanes
+from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
+from ternmq.net.server import Server
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.routes import KvTable
@@ -43,7 +44,7 @@ class BrokerHandlers:
         stats: Stats,
         store: MessageStore,
         topics: Topics,
-        lanes: Callable[[], Lanes],
+        server: Callable[[], Server],
         settings: Sequence[object],
         store_path: Path,
         delays: Callable[[], Mapping[int, tuple[int, int]]],
@@ -52,7 +53,7 @@ class BrokerHandlers:
         self._stats = stats
         self._store = store
         self._topics = topics
-        self._lanes = lanes
+        self._server = server
         self._settings = settings
         self._store_path = store_path
         self._delays = delays
@@ -62,16 +63,16 @@ class BrokerHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, ADMIN),
-            RequestCode.GET_BROKER_CONFIG: Route(self.get_config, ADMIN),
-            RequestCode.CLEAN_UNUSED_TOPIC: Route(self.clean_unused_topics, ADMIN),
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: Route(self.clean_expired_queues, ADMIN),
-            RequestCode.DELETE_EXPIRED_COMMITLOG: Route(self.delete_expired, ADMIN),
+            RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, ADMIN, ANY_CALLER),
+            RequestCode.GET_BROKER_CONFIG: Route(self.get_config, ADMIN, ANY_CALLER),
+            RequestCode.CLEAN_UNUSED_TOPIC: Route(self.clean_unused_topics, ADMIN, Rule(Action.ADMIN)),
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: Route(self.clean_expired_queues, ADMIN, Rule(Action.ADMIN)),
+            RequestCode.DELETE_EXPIRED_COMMITLOG: Route(self.delete_expired, ADMIN, Rule(Action.ADMIN)),
         }
 
     def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
         """Counters, rates, queues of work, and how full the disk is."""
-        table = self._stats.runtime() | self._lane_table() | self._store_table()
+        table = self._stats.runtime() | self._lane_table() | self._usage_table() | self._store_table()
         # How far each delay level is delivered, and where its queue ends (I1).
         table |= {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self._delays().items()}
         table |= {
@@ -93,7 +94,7 @@ class BrokerHandlers:
         """Delete the queues of topics that the table does not have (any more)."""
         unused = {topic for topic, _ in self._store.queues()} - self._topics.all.keys()
         if unused:
-            log.info("queues of unknown topics deleted", extra={"topics": sorted(unused)})
+            log.info("deleted the queues of unknown topics: %s", ", ".join(sorted(unused)))
             self._store.delete_topics(unused)
         return Reply()
 
@@ -108,7 +109,7 @@ class BrokerHandlers:
         return Reply()
 
     def _lane_table(self) -> dict[str, str]:
-        lanes, now = self._lanes(), self._clock.monotonic()
+        lanes, now = self._server().lanes, self._clock.monotonic()
         table: dict[str, str] = {}
         for name, pool in _POOLS:
             lane = lanes[name]
@@ -116,6 +117,18 @@ class BrokerHandlers:
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
         return table
+
+    def _usage_table(self) -> dict[str, str]:
+        """How much of ``Limits`` is in use; RocketMQ has no such keys."""
+        server = self._server()
+        usage = server.usage
+        queued_bytes = sum(lane.queued_bytes for lane in server.lanes.by_name.values())
+        return {
+            "connectionCount": str(len(server.peers)),
+            "incompleteFrameBytes": str(usage.incomplete_bytes),
+            "waitingReplyBytes": str(usage.waiting_bytes),
+            "queuedRequestBytes": str(queued_bytes + usage.pending_bytes),
+        }
 
     def _store_table(self) -> dict[str, str]:
         store = self._store
@@ -139,7 +152,7 @@ class BrokerHandlers:
         """When the first record was stored; -1 without one. Read once: its page is hardly in memory."""
         at = self._store.min_log_offset
         if self._earliest is None or self._earliest[0] != at:
-            record = self._store.record_at(at)
+            record = self._store.first_record()
             if record is None:
                 return -1
             self._earliest = (at, unpack_record(record, check_crc=False).store_time_ms)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from ternmq.broker.clients import Clients, Member
 from ternmq.broker.flow import ADMIN
+from ternmq.broker.tables.clients import Clients, Member
 from ternmq.env import Clock
 from ternmq.errors import ConsumerOffline, SystemFailure
+from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.wire.bodies.clients import Connection, ConsumerConnection, ProducerConnection, ProducerInfo, ProducerTable
+from ternmq.wire.bodies.clients import (
+    Connection,
+    ConsumerConnection,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTable,
+    SubscriptionData,
+)
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -25,19 +31,24 @@ class ConnectionHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: Route(self.consumers, ADMIN),
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: Route(self.producers, ADMIN),
-            RequestCode.GET_ALL_PRODUCER_INFO: Route(self.all_producers, ADMIN),
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: Route(
+                self.consumers, ADMIN, Rule(Action.ANY, group="consumerGroup")
+            ),
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: Route(self.producers, ADMIN, ANY_CALLER),
+            RequestCode.GET_ALL_PRODUCER_INFO: Route(self.all_producers, ADMIN, ANY_CALLER),
         }
 
     def consumers(self, _peer: Peer, request: Request[ConsumerGroup]) -> Reply:
-        """The members of a consumer group and what they subscribed to."""
+        """The members of a consumer group and what they subscribed to, each for itself where they differ."""
         group = request.fields.consumer_group
         known = self._clients.group_info(group)
         if known is None:
             raise ConsumerOffline(f"the consumer group[{group}] not online")
         body = ConsumerConnection(
-            connection_set=_connections(known.members.values()),
+            connection_set=[
+                _connection(member, list(member.subscriptions.values()) if known.difference else None)
+                for member in known.members.values()
+            ],
             subscription_table=known.subscriptions,
             consume_type=known.consume_type,
             message_model=known.message_model,
@@ -51,7 +62,7 @@ class ConnectionHandlers:
         members = self._clients.producer_members(group)
         if not members:
             raise SystemFailure(f"the producer group[{group}] not exist")
-        return Reply(body=encode(ProducerConnection(connection_set=_connections(members))))
+        return Reply(body=encode(ProducerConnection(connection_set=[_connection(member) for member in members])))
 
     def all_producers(self, _peer: Peer, _request: Request[object]) -> Reply:
         """All producers, by group."""
@@ -73,13 +84,11 @@ class ConnectionHandlers:
         return Reply(body=encode(ProducerTable(data=table)))
 
 
-def _connections(members: Iterable[Member]) -> list[Connection]:
-    return [
-        Connection(
-            client_id=member.client_id,
-            client_addr=member.peer.address,
-            language=member.language,
-            version=member.version,
-        )
-        for member in members
-    ]
+def _connection(member: Member, subscriptions: list[SubscriptionData] | None = None) -> Connection:
+    return Connection(
+        client_id=member.client_id,
+        client_addr=member.peer.address,
+        language=member.language,
+        version=member.version,
+        subscription_data_set=subscriptions,
+    )

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
-from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.groups import Groups
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.handlers.store_times import StoreTime, with_store_times
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import GroupMissing
 from ternmq.message import MessageQueue
+from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import GroupSubscription
@@ -58,26 +60,37 @@ class GroupHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(self.update, ADMIN),
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Route(self.update_list, ADMIN),
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(self.all, ADMIN),
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Route(self.get, ADMIN),
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: Route(self.delete, ADMIN),
-            RequestCode.GET_CONSUME_STATS: Route(self.progress, ADMIN),
-            RequestCode.GET_BROKER_CONSUME_STATS: Route(self.progress_of_all, ADMIN),
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: Route(self.topics, ADMIN),
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: Route(self.subscription, ADMIN),
-            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: Route(self.forbid, ADMIN),
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Route(
+                self.update, ADMIN, Rule(Action.ADMIN, in_body=_group)
+            ),
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Route(
+                self.update_list, ADMIN, Rule(Action.ADMIN, in_body=_groups)
+            ),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(self.all, ADMIN, ANY_CALLER),
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Route(self.get, ADMIN, Rule(Action.ANY, group="group")),
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: Route(self.delete, ADMIN, Rule(Action.ADMIN, group="groupName")),
+            RequestCode.GET_CONSUME_STATS: Route(
+                self.progress, ADMIN, Rule(Action.ANY, topic="topic", group="consumerGroup")
+            ),
+            RequestCode.GET_BROKER_CONSUME_STATS: Route(self.progress_of_all, ADMIN, ANY_CALLER),
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: Route(self.topics, ADMIN, Rule(Action.ANY, group="group")),
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: Route(
+                self.subscription, ADMIN, Rule(Action.ANY, topic="topic", group="group")
+            ),
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: Route(
+                self.forbid, ADMIN, Rule(Action.ADMIN, topic="topic", group="group")
+            ),
         }
 
-    def update(self, _peer: Peer, request: Request[object]) -> Reply:
+    def update(self, _peer: Peer, request: Request[object]) -> Awaitable[Reply]:
+        """Create or change a group; answered when it is on disk."""
         self._groups.put(decode(request.body, SubscriptionGroupConfig))
-        return Reply()
+        return self._when_saved()
 
-    def update_list(self, _peer: Peer, request: Request[object]) -> Reply:
+    def update_list(self, _peer: Peer, request: Request[object]) -> Awaitable[Reply]:
         for config in decode(request.body, GroupConfigs).group_config_list:
             self._groups.put(config)
-        return Reply()
+        return self._when_saved()
 
     def all(self, _peer: Peer, _request: Request[object]) -> Reply:
         """The whole table at once; an answer without ``totalGroupNum`` tells newer tools that there are no pages."""
@@ -91,17 +104,24 @@ class GroupHandlers:
             raise GroupMissing(f"No group in this broker. group: {group}", broker=self._broker_name)
         return Reply(body=encode(config))
 
-    def delete(self, _peer: Peer, request: Request[DeleteGroup]) -> Reply:
+    def delete(self, _peer: Peer, request: Request[DeleteGroup]) -> Awaitable[Reply]:
         """Forget a group, and its offsets if asked to. Its retry topic is a topic, and deleted as such."""
         header = request.fields
         self._groups.delete(header.group_name)
+        self._offsets.forget_pulls(header.group_name)
         if header.offsets_too:
             self._offsets.delete_group(header.group_name)
+            self._offsets.save()
         self._stats.forget_group(header.group_name)
         self._on_delete(header.group_name)
-        return Reply()
+        return self._when_saved()
 
-    def progress(self, _peer: Peer, request: Request[ConsumeStatsQuery]) -> Reply:
+    async def _when_saved(self, reply: Reply | None = None) -> Reply:
+        await self._groups.saved()
+        await self._offsets.saved()
+        return reply or Reply()
+
+    def progress(self, _peer: Peer, request: Request[ConsumeStatsQuery]) -> Reply | Awaitable[Reply]:
         """How far a group is on one topic or on all it has offsets for, less those it does not subscribe to any more.
 
         What it subscribed to is only known while somebody of it is connected.
@@ -114,17 +134,23 @@ class GroupHandlers:
             topics = [topic for topic in header.topic_list.split(";") if topic]
         else:
             topics = self._offsets.topics_of(group)
-        return Reply(body=encode(self._progress_of(group, topics)))
+        return with_store_times(
+            self._store, lambda store_time: Reply(body=encode(self._progress_of(group, topics, store_time)))
+        )
 
-    def progress_of_all(self, _peer: Peer, request: Request[BrokerConsumeStatsQuery]) -> Reply:
+    def progress_of_all(self, _peer: Peer, request: Request[BrokerConsumeStatsQuery]) -> Reply | Awaitable[Reply]:
         """How far each group is on each topic it has offsets for, or on the ordered ones of them."""
+        is_order = request.fields.is_order
+        return with_store_times(self._store, lambda store_time: self._progress_of_all(store_time, is_order=is_order))
+
+    def _progress_of_all(self, store_time: StoreTime, *, is_order: bool) -> Reply:
         found: list[dict[str, list[ConsumeStats]]] = []
         lag = 0
         for group in sorted(self._groups.all):
             topics = self._offsets.topics_of(group)
-            if request.fields.is_order:
+            if is_order:
                 topics = [topic for topic in topics if (config := self._topics.get(topic)) is not None and config.order]
-            stats = [one for topic in topics if (one := self._progress_of(group, [topic])).offset_table]
+            stats = [one for topic in topics if (one := self._progress_of(group, [topic], store_time)).offset_table]
             lag += sum(
                 queue.broker_offset - queue.consumer_offset for one in stats for queue in one.offset_table.values()
             )
@@ -142,15 +168,20 @@ class GroupHandlers:
         wanted = self._clients.subscription(group, topic)
         return Reply(body=encode(GroupSubscription(group=group, topic=topic, subscription_data=wanted)))
 
-    def forbid(self, _peer: Peer, request: Request[GroupForbidden]) -> Reply:
+    def forbid(self, _peer: Peer, request: Request[GroupForbidden]) -> Awaitable[Reply]:
         """Let a group read a topic or forbid it, if asked to; answers how it is."""
         header = request.fields
         if header.readable is not None:
+            # Only of what exists: a name that an administrator mistyped would stay in the table for ever.
+            self._topics.find(header.topic)
+            self._groups.find(header.group)
             self._groups.let_read(header.group, header.topic, readable=header.readable)
         readable = self._groups.may_read(header.group, header.topic)
-        return Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))
+        return self._when_saved(
+            Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))
+        )
 
-    def _progress_of(self, group: str, topics: Iterable[str]) -> ConsumeStats:
+    def _progress_of(self, group: str, topics: Iterable[str], store_time: StoreTime) -> ConsumeStats:
         online = self._clients.group_info(group)
         table: dict[MessageQueue, QueueProgress] = {}
         rate = 0.0
@@ -159,15 +190,25 @@ class GroupHandlers:
             if config is None or (online is not None and online.subscriptions and topic not in online.subscriptions):
                 continue
             for queue_id in range(config.read_queue_nums):
-                table[MessageQueue(topic, self._broker_name, queue_id)] = self._queue_progress(group, topic, queue_id)
+                queue = MessageQueue(topic, self._broker_name, queue_id)
+                table[queue] = self._queue_progress(group, topic, queue_id, store_time)
             rate += self._stats.got_rate(topic, group)
         return ConsumeStats(offset_table=by_key(table), consume_tps=rate)
 
-    def _queue_progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
+    def _queue_progress(self, group: str, topic: str, queue_id: int, store_time: StoreTime) -> QueueProgress:
         consumer_offset = max(self._offsets.get(group, topic, queue_id), 0)
-        last_ms = self._store.store_time(topic, queue_id, consumer_offset - 1) if consumer_offset > 0 else 0
+        last_ms = store_time(topic, queue_id, consumer_offset - 1) if consumer_offset > 0 else 0
         return QueueProgress(
             broker_offset=max(self._store.max_offset(topic, queue_id), 0),
             consumer_offset=consumer_offset,
+            pull_offset=max(self._offsets.pull_offset(group, topic, queue_id), 0),
             last_timestamp=max(last_ms, 0),
         )
+
+
+def _group(body: memoryview) -> list[Resource]:
+    return [Resource(ResourceKind.GROUP, decode(body, SubscriptionGroupConfig).group_name)]
+
+
+def _groups(body: memoryview) -> list[Resource]:
+    return [Resource(ResourceKind.GROUP, config.group_name) for config in decode(body, GroupConfigs).group_config_list]

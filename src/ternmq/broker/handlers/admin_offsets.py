@@ -19,16 +19,21 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
-from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.groups import Groups
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.topics import Topics
+from ternmq.broker.handlers.store_times import StoreTime, with_store_times
+from ternmq.broker.services.internal import check_move
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import ConsumerOffline, GroupMissing, NetworkError, StoreError
+from ternmq.errors import ConsumerOffline, GroupMissing, StoreError, TernError
 from ternmq.message import MessageQueue
+from ternmq.names import is_internal_topic
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel, QueueOffsets, encode_reset
@@ -74,16 +79,26 @@ class GroupOffsetHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Route(self.reset, ADMIN),
-            RequestCode.CLONE_GROUP_OFFSET: Route(self.clone, ADMIN),
-            RequestCode.QUERY_CONSUME_TIME_SPAN: Route(self.times, ADMIN),
-            RequestCode.QUERY_CORRECTION_OFFSET: Route(self.smallest, ADMIN),
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: Route(
+                self.reset, ADMIN, Rule(Action.ADMIN, topic="topic", group="group")
+            ),
+            RequestCode.CLONE_GROUP_OFFSET: Route(
+                self.clone, ADMIN, Rule(Action.ADMIN, topic="topic", group="destGroup")
+            ),
+            RequestCode.QUERY_CONSUME_TIME_SPAN: Route(
+                self.times, ADMIN, Rule(Action.ANY, topic="topic", group="group")
+            ),
+            RequestCode.QUERY_CORRECTION_OFFSET: Route(
+                self.smallest, ADMIN, Rule(Action.ANY, topic="topic", group="compareGroup")
+            ),
         }
 
-    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Reply | Awaitable[Reply]:
-        """Send a group back (or on, if forced) to a time, to the end or to a given offset; answers where to."""
+    def reset(self, _peer: Peer, request: Request[ResetOffset]) -> Awaitable[Reply]:
+        """Send a group back (or on, if forced) to a time, to the end or to a given offset; answers where to when that
+        is on disk."""
         header = request.fields
         config = self._topics.find(header.topic)
+        check_move(header.topic)
         if self._groups.get(header.group) is None:
             raise GroupMissing(f"subscription group [{header.group}] does not exist; see `tern group list`")
         queue_ids = [
@@ -97,11 +112,9 @@ class GroupOffsetHandlers:
             queue_id: self._store.cold.offset_by_time(header.topic, queue_id, header.time_ms)
             for queue_id in (queue_ids if by_time else ())
         }
-        if any(cold.values()):
-            return self._reset_later(header, queue_ids, cold)
-        return self._reset(header, queue_ids, {})
+        return self._reset_when_found(header, queue_ids, cold)
 
-    async def _reset_later(
+    async def _reset_when_found(
         self, header: ResetOffset, queue_ids: Sequence[int], cold: Mapping[int, Future[int] | None]
     ) -> Reply:
         found: dict[int, int] = {}
@@ -110,7 +123,10 @@ class GroupOffsetHandlers:
             with contextlib.suppress(StoreError):
                 if future is not None:
                     found[queue_id] = await asyncio.wrap_future(future)
-        return self._reset(header, queue_ids, found)
+        reply = self._reset(header, queue_ids, found)
+        self._offsets.save()
+        await self._offsets.saved()
+        return reply
 
     def _reset(self, header: ResetOffset, queue_ids: Sequence[int], found: Mapping[int, int]) -> Reply:
         targets = {
@@ -127,7 +143,7 @@ class GroupOffsetHandlers:
             raise ConsumerOffline(
                 f"Consumer not online, so can not reset offset. Group: {header.group}; commit the offsets instead"
             )
-        log.info("offsets reset", extra={"group": header.group, "topic": header.topic, "time_ms": header.time_ms})
+        log.info("offsets of group %s on topic %s were reset to time %d ms", header.group, header.topic, header.time_ms)
         return Reply(body=encode(QueueOffsets(offset_table=by_key(targets))))
 
     def _move(self, group: str, targets: Mapping[MessageQueue, int], *, has_readers: bool) -> None:
@@ -138,37 +154,47 @@ class GroupOffsetHandlers:
     def _push(self, header: ResetOffset, targets: Mapping[MessageQueue, int]) -> None:
         body = encode_reset(targets)
         for peer in self._clients.peers_of(header.group):
-            # One that is just closing has left; who takes over its queues is told as well.
-            with contextlib.suppress(NetworkError):
+            # One that is just closing has left; who takes over its queues is told as well. One that does not read
+            # must not keep the others from hearing of it.
+            with contextlib.suppress(TernError):
                 peer.call_oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
 
-    def clone(self, _peer: Peer, request: Request[CloneGroupOffset]) -> Reply:
+    async def clone(self, _peer: Peer, request: Request[CloneGroupOffset]) -> Reply:
         """Let one group stand where another stands, on a topic or on all that it has offsets for."""
         header = request.fields
+        if header.topic:
+            check_move(header.topic)
         self._groups.find(header.target_group)
         online = None if header.offline else self._clients.group_info(header.source_group)
         for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
             # What the source does not subscribe to any more is of no use to its copy.
-            if self._topics.get(topic) is not None and (online is None or topic in online.subscriptions):
+            if self._topics.get(topic) is None or is_internal_topic(topic):
+                continue
+            if online is None or topic in online.subscriptions:
                 self._offsets.clone(header.source_group, header.target_group, topic)
                 for queue_id in self._offsets.of_group(header.target_group, topic):
                     self._moved(header.target_group, topic, queue_id)
+        self._offsets.save()
+        await self._groups.saved()
+        await self._offsets.saved()
         return Reply()
 
-    def times(self, _peer: Peer, request: Request[TopicOfGroup]) -> Reply:
+    def times(self, _peer: Peer, request: Request[TopicOfGroup]) -> Reply | Awaitable[Reply]:
         """By queue: from when its messages are, where a group stands, and for how long its next message has waited."""
-        topic, group = request.fields.topic, request.fields.group
+        return with_store_times(self._store, partial(self._times, request.fields.topic, request.fields.group))
+
+    def _times(self, topic: str, group: str, store_time: StoreTime) -> Reply:
         spans = [
-            self._time_span(group, MessageQueue(topic, self._broker_name, queue_id))
+            self._time_span(group, MessageQueue(topic, self._broker_name, queue_id), store_time)
             for queue_id in range(self._topics.find(topic).read_queue_nums)
         ]
         return Reply(body=encode(TimeSpans(consume_time_span_set=spans)))
 
-    def _time_span(self, group: str, queue: MessageQueue) -> QueueTimeSpan:
+    def _time_span(self, group: str, queue: MessageQueue, store_time: StoreTime) -> QueueTimeSpan:
         topic, queue_id = queue.topic, queue.queue_id
-        store_time, end = self._store.store_time, self._store.max_offset(topic, queue_id)
+        end = self._store.max_offset(topic, queue_id)
         committed = self._offsets.get(group, topic, queue_id)
-        first_ms = self._store.earliest_store_time(topic, queue_id)
+        first_ms = store_time(topic, queue_id, self._store.min_offset(topic, queue_id))
         waits = 0 <= committed < end
         return QueueTimeSpan(
             message_queue=Queue.of(queue),

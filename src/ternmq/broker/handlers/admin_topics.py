@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from ternmq import names
-from ternmq.broker.clients import Clients
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.handlers.store_times import StoreTime, with_store_times
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter
 from ternmq.message import MessageQueue
+from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import by_key, decode, encode
@@ -61,18 +64,21 @@ class TopicHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: Route(self.update, ADMIN),
-            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: Route(self.update_list, ADMIN),
-            RequestCode.GET_ALL_TOPIC_CONFIG: Route(self.all, ADMIN),
-            RequestCode.GET_TOPIC_CONFIG: Route(self.get, ADMIN),
-            RequestCode.DELETE_TOPIC_IN_BROKER: Route(self.delete, ADMIN),
-            RequestCode.GET_TOPIC_STATS_INFO: Route(self.topic_stats, ADMIN),
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: Route(self.consumed_by, ADMIN),
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Route(self.system, ADMIN),
+            RequestCode.UPDATE_AND_CREATE_TOPIC: Route(self.update, ADMIN, Rule(Action.ADMIN, topic="topic")),
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: Route(
+                self.update_list, ADMIN, Rule(Action.ADMIN, in_body=_topics)
+            ),
+            RequestCode.GET_ALL_TOPIC_CONFIG: Route(self.all, ADMIN, ANY_CALLER),
+            RequestCode.GET_TOPIC_CONFIG: Route(self.get, ADMIN, Rule(Action.ANY, topic="topic")),
+            RequestCode.DELETE_TOPIC_IN_BROKER: Route(self.delete, ADMIN, Rule(Action.ADMIN, topic="topic")),
+            RequestCode.GET_TOPIC_STATS_INFO: Route(self.topic_stats, ADMIN, Rule(Action.ANY, topic="topic")),
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: Route(self.consumed_by, ADMIN, Rule(Action.ANY, topic="topic")),
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Route(self.system, ADMIN, ANY_CALLER),
         }
 
     def update(self, _peer: Peer, request: Request[UpdateTopic]) -> Awaitable[Reply]:
-        """Create or change a topic; answered when the name servers know it, so that its route can be asked for."""
+        """Create or change a topic; answered when it is on disk and the name servers know it, so that its route can be
+        asked for."""
         header = request.fields
         old = self._topics.get(header.topic)
         self._put(
@@ -102,14 +108,23 @@ class TopicHandlers:
     def get(self, _peer: Peer, request: Request[Topic]) -> Reply:
         return Reply(body=encode(self._topics.find(request.fields.topic)))
 
-    def delete(self, _peer: Peer, request: Request[Topic]) -> Reply:
+    def delete(self, _peer: Peer, request: Request[Topic]) -> Awaitable[Reply]:
         """Forget a topic with its queues, offsets and counters; its records stay in the log until that is cleaned."""
         topic = request.fields.topic
+        is_known = self._topics.get(topic) is not None
         retries = self._pop_retry_topics(topic)
         self._delete(topic)
         for retry in retries:
             self._delete(retry)
-        return Reply()
+        # A topic of the same name begins with queue offset 0: offsets of this one must not come back after a crash.
+        self._offsets.save()
+        return self._when_deleted(Reply() if is_known else Reply(remark=f"{self._broker_name} has no topic {topic}"))
+
+    async def _when_deleted(self, reply: Reply) -> Reply:
+        await self._topics.saved()
+        await self._offsets.saved()
+        await self._published()
+        return reply
 
     def _delete(self, topic: str) -> None:
         self._topics.delete(topic)
@@ -129,12 +144,14 @@ class TopicHandlers:
                     found.append(name)
         return found
 
-    def topic_stats(self, _peer: Peer, request: Request[Topic]) -> Reply:
+    def topic_stats(self, _peer: Peer, request: Request[Topic]) -> Reply | Awaitable[Reply]:
         """First, last and time of the last message, for each queue."""
-        topic = request.fields.topic
+        return with_store_times(self._store, partial(self._topic_stats, request.fields.topic))
+
+    def _topic_stats(self, topic: str, store_time: StoreTime) -> Reply:
         config = self._topics.find(topic)
         table = {
-            MessageQueue(topic, self._broker_name, queue_id): self._queue_stats(topic, queue_id)
+            MessageQueue(topic, self._broker_name, queue_id): self._queue_stats(topic, queue_id, store_time)
             for queue_id in range(max(config.read_queue_nums, config.write_queue_nums))
         }
         return Reply(body=encode(TopicStats(offset_table=by_key(table), topic_put_tps=self._stats.put_rate(topic))))
@@ -150,17 +167,18 @@ class TopicHandlers:
 
     def _put(self, config: TopicConfig) -> None:
         if self._topics.is_protected(config.topic_name):
-            raise InvalidParameter(f"{config.topic_name} belongs to the system and cannot be changed")
+            raise InvalidParameter(f"{config.topic_name} is a system topic and cannot be changed")
         self._topics.put(config)
 
     async def _when_published(self) -> Reply:
+        await self._topics.saved()
         await self._published()
         return Reply()
 
-    def _queue_stats(self, topic: str, queue_id: int) -> QueueStats:
+    def _queue_stats(self, topic: str, queue_id: int, store_time: StoreTime) -> QueueStats:
         min_offset = max(self._store.min_offset(topic, queue_id), 0)
         max_offset = max(self._store.max_offset(topic, queue_id), 0)
-        last_ms = self._store.store_time(topic, queue_id, max_offset - 1) if max_offset > min_offset else 0
+        last_ms = store_time(topic, queue_id, max_offset - 1) if max_offset > min_offset else 0
         return QueueStats(min_offset=min_offset, max_offset=max_offset, last_update_timestamp=max(last_ms, 0))
 
 
@@ -172,13 +190,18 @@ def changed_attributes(old: dict[str, str] | None, changes: str) -> dict[str, st
         allowed = ATTRIBUTES.get(key)
         if change[0] not in "+-" or key not in ATTRIBUTES:
             raise InvalidParameter(
-                f"attribute {change!r} cannot be; write +key=value or -key, with one of {', '.join(sorted(ATTRIBUTES))}"
+                f"invalid attribute {change!r}: expected +key=value or -key, with one of the keys "
+                f"{', '.join(sorted(ATTRIBUTES))}"
             )
         if change[0] == "-":
             attributes.pop(key, None)
         elif not equals or not value or (allowed is not None and value not in allowed):
             choice = ", ".join(sorted(allowed)) if allowed is not None else "a value"
-            raise InvalidParameter(f"attribute {change!r} cannot be; give {key} {choice}")
+            raise InvalidParameter(f"invalid attribute {change!r}: expected {choice} for {key}")
         else:
             attributes[key] = value
     return attributes
+
+
+def _topics(body: memoryview) -> list[Resource]:
+    return [Resource(ResourceKind.TOPIC, config.topic_name) for config in decode(body, TopicConfigs).topic_config_list]

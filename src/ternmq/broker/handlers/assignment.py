@@ -7,13 +7,14 @@ from typing import Final
 
 from ternmq import names
 from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
-from ternmq.broker.clients import Clients
 from ternmq.broker.config import READ
 from ternmq.broker.flow import ADMIN, CLIENT
-from ternmq.broker.groups import Groups
-from ternmq.broker.topics import Topics
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, NoPermission
 from ternmq.message import MessageQueue
+from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.pop.assign import RequestModes, popped_queues
 from ternmq.wire.bodies.clients import (
@@ -63,9 +64,9 @@ class AssignmentHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.QUERY_ASSIGNMENT: Route(self.assignment, CLIENT),
-            RequestCode.SET_MESSAGE_REQUEST_MODE: Route(self.set_mode, ADMIN),
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: Route(self.all_modes, ADMIN),
+            RequestCode.QUERY_ASSIGNMENT: Route(self.assignment, CLIENT, Rule(Action.SUB, in_body=_assigned)),
+            RequestCode.SET_MESSAGE_REQUEST_MODE: Route(self.set_mode, ADMIN, Rule(Action.ADMIN, in_body=_switched)),
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: Route(self.all_modes, ADMIN, ANY_CALLER),
         }
 
     async def assignment(self, _peer: Peer, request: Request[object]) -> Reply:
@@ -77,8 +78,8 @@ class AssignmentHandlers:
         strategy = STRATEGIES.get(asked.strategy_name)
         if strategy is None:
             raise InvalidParameter(
-                f"no strategy {asked.strategy_name!r} on the broker; use {', '.join(STRATEGIES)}, or let the client "
-                "rebalance (clientRebalance=true)"
+                f"the broker has no allocation strategy {asked.strategy_name!r}; use one of "
+                f"{', '.join(STRATEGIES)}, or let the client rebalance (clientRebalance=true)"
             )
         queues = await self._queues(asked.topic)
         mode = self._modes.find(asked.consumer_group, asked.topic)
@@ -98,16 +99,20 @@ class AssignmentHandlers:
         assignments = [Assignment(message_queue=Queue.of(queue), mode=mode.mode) for queue in mine]
         return Reply(body=encode(Assignments(message_queue_assignments=assignments)))
 
-    def set_mode(self, _peer: Peer, request: Request[object]) -> Reply:
-        """Have a group pop the messages of a topic from now on, or pull them."""
+    async def set_mode(self, _peer: Peer, request: Request[object]) -> Reply:
+        """Have a group pop the messages of a topic from now on, or pull them; answered when that is on disk."""
         mode = decode(request.body, GroupRequestMode)
         if mode.topic.startswith(names.RETRY_PREFIX):
-            raise NoPermission(f"retry topic is not allowed to set mode: {mode.topic}; set that of the topic itself")
+            raise NoPermission(
+                f"retry topic is not allowed to set mode: {mode.topic}; set the mode of the topic itself"
+            )
         self._topics.find(mode.topic)
         self._groups.find(mode.consumer_group)
         self._modes.put(mode)
         # Members ask again now, not with their next rebalance.
         self._tell_members(mode.consumer_group)
+        await self._groups.saved()
+        await self._modes.saved()
         return Reply()
 
     def all_modes(self, _peer: Peer, _request: Request[object]) -> Reply:
@@ -128,3 +133,13 @@ class AssignmentHandlers:
         if config is None or not config.perm & READ:
             return []
         return [MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(config.read_queue_nums)]
+
+
+def _assigned(body: memoryview) -> list[Resource]:
+    asked = decode(body, AssignmentQuery)
+    return [Resource(ResourceKind.GROUP, asked.consumer_group), Resource(ResourceKind.TOPIC, asked.topic)]
+
+
+def _switched(body: memoryview) -> list[Resource]:
+    mode = decode(body, GroupRequestMode)
+    return [Resource(ResourceKind.GROUP, mode.consumer_group), Resource(ResourceKind.TOPIC, mode.topic)]

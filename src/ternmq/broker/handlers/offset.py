@@ -7,10 +7,13 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 
 from ternmq.broker.flow import CLIENT
-from ternmq.broker.groups import Groups
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.topics import Topics
+from ternmq.broker.handlers.store_times import StoreTime, with_store_times
+from ternmq.broker.services.internal import check_move
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, NotFound, StoreError
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import RequestCode
@@ -29,12 +32,16 @@ class OffsetHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.QUERY_CONSUMER_OFFSET: Route(self.query, CLIENT),
-            RequestCode.UPDATE_CONSUMER_OFFSET: Route(self.update, CLIENT),
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: Route(self.search, CLIENT),
-            RequestCode.GET_MAX_OFFSET: Route(self.max_offset, CLIENT),
-            RequestCode.GET_MIN_OFFSET: Route(self.min_offset, CLIENT),
-            RequestCode.GET_EARLIEST_MSG_STORETIME: Route(self.earliest_time, CLIENT),
+            RequestCode.QUERY_CONSUMER_OFFSET: Route(
+                self.query, CLIENT, Rule(Action.ANY, topic="topic", group="consumerGroup")
+            ),
+            RequestCode.UPDATE_CONSUMER_OFFSET: Route(
+                self.update, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup")
+            ),
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: Route(self.search, CLIENT, Rule(Action.ANY, topic="topic")),
+            RequestCode.GET_MAX_OFFSET: Route(self.max_offset, CLIENT, Rule(Action.ANY, topic="topic")),
+            RequestCode.GET_MIN_OFFSET: Route(self.min_offset, CLIENT, Rule(Action.ANY, topic="topic")),
+            RequestCode.GET_EARLIEST_MSG_STORETIME: Route(self.earliest_time, CLIENT, Rule(Action.ANY, topic="topic")),
         }
 
     def query(self, _peer: Peer, request: Request[QueryOffset]) -> Reply:
@@ -55,13 +62,21 @@ class OffsetHandlers:
     def update(self, _peer: Peer, request: Request[UpdateOffset]) -> Reply:
         """Commit. Only for what exists, or typing errors would stay in the table for ever."""
         header = request.fields
-        self._topics.find(header.topic)
-        self._groups.find(header.consumer_group)
+        topic = self._topics.find(header.topic)
+        check_move(header.topic)
         if header.queue_id < 0 or header.commit_offset < 0:
             raise InvalidParameter(
-                f"queue {header.queue_id}, offset {header.commit_offset} of {header.topic} cannot be committed; "
-                "neither may be negative"
+                f"cannot commit offset {header.commit_offset} of queue {header.queue_id} of {header.topic}: "
+                "queue and offset must not be negative"
             )
+        queues = max(topic.read_queue_nums, topic.write_queue_nums)
+        # Of a topic that was made smaller, consumers may still finish the queues that they have begun.
+        has_begun = self._offsets.get(header.consumer_group, header.topic, header.queue_id) >= 0
+        if header.queue_id >= queues and not has_begun:
+            raise InvalidParameter(
+                f"cannot commit an offset of queue {header.queue_id} of {header.topic}: the topic has {queues} queues"
+            )
+        self._groups.find(header.consumer_group)
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return Reply()
 
@@ -91,9 +106,15 @@ class OffsetHandlers:
         header = request.fields
         return Reply(header=OffsetReply(queue_offset=self._store.min_offset(header.topic, header.queue_id)))
 
-    def earliest_time(self, _peer: Peer, request: Request[QueueBounds]) -> Reply:
-        header = request.fields
-        return Reply(header=TimeReply(time_ms=self._store.earliest_store_time(header.topic, header.queue_id)))
+    def earliest_time(self, _peer: Peer, request: Request[QueueBounds]) -> Reply | Awaitable[Reply]:
+        """When the oldest message of a queue was stored."""
+        topic, queue_id = request.fields.topic, request.fields.queue_id
+
+        def reply(store_time: StoreTime) -> Reply:
+            first = self._store.min_offset(topic, queue_id)
+            return Reply(header=TimeReply(time_ms=store_time(topic, queue_id, first)))
+
+        return with_store_times(self._store, reply)
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         if self._store.min_offset(topic, queue_id) > 0:

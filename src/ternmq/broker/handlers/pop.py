@@ -9,6 +9,8 @@ for a while. It looks into the topic's retry topics as well: one time in five be
 
 A pop that finds nothing is held (``pop_holds``) for as long as it says. How long a client has waited is counted from
 the arrival of its request: ``bornTime`` is of the client's clock, which may be wrong.
+
+Old records, which are probably not in memory, are read on other threads, as for pulls.
 """
 
 from __future__ import annotations
@@ -17,22 +19,26 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from ternmq import names
 from ternmq.broker.config import READ, BrokerConfig
-from ternmq.broker.filters import ALL, Filters, Wanted
 from ternmq.broker.flow import PULL
-from ternmq.broker.groups import Groups
 from ternmq.broker.handlers.pull import COLD_MAX
-from ternmq.broker.pop_holds import PopHolds
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.services.internal import check_pop
+from ternmq.broker.services.pop_holds import PopHolds
+from ternmq.broker.tables.filters import ALL, Filters, Wanted
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import InvalidParameter, NoPermission
+from ternmq.errors import InvalidParameter, NoPermission, StoreError
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.pop.take import Taken, Taker, Wish
-from ternmq.store.commitlog import Piece
+from ternmq.pop.take import Left, Taken, Taker, Wish
+from ternmq.store.log.protocol import Piece
+from ternmq.store.read.query import accepted
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.handles import ALL_QUEUES, COUNT_MAX, ORDERED, RETRY_V1, RETRY_V2
@@ -47,7 +53,12 @@ from ternmq.wire.requests import (
     PopReply,
 )
 
+#: Stretches of old records that one pop reads for something that its filter lets through.
+OLD_READS_MAX = 32
+
 _FROM_LAST = 1
+#: It is kept with each ordered queue; clients send a UUID.
+_ATTEMPT_ID_MAX = 255
 _FOUND = "FOUND"
 _NOTHING = "NO_MESSAGE_IN_QUEUE"
 
@@ -86,16 +97,23 @@ class PopHandlers:
         self._cold_count = 0
         self._now_ms = clock.now_ms
         self._random = choice
-        bounds = {"capacity": config.max_pop_polling_size, "place_capacity": config.pop_polling_size}
+        bounds = {
+            "capacity": config.max_pop_polling_size,
+            "place_capacity": config.pop_polling_size,
+            "bytes_max": config.max_queued_request_bytes,
+        }
         self.holds = PopHolds(resume=self._resume_pop, **bounds)
         self.notices = PopHolds(resume=self._resume_notification, **bounds)
 
     def routes(self) -> dict[int, Route]:
+        consumes = Rule(Action.SUB, topic="topic", group="consumerGroup")
         return {
-            RequestCode.POP_MESSAGE: Route(self.pop, PULL),
-            RequestCode.PEEK_MESSAGE: Route(self.peek, PULL),
-            RequestCode.NOTIFICATION: Route(self.notification, PULL),
-            RequestCode.POLLING_INFO: Route(self.polling_info, PULL),
+            RequestCode.POP_MESSAGE: Route(self.pop, PULL, consumes, takes_body=False, needs_connection=True),
+            RequestCode.PEEK_MESSAGE: Route(self.peek, PULL, consumes, takes_body=False, needs_connection=True),
+            RequestCode.NOTIFICATION: Route(self.notification, PULL, consumes, takes_body=False, needs_connection=True),
+            RequestCode.POLLING_INFO: Route(
+                self.polling_info, PULL, Rule(Action.ANY, topic="topic", group="consumerGroup"), takes_body=False
+            ),
         }
 
     def arrived(self, topic: str, queue_id: int, tags_code: int, properties: str | None) -> None:
@@ -117,18 +135,24 @@ class PopHandlers:
     def _resume_pop(self, peer: Peer, request: Request[Any], deadline: float) -> None:
         try:
             reply = self._pop(peer, request, deadline)
+            assert reply is None or isinstance(reply, Reply), "only a pop seen for the first time waits for the disk"
         except Exception as error:
             peer.fail(request, error)
         else:
             if reply is not None:
-                assert isinstance(reply, Reply), "only a pop seen for the first time waits for the disk"
                 peer.reply(request, reply)
 
     def _pop(self, peer: Peer, request: Request[PopMessage], deadline: float | None) -> Reply | Awaitable[Reply] | None:
         header = request.fields
         config = self._check(header)
         if not 0 < header.count_max <= COUNT_MAX:
-            raise InvalidParameter(f"a pop of {header.count_max} messages; ask for 1 to {COUNT_MAX}")
+            raise InvalidParameter(
+                f"invalid number of messages {header.count_max} for a pop: expected 1 to {COUNT_MAX}"
+            )
+        if header.attempt_id is not None and len(header.attempt_id) > _ATTEMPT_ID_MAX:
+            raise InvalidParameter(
+                f"the attempt id has {len(header.attempt_id)} characters: expected at most {_ATTEMPT_ID_MAX}"
+            )
         wanted = self._filters.of_request(
             header.consumer_group, header.topic, header.expression_type, header.subscription
         )
@@ -147,17 +171,75 @@ class PopHandlers:
             ordered=ordered,
             attempt_id=header.attempt_id,
             may_wait=deadline is None and self._cold_count < COLD_MAX,
+            is_over=self._filters.timer() if wanted.accepts is not None else None,
         )
         taken = Taken()
         if not self._is_full():
             self._take(wish, config, header.queue_id, taken)
+        if taken.left is not None and wish.may_wait:
+            return self._pop_old(header, wish, taken, taken.left)
         if taken.count:
-            self._stats.got(header.topic, header.consumer_group, taken.count, taken.body_bytes)
-            if taken.rest:
-                self.holds.wake(header.consumer_group, header.topic, header.queue_id)
+            self._count(header, taken)
             return self._when_read(wish, taken) if taken.cold else _reply(ResponseCode.SUCCESS, wish, taken)
         self._stats.missed()
-        return self._hold(peer, request, deadline, wish, taken)
+        if taken.left is not None:
+            # A consumer that was held pops again, and has time for the disk then; if too many wait for it, later.
+            is_late = self._cold_count >= COLD_MAX
+            return _reply(ResponseCode.POLLING_FULL if is_late else ResponseCode.POLLING_TIMEOUT, wish, taken)
+        return self._hold(peer, request, deadline, wish, taken, wanted)
+
+    def _count(self, header: PopMessage, taken: Taken) -> None:
+        self._stats.got(header.topic, header.consumer_group, taken.count, taken.body_bytes)
+        if taken.rest:
+            self.holds.wake(header.consumer_group, header.topic, header.queue_id)
+
+    async def _pop_old(self, header: PopMessage, wish: Wish, taken: Taken, left: Left) -> Reply:
+        """The answer to a pop of old records that must be looked at: read on other threads, a stretch at a time.
+
+        If a filter lets none of them through, or another pop was quicker, the consumer is told to pop again: there is
+        more here or elsewhere.
+        """
+        self._cold_count += 1
+        try:
+            for _ in range(OLD_READS_MAX):
+                # The filter's time begins again with each read: others were served meanwhile.
+                taken.left, taken.is_over = None, False
+                start, found = self._taker.look(wish, taken, left)
+                if found.cold is None:
+                    # What follows is in memory.
+                    self._taker.take(self._on_time(wish), taken, left.topic, left.queue_id, left.retry)
+                    break
+                count, seen = found.count, None
+                try:
+                    body = await asyncio.wrap_future(self._read_cold(found.cold))
+                except StoreError:
+                    # Retention was quicker: what is left now? If it was not, the same error comes again.
+                    count = 1
+                else:
+                    if wish.accepts is not None:
+                        records, seen = accepted(body, wish.accepts, self._filters.timer())
+                        count = len(records)
+                if count:
+                    # No more than was read: what lies behind it is not to be touched.
+                    limited = replace(self._on_time(wish), count_max=taken.count + count)
+                    self._taker.take(limited, taken, left.topic, left.queue_id, left.retry, read_from=start)
+                    break
+                if seen is not None:
+                    # The same entries once more, to know where those that the filter has seen end.
+                    found = self._taker.look(replace(wish, count_max=taken.count + seen), taken, left)[1]
+                self._taker.pass_over(wish, left, start, found.next_offset)
+                if seen is not None:
+                    break
+        finally:
+            self._cold_count -= 1
+        if not taken.count:
+            self._stats.missed()
+            return _reply(ResponseCode.POLLING_TIMEOUT, wish, taken)
+        self._count(header, taken)
+        return await self._when_read(wish, taken) if taken.cold else _reply(ResponseCode.SUCCESS, wish, taken)
+
+    def _on_time(self, wish: Wish) -> Wish:
+        return wish if wish.accepts is None else replace(wish, is_over=self._filters.timer())
 
     async def _when_read(self, wish: Wish, taken: Taken) -> Reply:
         """The answer to a pop whose records are being read. Should that fail, they come again in their time."""
@@ -185,7 +267,13 @@ class PopHandlers:
                 self._taker.take(wish, taken, config.topic_name, number, retry)
 
     def _hold(
-        self, peer: Peer, request: Request[PopMessage], deadline: float | None, wish: Wish, taken: Taken
+        self,
+        peer: Peer,
+        request: Request[PopMessage],
+        deadline: float | None,
+        wish: Wish,
+        taken: Taken,
+        wanted: Wanted,
     ) -> Reply | None:
         header = request.fields
         code = ResponseCode.POLLING_FULL if self._is_full() else ResponseCode.POLLING_TIMEOUT
@@ -193,7 +281,6 @@ class PopHandlers:
             deadline = self.holds.deadline(header.poll_ms)
         if code == ResponseCode.POLLING_TIMEOUT and deadline is not None and deadline > self.holds.deadline(0):
             key = wish.group, wish.topic, header.queue_id
-            wanted = Wanted(matches=wish.matches, accepts=wish.accepts)
             topics = self._listened(wish.group, wish.topic)
             if self.holds.add(peer, request, key, topics=topics, wanted=wanted, deadline=deadline):
                 if taken.unfinished:
@@ -274,6 +361,7 @@ class PopHandlers:
         if not self._readable:
             raise NoPermission("the broker pop message is forbidden; set brokerPermission to 6")
         config = self._topics.find(header.topic)
+        check_pop(header.topic)
         if not config.perm & READ:
             raise NoPermission(f"the topic[{header.topic}] peeking message is forbidden; give it read permission")
         if header.queue_id >= config.read_queue_nums:
@@ -281,7 +369,9 @@ class PopHandlers:
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {config.read_queue_nums} queues "
                 f"to read; consumer:[{header.consumer_group}]"
             )
-        if not self._groups.find(header.consumer_group).consume_enable:
+        # A pop moves the group on; questions do not create it.
+        find = self._groups.find if isinstance(header, PopMessage) else self._groups.for_read
+        if not find(header.consumer_group).consume_enable:
             raise NoPermission(
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
             )

@@ -11,9 +11,12 @@ views of the log: the reply's body is never copied. What the store found decides
 
 Every one of these carries the queue's bounds and the offset to go on at; the remark is the store's status.
 
-Records from far back, which are probably not in memory, are read on other threads (``store.cold``) and the pull is
+Records from far back, which are probably not in memory, are read on other threads (``store.read.cold``) and the pull is
 answered later; meanwhile the loop serves those who keep up. An SQL filter sees them when they are read, and the pull
 goes on until one passes or as many were looked at as in one read from memory.
+
+An SQL filter may keep the loop for ``maxFilterTimePerPull``. After that the pull is answered with what was found, and
+with the offset of the first message that the filter has not seen: the client goes on there.
 
 A client that pulls commits its progress with the same request; that counts when the request first comes, not when it
 is carried out again after a hold, or it could undo a later commit.
@@ -25,19 +28,20 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from ternmq.broker.clients import Clients
 from ternmq.broker.config import READ, BrokerConfig
-from ternmq.broker.filters import Filters, Wanted
 from ternmq.broker.flow import PULL
-from ternmq.broker.groups import TOOLS_GROUP, Groups
-from ternmq.broker.holds import Holds
-from ternmq.broker.offsets import Offsets
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.services.holds import Holds
+from ternmq.broker.services.internal import check_pull
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.filters import Filters, Wanted
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, NoPermission, StoreError, SubscriptionMissing, SystemBusy
-from ternmq.names import SCHEDULE_TOPIC
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.store.query import GetResult, GetStatus, accepted
+from ternmq.store.read.query import GetResult, GetStatus, accepted
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
@@ -96,12 +100,18 @@ class PullHandlers:
         self._offsets = offsets
         self._stats = stats
         self._cold_count = 0
-        self.holds = Holds(resume=self._resume, max_offset=store.max_offset, capacity=config.max_suspended_pulls)
+        self.holds = Holds(
+            resume=self._resume,
+            max_offset=store.max_offset,
+            capacity=config.max_suspended_pulls,
+            bytes_max=config.max_queued_request_bytes,
+        )
 
     def routes(self) -> dict[int, Route]:
+        consumes = Rule(Action.SUB, topic="topic", group="consumerGroup")
         return {
-            RequestCode.PULL_MESSAGE: Route(self.pull, PULL),
-            RequestCode.LITE_PULL_MESSAGE: Route(self.pull, PULL),
+            RequestCode.PULL_MESSAGE: Route(self.pull, PULL, consumes, takes_body=False, needs_connection=True),
+            RequestCode.LITE_PULL_MESSAGE: Route(self.pull, PULL, consumes, takes_body=False, needs_connection=True),
         }
 
     def pull(self, peer: Peer, request: Request[PullMessage]) -> Reply | Awaitable[Reply] | None:
@@ -112,11 +122,11 @@ class PullHandlers:
         """Carry out a held pull again, and answer whatever is found now."""
         try:
             reply = self._pull(peer, request, first=False)
+            # What a hold waited for has just come, and is in memory.
+            assert isinstance(reply, Reply), "only a pull seen for the first time is held or waits for the disk"
         except Exception as error:
             peer.fail(request, error)
         else:
-            # What a hold waited for has just come, and is in memory.
-            assert isinstance(reply, Reply), "only a pull seen for the first time is held or waits for the disk"
             peer.reply(request, reply)
 
     def _pull(self, peer: Peer, request: Request[PullMessage], *, first: bool) -> Reply | Awaitable[Reply] | None:
@@ -133,16 +143,17 @@ class PullHandlers:
         if found.cold is not None:
             if self._cold_count >= COLD_MAX:
                 raise SystemBusy(
-                    f"[OVERLOAD]system busy: {self._cold_count} pulls of old messages wait for the disk already; pull "
-                    "again later"
+                    f"[OVERLOAD]system busy: {self._cold_count} pulls of old messages are already waiting for "
+                    "the disk; retry later"
                 )
             return self._when_read(request, found, wanted)
+        is_known = self._pulled(header, found.next_offset)
         status = found.status
         code = _CODES[status]
         if status in _EMPTY_QUEUE and header.queue_offset == 0:
             code = ResponseCode.PULL_NOT_FOUND
         if code == ResponseCode.SUCCESS:
-            self._stats.got(topic, header.consumer_group, found.count, found.body_bytes)
+            self._stats.got(topic, header.consumer_group if is_known else None, found.count, found.body_bytes)
         else:
             self._stats.missed()
             if code == ResponseCode.PULL_NOT_FOUND and first and header.sysflag & PullSysflag.SUSPEND:
@@ -165,16 +176,20 @@ class PullHandlers:
         body: bytes | list[memoryview] = []
         self._cold_count += 1
         try:
-            scan_end = header.queue_offset + SCAN_MAX
+            queue_offset, scan_end = header.queue_offset, header.queue_offset + SCAN_MAX
             while found.cold is not None:
                 body = await asyncio.wrap_future(self._store.cold.read(found.cold))
                 if wanted.accepts is None:
                     break
-                body = accepted(body, wanted.accepts)
+                # Its time begins again with each read: others were served meanwhile.
+                body, seen = accepted(body, wanted.accepts, self._filters.timer())
+                if seen is not None:
+                    found.next_offset = found.cold_offsets[seen]
                 found.count, found.body_bytes = len(body), sum(map(len, body))
-                if body or found.next_offset >= min(scan_end, found.max_offset):
+                if seen is not None or body or found.next_offset >= min(scan_end, found.max_offset):
                     break
-                found = self._get(header, wanted, found.next_offset, count_max=count_max, leave_cold=True)
+                queue_offset = found.next_offset
+                found = self._get(header, wanted, queue_offset, count_max=count_max, leave_cold=True)
             else:
                 # What follows is in memory.
                 body = found.buffers
@@ -186,9 +201,10 @@ class PullHandlers:
             body = found.buffers
         finally:
             self._cold_count -= 1
+        is_known = self._pulled(header, found.next_offset)
         code = _CODES[found.status]
         if code == ResponseCode.SUCCESS:
-            self._stats.got(header.topic, header.consumer_group, found.count, found.body_bytes)
+            self._stats.got(header.topic, header.consumer_group if is_known else None, found.count, found.body_bytes)
         else:
             self._stats.missed()
         return _reply(code, found, body)
@@ -205,11 +221,20 @@ class PullHandlers:
             matches=wanted.matches,
             may_pass=wanted.may_pass,
             accepts=wanted.accepts,
+            is_over=self._filters.timer() if wanted.accepts is not None else None,
             leave_cold=leave_cold,
         )
 
+    def _pulled(self, header: PullMessage, next_offset: int) -> bool:
+        """Remember how far a group has pulled; False, and nothing is, if there is no such group."""
+        if self._groups.get(header.consumer_group) is None:
+            return False
+        self._offsets.pulled(header.consumer_group, header.topic, header.queue_id, next_offset)
+        return True
+
     def _move(self, header: PullMessage, queue_offset: int) -> Reply:
         topic, queue_id = header.topic, header.queue_id
+        self._pulled(header, queue_offset)
         return Reply(
             ResponseCode.PULL_OFFSET_MOVED,
             remark=_RESET,
@@ -222,10 +247,16 @@ class PullHandlers:
         )
 
     def _check(self, header: PullMessage) -> None:
-        """Raise what forbids this pull: the broker's, the group's or the topic's settings."""
+        """Raise what forbids this pull: the broker's, the group's or the topic's settings.
+
+        Only a pull that commits creates its group; others leave no traces of its name.
+        """
         if not self._readable:
             raise NoPermission("the broker pulling message is forbidden; set brokerPermission to 6")
-        group = self._groups.find(header.consumer_group)
+        known = self._groups.get(header.consumer_group)
+        if known is None and header.sysflag & PullSysflag.COMMIT_OFFSET:
+            known = self._groups.find(header.consumer_group)
+        group = known or self._groups.for_read(header.consumer_group)
         if not group.consume_enable:
             raise NoPermission(
                 f"subscription group no permission, {header.consumer_group}; set its consumeEnable to true"
@@ -233,14 +264,10 @@ class PullHandlers:
         topic = self._topics.find(header.topic)
         if not self._groups.may_read(header.consumer_group, header.topic):
             raise NoPermission(
-                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]; an administrator "
-                "can allow it again (353)"
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]; an "
+                "administrator can allow it again (request code 353)"
             )
-        if header.topic == SCHEDULE_TOPIC and header.consumer_group != TOOLS_GROUP:
-            raise NoPermission(
-                f"the topic[{header.topic}] pulling message is forbidden: its messages wait for their time; subscribe "
-                "the topic that they were sent to"
-            )
+        check_pull(header.topic, header.consumer_group)
         if not topic.perm & READ:
             raise NoPermission(f"the topic[{header.topic}] pulling message is forbidden; give it read permission")
         if not 0 <= header.queue_id < topic.read_queue_nums:
@@ -256,7 +283,7 @@ class PullHandlers:
         members = self._clients.group_info(header.consumer_group)
         if members is None:
             raise SubscriptionMissing(
-                f"the consumer's group info not exist: no heartbeat of {header.consumer_group} has come"
+                f"the consumer's group info not exist: no heartbeat of group {header.consumer_group} was received"
             )
         if members.message_model is MessageModel.BROADCASTING and not group.consume_broadcast_enable:
             raise NoPermission(

@@ -9,8 +9,10 @@ from typing import Final
 
 from ternmq.broker.flow import QUERY
 from ternmq.errors import NotFound, StoreError, SystemFailure
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.store.query import KeySearch, QueryResult
+from ternmq.store.read.cold import THREADS
+from ternmq.store.read.query import QUERY_BYTES_MAX, KeySearch, QueryResult
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -28,8 +30,8 @@ class QueryHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.VIEW_MESSAGE_BY_ID: Route(self.view, QUERY),
-            RequestCode.QUERY_MESSAGE: Route(self.query, QUERY),
+            RequestCode.VIEW_MESSAGE_BY_ID: Route(self.view, QUERY, Rule(Action.SUB, topic="topic"), takes_body=False),
+            RequestCode.QUERY_MESSAGE: Route(self.query, QUERY, Rule(Action.SUB, topic="topic"), takes_body=False),
         }
 
     def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
@@ -61,9 +63,22 @@ class QueryHandlers:
         """Carry out a search, the old records read on other threads."""
         log_offsets = next(search)
         while isinstance(log_offsets, list):
-            cold = [(log_offset, self._store.cold.record(log_offset)) for log_offset in log_offsets]
-            log_offsets = search.send([await self._record(*each) for each in cold])
+            log_offsets = search.send(await self._newest_records(log_offsets))
         return self._found(log_offsets)
+
+    async def _newest_records(self, log_offsets: list[int]) -> list[memoryview | None]:
+        """Records, in order; those that are too many for a reply, the oldest, are not even read."""
+        records: list[memoryview | None] = []
+        size = 0
+        for end in range(len(log_offsets), 0, -THREADS):
+            if size > QUERY_BYTES_MAX:
+                break
+            some = log_offsets[max(end - THREADS, 0) : end]
+            cold = [(log_offset, self._store.cold.record(log_offset)) for log_offset in some]
+            read = [await self._record(*each) for each in cold]
+            size += sum(len(record) for record in read if record is not None)
+            records = [*read, *records]
+        return records
 
     async def _record(self, log_offset: int, cold: Future[bytes | None] | None) -> memoryview | None:
         if cold is None:
@@ -86,5 +101,7 @@ class QueryHandlers:
 
 def _viewed(record: memoryview | None, log_offset: int) -> Reply:
     if record is None:
-        raise SystemFailure(f"can not find message by the offset, {log_offset}: it is deleted, or of another broker")
+        raise SystemFailure(
+            f"can not find message by the offset, {log_offset}: it was deleted, or belongs to another broker"
+        )
     return Reply(body=record)

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from ternmq.broker.clients import Clients, Member
 from ternmq.broker.flow import ADMIN
+from ternmq.broker.tables.clients import Clients, Member
 from ternmq.errors import CallTimeout, ConsumeTimeout, InvalidName, NetworkError, NotFound, SystemFailure
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ClientOffsets, GroupOffsets
@@ -44,9 +45,15 @@ class RelayHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: Route(self.running_info, ADMIN),
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: Route(self.consume_directly, ADMIN),
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(self.offsets, ADMIN),
+            RequestCode.GET_CONSUMER_RUNNING_INFO: Route(
+                self.running_info, ADMIN, Rule(Action.ANY, group="consumerGroup")
+            ),
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: Route(
+                self.consume_directly, ADMIN, Rule(Action.ADMIN, topic="topic", group="consumerGroup")
+            ),
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Route(
+                self.offsets, ADMIN, Rule(Action.ANY, topic="topic", group="group")
+            ),
         }
 
     async def running_info(self, _peer: Peer, request: Request[RunningInfoQuery]) -> Reply:
@@ -80,7 +87,7 @@ class RelayHandlers:
         try:
             response = await member.peer.call(code, header, timeout_ms=STATUS_TIMEOUT_MS)
         except NetworkError as error:
-            log.info("a consumer did not tell its offsets", extra={"client": member.client_id, "why": str(error)})
+            log.info("consumer %s did not return its offsets: %s", member.client_id, error)
             return None
         return decode(response.body, ClientOffsets) if response.code == ResponseCode.SUCCESS else None
 
@@ -107,5 +114,7 @@ class RelayHandlers:
             raise SystemFailure(str(error)) from None
         record = await self._find_record(log_offset)
         if record is None:
-            raise NotFound(f"{self._broker_name} has no message {offset_id}: it is deleted, or of another broker")
+            raise NotFound(
+                f"{self._broker_name} has no message {offset_id}: it was deleted, or belongs to another broker"
+            )
         return bytes(record)

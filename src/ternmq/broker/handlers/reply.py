@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from ternmq.broker.clients import Clients
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendHandlers
+from ternmq.broker.tables.clients import Clients
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, SystemFailure, TernError
 from ternmq.message import Property
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.wire import properties as props
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -50,8 +51,8 @@ class ReplyHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.SEND_REPLY_MESSAGE: Route(self.reply, SEND),
-            RequestCode.SEND_REPLY_MESSAGE_V2: Route(self.reply, SEND),
+            RequestCode.SEND_REPLY_MESSAGE: Route(self.reply, SEND, Rule(Action.ANY, topic="topic")),
+            RequestCode.SEND_REPLY_MESSAGE_V2: Route(self.reply, SEND, Rule(Action.ANY, topic="b")),
         }
 
     async def reply(self, peer: Peer, request: Request[Any]) -> Reply:
@@ -72,14 +73,14 @@ class ReplyHandlers:
         client_id = props.find(properties, Property.REPLY_TO_CLIENT)
         if client_id is None:
             raise SystemFailure(
-                "REPLY_TO_CLIENT is null, can not reply message: it has no such property; make the reply from the "
-                "request that it answers"
+                "REPLY_TO_CLIENT is null, can not reply message: the property is missing; create the reply from "
+                "its request"
             )
         requester = self._clients.find_producer(client_id)
         if requester is None:
             raise SystemFailure(
-                f"push reply message to {client_id} fail, channel of {client_id} not found: it has left, or sends its "
-                "heartbeats to other brokers"
+                f"push reply message to {client_id} fail, channel of {client_id} not found: it is disconnected, "
+                "or sends its heartbeats to other brokers"
             )
         now_ms = self._clock.now_ms()
         pushed = PushReply(
@@ -109,5 +110,5 @@ class ReplyHandlers:
         try:
             return self._sends.store(peer, header, queue_id, body)
         except TernError as error:
-            log.warning("a reply was not stored", extra={"topic": header.topic, "why": str(error)})
+            log.warning("cannot store a reply in topic %s: %s", header.topic, error)
             return None

@@ -12,30 +12,35 @@ What the broker does to a message before it is stored, as RocketMQ 5 does:
   need it), MSG_REGION and TRACE_ON;
 - a message to a retry topic that was tried too often goes to the dead letters.
 
+Clients send to no topic that only the broker writes (``names.may_send``).
+
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-A message with a delay level is redirected by the intake (I1). Transactions are not built yet: a half message is
-refused, as nobody could ever commit it, and to deliver it at once would be wrong.
+A message with a delay level is redirected by the intake (I1). Delivery at any time (TIMER_DELIVER_MS and the like) and
+transactions are not built yet: such messages are refused, as to deliver them at once would be wrong. Not so on their
+way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had its time.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
 from ternmq.broker.flow import SEND
-from ternmq.broker.intake import Intake
-from ternmq.broker.retry import NO_DELAY, Retries
-from ternmq.broker.stats import Stats
-from ternmq.broker.topics import Topics
+from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.retry import NO_DELAY, Retries
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
-from ternmq.message import Property
+from ternmq.message import TIMER_DONE, TIMER_PROPERTIES, Property
+from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.store.draft import Draft
+from ternmq.store.derived.dispatch import delay_level
+from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.bodies.topics import TopicConfig
@@ -45,7 +50,8 @@ from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendBack, SendFields, SendReply
 from ternmq.wire.template import ReplyTemplate
 
-# Texts that betray a property without taking the text apart; where one is found, ``wire.properties`` looks closer.
+# Texts that betray a property without taking the text apart. A user's name or value may hold them, too: where one is
+# found, ``wire.properties`` looks closer, and decides.
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
 _UNIQUE_KEY_DATA: Final = _UNIQUE_KEY.encode()
 _KEY_AT: Final = len(_UNIQUE_KEY)
@@ -55,9 +61,21 @@ _CLUSTER: Final = f"{Property.CLUSTER}\x01"
 _NO_WAIT: Final = f"{Property.WAIT}\x01false"
 #: Properties for the way to the broker only (RocketMQ 5).
 _TRANSIENT: Final = "__RMQ.TRANSIENT."
+#: In all of ``TIMER_PROPERTIES``, and in little else.
+_TIMER: Final = "TIMER_"
+_START_TIME: Final = "__STARTDELIVERTIME"
 #: Anywhere in a batch, these make the broker look at the properties of each message.
 _NOT_PLAIN: Final = tuple(
-    text.encode() for text in (_CLUSTER, _TRANSACTION, _POP_CHECKPOINT, _TRANSIENT, f"{_UNIQUE_KEY}\x02")
+    text.encode()
+    for text in (
+        _CLUSTER,
+        _TRANSACTION,
+        _POP_CHECKPOINT,
+        _TRANSIENT,
+        _TIMER,
+        _START_TIME,
+        f"{_UNIQUE_KEY}\x02",
+    )
 )
 _SINGLE_TAG: Final = "SINGLE_TAG"
 
@@ -80,6 +98,7 @@ class SendHandlers:
         self._writable = bool(config.broker_permission & WRITE)
         self._region = config.region_id
         self._trace_on = config.trace_on
+        self._trace_topic = config.msg_trace_topic_name if config.trace_topic_enable else ""
         trace_on = "true" if config.trace_on else "false"
         self._own_properties = props.join(
             {
@@ -107,10 +126,10 @@ class SendHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.SEND_MESSAGE: Route(self.send, SEND),
-            RequestCode.SEND_MESSAGE_V2: Route(self.send, SEND),
-            RequestCode.SEND_BATCH_MESSAGE: Route(self.send, SEND),
-            RequestCode.CONSUMER_SEND_MSG_BACK: Route(self.send_back, SEND),
+            RequestCode.SEND_MESSAGE: Route(self.send, SEND, Rule(Action.PUB, topic="topic")),
+            RequestCode.SEND_MESSAGE_V2: Route(self.send, SEND, Rule(Action.PUB, topic="b")),
+            RequestCode.SEND_BATCH_MESSAGE: Route(self.send, SEND, Rule(Action.PUB, topic="b")),
+            RequestCode.CONSUMER_SEND_MSG_BACK: Route(self.send_back, SEND, Rule(Action.SUB, group="group")),
         }
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
@@ -128,24 +147,26 @@ class SendHandlers:
             0 <= queue_id < self._plain_queues.get(topic, 0)
             and properties
             and not header.batch
-            and (at := properties.find(_UNIQUE_KEY)) >= 0
+            and (at := properties.rfind(_UNIQUE_KEY)) >= 0
             and (at == 0 or properties[at - 1] == "\x02")
             and _CLUSTER not in properties
             and _TRANSACTION not in properties
             and _POP_CHECKPOINT not in properties
             and _TRANSIENT not in properties
+            and _TIMER not in properties
+            and _START_TIME not in properties
         ):
             if properties[-1] != "\x02":
                 properties += "\x02"
             unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
             if not unique_key:
-                properties, unique_key = self._prepare(properties)
+                properties, unique_key = self._prepare(topic, properties)
         else:
             config = self._topic_for(header, peer)
             queue_id = self._choose_queue(header, config, peer)
             if header.batch:
                 return self._send_batch(peer, request, header, queue_id)
-            properties, unique_key = self._prepare(properties or "")
+            properties, unique_key = self._prepare(topic, properties or "")
             topic, queue_id, sysflag, properties = self._place(request, header, config, queue_id, properties)
         body = request.body
         log_offset, end_offset, queue_offset, _ = self._store(
@@ -169,28 +190,30 @@ class SendHandlers:
             reply: Reply | bytes = self._fill((log_offset, queue_id, queue_offset, unique_key.encode(), request.opaque))
         else:
             reply = Reply(header=self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key))
-        if self._waits and _NO_WAIT not in properties:
+        if self._waits and not (_NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"):
             late = self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key)
             self._reply_when_safe(peer, request, end_offset, reply, late)
             return None
         return reply
 
-    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply:
-        """Store a copy of a record for a later attempt (H1)."""
+    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
+        """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
         if not self._writable:
-            raise NoPermission("this broker's permission does not allow writing; set brokerPermission to 6")
-        self._retries.send_back(request.fields, version=request.version)
-        return Reply()
+            raise NoPermission("this broker is read-only; set brokerPermission to 6")
+        later = self._retries.send_back(request.fields, version=request.version)
+        return Reply() if later is None else _when_stored(later)
 
     # --- For replies of request–reply (E7) ----------------------------------------------------------------------
 
     def queue_for(self, header: SendFields, peer: Peer) -> int:
         """The queue that a message would go to; raises what speaks against storing it."""
-        return self._choose_queue(header, self._topic_for(header, peer), peer)
+        queue_id = self._choose_queue(header, self._topic_for(header, peer), peer)
+        self._prepare(header.topic, header.properties or "")
+        return queue_id
 
     def store(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply:
         """Store a message in a queue that ``queue_for`` chose, without waiting for the disk."""
-        properties, unique_key = self._prepare(header.properties or "")
+        properties, unique_key = self._prepare(header.topic, header.properties or "")
         placed = self._store(
             Draft(
                 header.topic,
@@ -226,6 +249,8 @@ class SendHandlers:
         self, peer: Peer, request: Request[Any], end_offset: int, reply: Reply | bytes, late: SendReply
     ) -> None:
         """Answer ``reply`` when the disk has the record; ``late`` with another code if that takes too long."""
+        # The log has the message now. Thousands may wait here, with bodies of megabytes.
+        request.release()
 
         def answer(code: int) -> None:
             peer.reply(request, reply if code == ResponseCode.SUCCESS else Reply(code, header=late))
@@ -235,6 +260,13 @@ class SendHandlers:
     # --- What is not plain --------------------------------------------------------------------------------------
 
     def _topic_for(self, header: SendFields, peer: Peer) -> TopicConfig:
+        """The topic of a message, created now if it may be; raises if clients may not send to it."""
+        topic = header.topic
+        # Before it is looked up: a send must not create a topic of the system either.
+        if not names.may_send(topic, header.producer_group) and topic != self._trace_topic:
+            raise NoPermission(
+                f"Sending message to topic[{topic}] is forbidden; it is a system topic, send to another topic"
+            )
         return self._topics.for_send(
             header.topic,
             default_topic=header.default_topic,
@@ -245,8 +277,6 @@ class SendHandlers:
     def _choose_queue(self, header: SendFields, config: TopicConfig, peer: Peer) -> int:
         """The queue for a message; raises what speaks against storing it."""
         topic = config.topic_name
-        if topic in names.UNSENDABLE_TOPICS:
-            raise NoPermission(f"Sending message to topic[{topic}] is forbidden; it belongs to the system")
         if not self._writable and config.order:
             # Others may still come until their senders have learned the new permission from their route (30 s); the
             # queues of an ordered topic must not move so slowly.
@@ -261,8 +291,8 @@ class SendHandlers:
             )
         return header.queue_id if header.queue_id >= 0 else self._random.randrange(max(config.write_queue_nums, 1))
 
-    def _prepare(self, properties: str) -> tuple[str, str]:
-        """The properties to store, their last pair ended, and the unique key in them."""
+    def _prepare(self, topic: str, properties: str) -> tuple[str, str]:
+        """The properties to store, their last pair ended, and the unique key in them; raises what is not built yet."""
         properties = props.closed(properties)
         if _CLUSTER in properties or _POP_CHECKPOINT in properties:
             # Of another broker, or another delivery: a message that is sent on brings along what it had.
@@ -274,8 +304,11 @@ class SendHandlers:
             properties = props.PAIR_END.join([pair for pair in pairs if not pair.startswith(_TRANSIENT)])
         if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
             raise NoPermission(
-                "this broker does not support transactions yet; send the message after your local work, without one"
+                "this broker does not support transactions yet; commit your local work first, then send the "
+                "message without a transaction"
             )
+        if _TIMER in properties or _START_TIME in properties:
+            properties = _without_timer(topic, properties)
         unique_key = props.find(properties, Property.UNIQUE_KEY)
         if unique_key is None:
             unique_key = self._new_unique_key()
@@ -293,7 +326,7 @@ class SendHandlers:
                 return *dead_letter, sysflag, props.with_(properties, Property.DELAY, NO_DELAY)
         elif config.topic_filter_type != _SINGLE_TAG:
             sysflag |= Sysflag.MULTI_TAGS
-        elif self._writable:
+        elif self._writable and not topic.startswith(names.SPARK_PREFIX):
             self._plain_queues[topic] = config.write_queue_nums
         return topic, queue_id, sysflag, properties
 
@@ -309,14 +342,14 @@ class SendHandlers:
         except RemoteProtocolError as error:
             raise MessageIllegal(str(error)) from None
         if not parcels:
-            raise MessageIllegal("the batch holds no message; send at least one")
+            raise MessageIllegal("the batch is empty; send at least one message")
         # One look at the whole batch instead of five at each message; a body with such a text costs only time.
         is_plain = not any(text in data for text in _NOT_PLAIN)
         for number, (flag, body, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
-                text, _ = self._prepare(properties.decode(errors="replace"))
+                text, _ = self._prepare(topic, properties.decode(errors="replace"))
                 parcels[number] = flag, body, text.encode()
         placed = self._intake.store_batch(
             topic,
@@ -333,7 +366,28 @@ class SendHandlers:
         batch_properties = header.properties or ""
         unique_key = props.find(batch_properties, Property.UNIQUE_KEY)
         reply = self._reply_header(ids, queue_id, placed.queue_offset, unique_key)
-        if self._waits and _NO_WAIT not in batch_properties:
+        if self._waits and props.find(batch_properties, Property.WAIT) != "false":
             self._reply_when_safe(peer, request, placed.end_offset, Reply(header=reply), reply)
             return None
         return Reply(header=reply)
+
+
+async def _when_stored(later: Awaitable[None]) -> Reply:
+    await later
+    return Reply()
+
+
+def _without_timer(topic: str, properties: str) -> str:
+    """The properties of a message that may ask for its own time of delivery; raises ``MessageIllegal`` if it does.
+
+    Where it has a delay level as well, that counts and the other goes, as in RocketMQ.
+    """
+    asked = [name for name in TIMER_PROPERTIES if props.find(properties, name) is not None]
+    if not asked or topic.startswith(names.RETRY_PREFIX) or props.find(properties, TIMER_DONE) is not None:
+        return properties
+    if delay_level(properties, 1):
+        return props.remove(properties, *asked)
+    raise MessageIllegal(
+        f"the message to {topic} has the property {asked[0]}, but this broker does not support delivery at any "
+        "time yet; use one of the delay levels instead (delay_level, in Java setDelayTimeLevel)"
+    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.offsets import Offsets
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.net.gate import ANY_CALLER
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import DelayOffsets
@@ -26,8 +27,8 @@ class SlaveHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.GET_ALL_CONSUMER_OFFSET: Route(self.consumer_offsets, ADMIN),
-            RequestCode.GET_ALL_DELAY_OFFSET: Route(self.delay_offsets, ADMIN),
+            RequestCode.GET_ALL_CONSUMER_OFFSET: Route(self.consumer_offsets, ADMIN, ANY_CALLER),
+            RequestCode.GET_ALL_DELAY_OFFSET: Route(self.delay_offsets, ADMIN, ANY_CALLER),
         }
 
     def consumer_offsets(self, _peer: Peer, _request: Request[object]) -> Reply:

@@ -9,9 +9,8 @@ from ternmq.cli.pipelines import archive, deadletters, rebuild, reconcile, repla
 app = typer.Typer(
     no_args_is_help=True,
     help=(
-        "Run a Spark job over topics.\n\n"
-        "Jobs run on this machine (local[*]) unless --master names a Spark cluster. Ctrl-C stops them cleanly; a "
-        "stream goes on from its checkpoint when it is started again."
+        "Run a Spark job on topics.\n\nJobs run on this machine (local[*]) unless --master names a Spark "
+        "cluster. Ctrl-C stops a job cleanly. A stream continues from its checkpoint when it is started again."
     ),
 )
 

@@ -23,35 +23,38 @@ _BAR = 40
 
 def deadletters(
     groups: Annotated[
-        list[str] | None, typer.Argument(help="Groups; else all that have dead letters.", metavar="GROUP")
+        list[str] | None,
+        typer.Argument(help="Names of groups; default: all groups with dead letters.", metavar="GROUP"),
     ] = None,
     pattern: Annotated[
-        str, typer.Option("--pattern", metavar="REGEX", help="Groups whose whole name fits, instead.")
+        str, typer.Option("--pattern", metavar="REGEX", help="Groups whose whole name matches this regular expression.")
     ] = "",
     condition: Annotated[
-        str, typer.Option("--where", metavar="SQL", help="Only those, as \"tags = 'x' AND attempts > 3\".")
+        str, typer.Option("--where", metavar="SQL", help="Condition in Spark SQL, as \"tags = 'x' AND attempts > 3\".")
     ] = "",
-    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Given up then or later.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Given up before then.")] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Count also those that are dealt with.")] = False,
-    redrive: Annotated[bool, typer.Option("--redrive", help="Say which would be sent again.")] = False,
-    for_real: Annotated[bool, typer.Option("--for-real", help="With --redrive: send them.")] = False,
-    to_topic: Annotated[
-        bool, typer.Option("--to-topic", help="To the topic they came from, and so to all its groups.")
+    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Failed at this time or later.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Failed before this time.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Include those that are already resent or purged.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
+    redrive: Annotated[bool, typer.Option("--redrive", help="Show which would be resent.")] = False,
+    for_real: Annotated[bool, typer.Option("--for-real", help="With --redrive: resend them.")] = False,
+    to_topic: Annotated[
+        bool, typer.Option("--to-topic", help="Send to the original topic, and so to all its groups.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Include those that were already resent.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     master: Master = "",
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Count dead letters by group, topic, tag, reason and hour; or send those chosen again.
+    """Count dead letters by group, topic, tag, reason and hour, or resend selected ones.
 
-    --redrive alone sends nothing: it shows what would be. A letter goes to the group that gave it up, and none is sent
+    --redrive alone sends nothing: it shows what would be resent. A dead letter is sent to its group only, and never
     twice, as with `tern dlq resend`.
 
-    --where is Spark's SQL on the columns group, origin_topic, origin_id, message_id, keys, tags, why, attempts,
-    given_up, born_time, properties and body.
+    --where is a Spark SQL condition on the columns group, origin_topic, origin_id, message_id, keys, tags, why,
+    attempts, given_up, born_time, properties and body.
 
     Examples:
 
@@ -62,9 +65,9 @@ def deadletters(
         tern pipeline deadletters billing --where "tags = 'paid'" --redrive --for-real
     """
     if (for_real or to_topic or again) and not redrive:
-        raise typer.BadParameter("--for-real, --to-topic and --again belong to --redrive")
+        raise typer.BadParameter("--for-real, --to-topic and --again need --redrive")
     if redrive and everything:
-        raise typer.BadParameter("those that are dealt with are not sent again; leave out --all")
+        raise typer.BadParameter("--all and --redrive exclude each other; omit --all")
     now_ms = SystemClock().now_ms()
     begin_ms, end_ms = (None if text is None else parse_time(text, now_ms=now_ms) for text in (begin, end))
     done: list[Resent] = []
@@ -131,7 +134,7 @@ def _show(report: LetterReport, *, as_json: bool) -> None:
             for one in report.groups
         ],
         columns=("group", "origin", "tags", "why", "count", "attempts", "first", "last", "sample", "keys", "body"),
-        empty="no dead letters; --all counts also those that are dealt with",
+        empty="no dead letters; --all counts also those that are already resent or purged",
     )
     most = max((one.count for one in report.hours), default=1)
     if report.hours:
@@ -156,7 +159,7 @@ def _show_resent(done: list[Resent], *, for_real: bool, as_json: bool) -> None:
         dead = one.letter.message
         before_ms = one.earlier.store_time_ms if one.earlier is not None else None
         if before_ms is not None:
-            line = f"{one.letter.group} {dead.message_id} was sent again before, {format_ms(before_ms)}"
+            line = f"{one.letter.group} {dead.message_id} was already resent, {format_ms(before_ms)}"
         else:
             line = f"{one.letter.group} {dead.message_id} to {one.topic}"
         output.item(
@@ -173,9 +176,13 @@ def _show_resent(done: list[Resent], *, for_real: bool, as_json: bool) -> None:
         )
     left_alone = sum(one.earlier is not None for one in done)
     if not as_json:
-        verb = "sent" if for_real else "would be sent"
+        verb = "sent" if for_real else "would be resent"
         note(
-            f"{len(done) - left_alone} {verb} again"
-            + (f", {left_alone} left alone (--again sends them, too)" if left_alone else "")
-            + ("" if for_real else "; --for-real sends them")
+            f"{len(done) - left_alone} {verb}"
+            + (
+                f", {left_alone} skipped because they were already resent (use --again to include them)"
+                if left_alone
+                else ""
+            )
+            + ("" if for_real else "; use --for-real to resend them")
         )

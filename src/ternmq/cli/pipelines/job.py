@@ -39,24 +39,31 @@ from ternmq.errors import ConfigError, TernError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ternmq.spark.jobs import Progress, Watch
+    from ternmq.spark.runtime.jobs import Progress, Watch
 
 Master = Annotated[
-    str, typer.Option("--master", envvar="MASTER", metavar="URL", help="Spark's master, as spark://host:7077.")
+    str,
+    typer.Option("--master", envvar="MASTER", metavar="URL", help="Master of the Spark cluster, as spark://host:7077."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's. May be repeated."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting. Can be repeated."),
 ]
 Checkpoint = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="DIR", help="Where the stream keeps how far it is; one for each job."),
+    typer.Option("--checkpoint", metavar="DIR", help="Directory for the progress of the stream; one per job."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Read what is there now, then end.")]
+Once = Annotated[bool, typer.Option("--once", help="Read the present messages, then stop.")]
 
 Metrics = Annotated[
     int | None,
-    typer.Option("--metrics", metavar="PORT", min=0, max=65535, help="Serve rows, lag and batch times to Prometheus."),
+    typer.Option(
+        "--metrics",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Serve rows, lag and batch times to Prometheus on this port.",
+    ),
 ]
 
 #: Between two lines where no terminal shows them.
@@ -77,14 +84,14 @@ def spark_job(
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from ternmq.spark import jobs
+        from ternmq.spark.runtime import jobs
         from ternmq.spark.session import sentence_of, session
 
         if metrics_port is not None:
             from ternmq.cli.pipelines.metrics import serving_metrics
     except ImportError as error:
         raise ConfigError(f"the package {error.name} is not installed; run `pip install 'ternmq[spark]'`") from error
-    log_file = Path(tempfile.gettempdir()) / f"tern-pipeline-{name}-{os.getpid()}.log"
+    log_file = new_log_file(name)
     with ExitStack() as clean_up:
         if metrics_port is not None:
             metrics = clean_up.enter_context(serving_metrics(metrics_port))
@@ -101,20 +108,27 @@ def spark_job(
         try:
             yield spark, watch
         except jobs.JobFailed as error:
-            raise TernError(f"{name}: {error}; Spark's own messages are in {log_file}") from error
+            raise TernError(f"{name}: {error}; see the log of Spark in {log_file}") from error
         except jobs.JobStopped as error:
             note(f"tern: {error}")
             raise typer.Exit(130) from error
         except (PySparkException, Py4JError) as error:
             logging.getLogger("ternmq.spark").error("a job failed", extra={"job": name}, exc_info=error)
-            raise TernError(f"{name}: {sentence_of(error)}; Spark's own messages are in {log_file}") from error
+            raise TernError(f"{name}: {sentence_of(error)}; see the log of Spark in {log_file}") from error
+
+
+def new_log_file(name: str) -> Path:
+    """A file of this user's alone. Its name cannot be guessed or replaced by a link: others write in /tmp, too."""
+    descriptor, path = tempfile.mkstemp(prefix=f"tern-pipeline-{name}-", suffix=".log")
+    os.close(descriptor)
+    return Path(path)
 
 
 def _pairs(settings: list[str] | None) -> dict[str, str]:
     pairs = dict(one.partition("=")[::2] for one in settings or ())
     for one in settings or ():
         if "=" not in one or not one.startswith("spark."):
-            raise ConfigError(f"--conf {one!r} is no setting of Spark's; write spark.key=value")
+            raise ConfigError(f"invalid --conf {one!r}: expected spark.key=value")
     return pairs
 
 
@@ -201,7 +215,7 @@ def line_of(progress: Progress) -> str:
     if progress.lag is not None:
         parts.append(f"lag {progress.lag:,}")
     if progress.left_out:
-        parts.append(f"{progress.left_out:,} left out")
+        parts.append(f"{progress.left_out:,} skipped")
     if progress.rows is None and progress.total is not None:
         parts.append(f"{progress.done or 0} of {progress.total} tasks")
     return ", ".join(parts)

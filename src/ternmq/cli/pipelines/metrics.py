@@ -18,16 +18,21 @@ from ternmq.cli.output import note
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ternmq.spark.jobs import Progress
+    from ternmq.spark.runtime.jobs import Progress
 
 #: Field of a progress → kind, name, what it is, and the factor to Prometheus' base units.
 _METRICS: Final = {
     "rows": (CounterMetricFamily, "tern_pipeline_rows_total", "Messages read by this run.", 1.0),
-    "rows_per_s": (GaugeMetricFamily, "tern_pipeline_rows_per_second", "Messages a second in the last batch.", 1.0),
-    "lag": (GaugeMetricFamily, "tern_pipeline_lag", "Messages that wait to be read.", 1.0),
+    "rows_per_s": (GaugeMetricFamily, "tern_pipeline_rows_per_second", "Messages per second in the last batch.", 1.0),
+    "lag": (GaugeMetricFamily, "tern_pipeline_lag", "Messages not read yet.", 1.0),
     "batch": (GaugeMetricFamily, "tern_pipeline_batch", "Number of the last batch.", 1.0),
-    "batch_ms": (GaugeMetricFamily, "tern_pipeline_batch_seconds", "How long the last batch took.", 0.001),
-    "done": (GaugeMetricFamily, "tern_pipeline_parts_done", "Tasks done, or messages of a stream with an end.", 1.0),
+    "batch_ms": (GaugeMetricFamily, "tern_pipeline_batch_seconds", "Duration of the last batch.", 0.001),
+    "done": (
+        GaugeMetricFamily,
+        "tern_pipeline_parts_done",
+        "Finished tasks, or messages read of a stream with an end.",
+        1.0,
+    ),
     "total": (GaugeMetricFamily, "tern_pipeline_parts", "All tasks, or messages.", 1.0),
 }
 
@@ -62,7 +67,7 @@ def serving_metrics(port: int) -> Iterator[Metrics]:
     try:
         server, thread = start_http_server(port, registry=registry)
     except OSError as error:
-        raise ConfigError(f"--metrics cannot use the port {port}: {error.strerror}; give another one") from error
+        raise ConfigError(f"--metrics cannot use port {port}: {error.strerror}; choose another port") from error
     with server:
         if port == 0:
             note(f"metrics on port {server.server_port}")

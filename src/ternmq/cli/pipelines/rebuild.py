@@ -22,14 +22,15 @@ def rebuild(
     directory: Directory,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="Make the files there, and leave the store as it is."),
+        typer.Option("--output", metavar="DIR", help="Write the files to this directory, and do not change the store."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only compare what is there with what the log makes; 1 if they differ.")
+        bool, typer.Option("--check", help="Only compare the present files with the log; exit code 1 if they differ.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     slice_bytes: Annotated[
-        int | None, typer.Option("--slice-bytes", min=1, metavar="BYTES", help="How much of the log one task reads.")
+        int | None,
+        typer.Option("--slice-bytes", min=1, metavar="BYTES", help="Size of the log part that one task reads."),
     ] = None,
     sizes: Sizes = None,
     config: ConfigFile = None,
@@ -37,10 +38,10 @@ def rebuild(
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Make queues and index of a store anew from its log, on a Spark cluster.
+    """Rebuild the queues and the index of a store from its log, on a Spark cluster.
 
-    The result is that of `tern store rebuild`, to the byte. All workers need the directory under the same path. The
-    old files are replaced when the new ones are whole; if anything fails, nothing has changed.
+    The files are identical to those of `tern store rebuild`. All workers need the directory under the same path. The
+    old files are replaced once the new ones are complete; if the job fails, the store is unchanged.
 
     Examples:
 
@@ -49,10 +50,10 @@ def rebuild(
         tern pipeline rebuild /data/broker-a --check
     """
     if check and output is not None:
-        raise ConfigError("--check makes nothing that --output could name; give one of both")
+        raise ConfigError("--check and --output exclude each other; --check writes no files")
     inspect = config_of(sizes, config)
     if output is None and not check and not yes:
-        ask(f"replace queues and index of {directory}?")
+        ask(f"replace the queues and the index of {directory}?")
     clock = SystemClock()
     with spark_job("rebuild", master=master, settings=settings, as_json=as_json) as (spark, watch):
         from ternmq.spark.files.options import SLICE_BYTES
@@ -71,7 +72,7 @@ def rebuild(
     rebuilt = checked.rebuilt if checked is not None else made
     assert rebuilt is not None
     for damaged in rebuilt.damages:
-        note(f"passed over log offset {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
+        note(f"skipped log offsets {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
     fields: dict[str, object] = {
         "event": "checked" if check else "rebuilt",
         "directory": str(output or directory),
@@ -85,12 +86,15 @@ def rebuild(
     }
     speed = f"({rebuilt.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {fields['mb_per_second']} MB/s)"
     if checked is None:
-        text = f"{rebuilt.queues:,} queues and the index made of {rebuilt.records:,} records in {output or directory} "
+        text = (
+            f"rebuilt {rebuilt.queues:,} queues and the index from {rebuilt.records:,} records in "
+            f"{output or directory} "
+        )
         Output(as_json=as_json).item(fields, text + speed)
         return
     counts = {key: value for key, value in dataclasses.asdict(checked).items() if key != "rebuilt"}
     words = [f"{value:,} {key.replace('_', ' entries ')}" for key, value in counts.items() if value]
-    verdict = ", ".join(words) or "queues and index are what the log makes"
+    verdict = ", ".join(words) or "queues and index agree with the log"
     Output(as_json=as_json).item(fields | counts, f"{verdict} {speed}")
     if not checked.is_right:
         raise typer.Exit(1)

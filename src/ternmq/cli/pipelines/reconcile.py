@@ -19,45 +19,59 @@ if TYPE_CHECKING:
 
 
 def reconcile(
-    topic: Annotated[str, typer.Argument(help="The topic in question.", metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(help="Topic to check.", metavar="TOPIC")],
     sent: Annotated[
-        str, typer.Option("--sent", metavar="SIDE", help="What was sent: trace, topic:NAME, table:NAME or a file.")
+        str,
+        typer.Option(
+            "--sent", metavar="SIDE", help="Source of the sent messages: trace, topic:NAME, table:NAME or a file."
+        ),
     ] = "",
     consumed: Annotated[
         str,
         typer.Option(
             "--consumed",
             metavar="SIDE",
-            help="What was consumed: group:NAME (its offsets), trace:GROUP, topic:NAME, table:NAME or a file.",
+            help="Source of the consumed messages: group:NAME (its offsets), trace:GROUP, topic:NAME, table:NAME or "
+            "a file.",
         ),
     ] = "",
     by: Annotated[
-        str, typer.Option("--by", metavar="SQL", help="What names a message, as keys or properties['order'].")
+        str,
+        typer.Option(
+            "--by", metavar="SQL", help="Expression that identifies a message, such as keys or properties['order']."
+        ),
     ] = "message_id",
-    sent_by: Annotated[str, typer.Option("--sent-by", metavar="SQL", help="The same in --sent.")] = "",
-    sent_time: Annotated[str, typer.Option("--sent-time", metavar="SQL", help="When, in --sent.")] = "",
-    consumed_by: Annotated[str, typer.Option("--consumed-by", metavar="SQL", help="The same in --consumed.")] = "",
-    consumed_time: Annotated[str, typer.Option("--consumed-time", metavar="SQL", help="When, in --consumed.")] = "",
-    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Sent then or later.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Sent before then.")] = None,
+    sent_by: Annotated[str, typer.Option("--sent-by", metavar="SQL", help="The same for --sent.")] = "",
+    sent_time: Annotated[str, typer.Option("--sent-time", metavar="SQL", help="Column of the time in --sent.")] = "",
+    consumed_by: Annotated[str, typer.Option("--consumed-by", metavar="SQL", help="The same for --consumed.")] = "",
+    consumed_time: Annotated[
+        str, typer.Option("--consumed-time", metavar="SQL", help="Column of the time in --consumed.")
+    ] = "",
+    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Sent at this time or later.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Sent before this time.")] = None,
     late_ms: Annotated[
-        int, typer.Option("--late-ms", min=0, help="Longer is late; what is younger is not missing yet.")
+        int,
+        typer.Option(
+            "--late-ms", min=0, help="A message that takes longer is late; a younger message does not count as missing."
+        ),
     ] = 60_000,
     out: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="Write all messages with a problem there, too.")
+        str, typer.Option("--out", metavar="DIR", help="Also write all messages with a problem to this directory.")
     ] = "",
-    out_format: Annotated[str, typer.Option("--format", help="Of --out: parquet, json or csv.")] = "parquet",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if anything is missing.")] = False,
-    trace_topic: Annotated[str, typer.Option("--trace-topic", metavar="TOPIC", help="Where traces are.")] = TRACE_TOPIC,
+    out_format: Annotated[str, typer.Option("--format", help="Format of --out: parquet, json or csv.")] = "parquet",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 if a message is missing.")] = False,
+    trace_topic: Annotated[
+        str, typer.Option("--trace-topic", metavar="TOPIC", help="Topic of the traces.")
+    ] = TRACE_TOPIC,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     master: Master = "",
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Say what is missing, double or late between what was sent, what is stored and what was consumed.
+    """Compare sent, stored and consumed messages, and report missing, duplicate and late ones.
 
     A file is .parquet, .csv, .json or .jsonl, or a directory of Parquet. Its columns id, message_id, key or keys, and
-    time or timestamp are found by themselves; others are named with --sent-by and --sent-time.
+    time or timestamp are detected; name other columns with --sent-by and --sent-time.
 
     Examples:
 
@@ -70,7 +84,7 @@ def reconcile(
     now_ms = SystemClock().now_ms()
     begin_ms, end_ms = (None if text is None else parse_time(text, now_ms=now_ms) for text in (begin, end))
     if not sent and not consumed:
-        raise typer.BadParameter("say what to compare with: --sent, --consumed, or both")
+        raise typer.BadParameter("nothing to compare with; give --sent, --consumed or both")
     with spark_job("reconcile", master=master, settings=settings, as_json=as_json) as (spark, watch):
         from ternmq.spark.pipelines import reconcile as pipeline
         from ternmq.spark.pipelines.reconcile_sides import Sides
@@ -121,7 +135,7 @@ def _show(result: Reconciled, out: str, *, as_json: bool) -> None:
             for one in result.hours
         ],
         columns=("hour", "sent", "stored", "consumed", *kinds),
-        empty=f"{result.topic} has no messages in this time, and none were sent",
+        empty=f"{result.topic} has no messages in this time range, and none were sent",
     )
     if result.differences:
         output.rows(
@@ -143,9 +157,12 @@ def _show(result: Reconciled, out: str, *, as_json: bool) -> None:
     found = ", ".join(f"{count:,} {name}" for name, count in result.problems.items())
     note(f"{result.sent:,} sent, {result.stored:,} stored, {result.consumed:,} consumed: {found or 'all agree'}")
     if result.nameless:
-        note(f"{result.nameless:,} messages of {result.topic} have no id, and were not compared; see --by")
+        note(
+            f"{result.nameless:,} messages of {result.topic} have no id and were not compared; choose another id "
+            "with --by"
+        )
     if out:
-        note(f"all of them are in {out}")
+        note(f"the full list is in {out}")
 
 
 def _when(count: int, time_ms: int | None) -> str:

@@ -20,20 +20,30 @@ if TYPE_CHECKING:
 
 def replay(
     lake: Annotated[Path, typer.Argument(metavar="LAKE", help="Directory of the lake.")],
-    to: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to send the messages.")],
+    to: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send the messages to.")],
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", "-t", help="Only messages of this topic. May be repeated.")
+        list[str] | None, typer.Option("--topic", "-t", help="Only messages of this topic. Can be repeated.")
     ] = None,
     since: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Stored then or later: 2026-01-31T12:00, 15m (ago), or ms.")
+        str,
+        typer.Option(
+            "--from", metavar="TIME", help="Stored at this time or later: 2026-01-31T12:00, 15m (ago), or ms."
+        ),
     ] = "",
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Stored before.")] = "",
-    key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
-    tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
-    where: Annotated[str, typer.Option(metavar="SQL", help="For which a condition of Spark's SQL holds.")] = "",
-    rate: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many messages a second.")] = None,
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Stored before this time.")] = "",
+    key: Annotated[str, typer.Option(metavar="KEY", help="Only messages with this key.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only messages with this tag.")] = "",
+    where: Annotated[
+        str, typer.Option(metavar="SQL", help="Only messages that match this condition (Spark SQL).")
+    ] = "",
+    rate: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of messages per second.")] = None,
     replay_id: Annotated[
-        str, typer.Option("--id", metavar="NAME", help="Names this replay: run again, it sends what is missing.")
+        str,
+        typer.Option(
+            "--id",
+            metavar="NAME",
+            help="Id of this replay; a second run with the same id sends only the missing messages.",
+        ),
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -42,9 +52,9 @@ def replay(
     metrics: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Send messages of a lake to a topic again, those of each original queue in their old order.
+    """Send messages from a lake to a topic. Messages of the same original queue keep their order.
 
-    Body, keys, tags and properties stay; the property REPLAYED_FROM says where a message was.
+    Body, keys, tags and properties do not change. The property REPLAYED_FROM names the original queue and offset.
 
     Examples:
 
@@ -91,10 +101,10 @@ def _show(shown: Preview, output: Output) -> None:
         for hour in hours:
             output.item({"event": "planned"} | hour, "")
         return
-    output.rows(hours, columns=("topic", "date", "hour", "messages"), empty="no message of the lake is chosen")
+    output.rows(hours, columns=("topic", "date", "hour", "messages"), empty="no message of the lake matches")
     if not hours:
         return
-    note(f"{shown.rows:,} messages would be sent; the first of them:")
+    note(f"{shown.rows:,} messages would be sent; the first ones are:")
     sample = [
         {
             "stored": format_ms(row["store_time_ms"]),

@@ -15,41 +15,44 @@ from ternmq.cli.pipelines.job import Checkpoint, Master, Metrics, Once, Settings
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ternmq.spark.jobs import Watch
     from ternmq.spark.pipelines.sql import Shown
+    from ternmq.spark.runtime.jobs import Watch
 
 _SAMPLE_MESSAGES: Final = 1000
 
 
 def sql(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE.sql", help="The script; - for stdin.")] = None,
-    text: Annotated[str, typer.Option("--execute", "-e", metavar="SQL", help="The script itself.")] = "",
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.sql", help="File of the script; - for stdin.")] = None,
+    text: Annotated[str, typer.Option("--execute", "-e", metavar="SQL", help="The script as text.")] = "",
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     checkpoint: Checkpoint = None,
     once: Once = False,
     every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="Between two batches, as '10 seconds'; at once by default.")
+        str, typer.Option("--every", metavar="TIME", help="Time between two batches, as '10 seconds'; default: none.")
     ] = "",
     options: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="Of the source, for all topics. May be repeated."),
+        typer.Option("--option", metavar="NAME=VALUE", help="Option of the source, for all topics. Can be repeated."),
     ] = None,
     bad_rows: Annotated[
-        str, typer.Option("--bad-rows", metavar="drop|fail", help="What to do with bodies that do not fit the columns.")
+        str,
+        typer.Option(
+            "--bad-rows", metavar="drop|fail", help="How to treat bodies that do not match the columns: drop or fail."
+        ),
     ] = "drop",
     sample: Annotated[
-        int, typer.Option("--sample", min=1, metavar="N", help="How many messages to find columns in.")
+        int, typer.Option("--sample", min=1, metavar="N", help="Number of messages to detect columns from.")
     ] = _SAMPLE_MESSAGES,
     master: Master = "",
     settings: Settings = None,
     metrics: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Stream SQL from topics to topics, tables and the console.
+    """Run streaming SQL from topics to topics, tables and the console.
 
-    A topic is a table by its name, its columns found in the last messages, or given by CREATE VIEW name (column TYPE,
-    …) FROM TOPIC topic. INSERT INTO TOPIC name SELECT … and INSERT INTO TABLE 'directory' SELECT … write; a SELECT
-    alone is shown. Statements are separated by semicolons.
+    Each topic is a table. Its columns are detected from the last messages, or declared by CREATE VIEW name (column
+    TYPE, …) FROM TOPIC topic. INSERT INTO TOPIC name SELECT … and INSERT INTO TABLE 'directory' SELECT … write; a
+    SELECT alone is printed. Separate statements by semicolons.
 
     Examples:
 
@@ -60,13 +63,13 @@ def sql(
     script = _script(file, text)
     pairs = dict(one.partition("=")[::2] for one in options or ())
     if bad_rows not in ("drop", "fail"):
-        raise ConfigError(f"--bad-rows {bad_rows!r} is neither drop nor fail")
+        raise ConfigError(f"invalid --bad-rows {bad_rows!r}: expected drop or fail")
     # The live line takes the terminal's stdout for itself while it is there, and must not have a pipe's.
     piped = None if sys.stdout.isatty() else sys.stdout
     with spark_job("sql", master=master, settings=settings, metrics_port=metrics, as_json=as_json) as (spark, watch):
-        from ternmq.spark.jobs import JobStopped
         from ternmq.spark.pipelines.sql import run_sql
         from ternmq.spark.pipelines.topic_views import BadRows
+        from ternmq.spark.runtime.jobs import JobStopped
 
         console = _Console(Output(as_json=as_json, stream=piped), watch)
         done = run_sql(
@@ -86,7 +89,7 @@ def sql(
         if console.is_closed:
             return
         if once and watch.stopped:
-            raise JobStopped("sql was stopped before its end; with a checkpoint it goes on from there")
+            raise JobStopped("sql was stopped before its end; with a checkpoint, a new run continues from there")
     output = Output(as_json=as_json)
     for one in done:
         if as_json:
@@ -97,14 +100,14 @@ def sql(
             note(f"{one.statement}: {one.messages:,} messages read")
         if one.left_out:
             note(
-                f"tern: {one.left_out:,} of them did not fit their columns and were left out; "
-                "the view NAME_bad of each view shows them"
+                f"tern: {one.left_out:,} of them did not match the columns and were skipped; the view NAME_bad "
+                "of each view shows them"
             )
 
 
 def _script(file: Path | None, text: str) -> str:
     if (file is None) == (not text):
-        raise ConfigError("give a script: a file, - for stdin, or -e 'SELECT …'")
+        raise ConfigError("no script given: expected a file, - for stdin, or -e 'SELECT …'")
     if file is None:
         return text
     if str(file) == "-":
@@ -112,7 +115,7 @@ def _script(file: Path | None, text: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text in UTF-8") from error
+        raise ConfigError(f"{file} is not UTF-8 text") from error
 
 
 class _Console:

@@ -24,30 +24,35 @@ _PROBLEMS = ("lost", "failed", "duplicated", "slow", "waiting")
 def trace(
     topics: Annotated[list[str] | None, typer.Argument(help="Only these topics.", metavar="TOPIC")] = None,
     message_id: Annotated[
-        str | None, typer.Option("--message", metavar="ID", help="The path of one message instead.")
+        str | None, typer.Option("--message", metavar="ID", help="Show the path of this message only.")
     ] = None,
-    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Traced then or later.")] = None,
-    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Traced before then.")] = None,
-    slow_ms: Annotated[int, typer.Option("--slow-ms", min=0, help="Longer than this is slow.")] = 1_000,
+    begin: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Traced at this time or later.")] = None,
+    end: Annotated[str | None, typer.Option("--to", metavar="TIME", help="Traced before this time.")] = None,
+    slow_ms: Annotated[int, typer.Option("--slow-ms", min=0, help="A message that takes longer is slow.")] = 1_000,
     grace_ms: Annotated[
-        int, typer.Option("--grace-ms", min=0, help="Sent so shortly before the trace's end is not lost yet.")
+        int,
+        typer.Option(
+            "--grace-ms", min=0, help="A message sent this shortly before the end of the trace does not count as lost."
+        ),
     ] = 60_000,
     by_tag: Annotated[
-        bool, typer.Option("--by-tag", help="Expect of a group only tags that it has consumed before.")
+        bool, typer.Option("--by-tag", help="Expect a group to consume only the tags that it consumed before.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots there, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page with plots to this file.")
     ] = None,
-    trace_topic: Annotated[str, typer.Option("--trace-topic", metavar="TOPIC", help="Where traces are.")] = TRACE_TOPIC,
+    trace_topic: Annotated[
+        str, typer.Option("--trace-topic", metavar="TOPIC", help="Topic of the traces.")
+    ] = TRACE_TOPIC,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     master: Master = "",
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Say how long messages took, and which were lost, duplicated or slow, from what clients traced.
+    """Report latencies and lost, duplicated or slow messages, from the traces of clients.
 
-    Java's clients trace when they are made with enableMsgTrace. Times from send to consume compare the clocks of two
-    machines, and are as right as those agree.
+    Java clients trace if they are created with enableMsgTrace. Times from send to consume compare the clocks of two
+    machines, so they are only as accurate as these clocks.
 
     Examples:
 
@@ -60,7 +65,7 @@ def trace(
     now_ms = SystemClock().now_ms()
     begin_ms, end_ms = (None if text is None else parse_time(text, now_ms=now_ms) for text in (begin, end))
     if html is not None and not html.parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {html.parent} for the page")
+        raise typer.BadParameter(f"cannot write {html}: the directory {html.parent} does not exist")
     with spark_job("trace", master=master, settings=settings, as_json=as_json) as (spark, watch):
         from ternmq.spark.pipelines import trace as pipeline
 
@@ -103,7 +108,7 @@ def _show(report: TraceReport, html: Path | None, *, as_json: bool) -> None:
         output.item({"event": "report", **dataclasses.asdict(report)}, "")
         return
     if not report.records:
-        note(f"{report.trace_topic} has no traces of this time")
+        note(f"{report.trace_topic} has no traces in this time range")
         return
     output.rows(
         [
@@ -123,7 +128,7 @@ def _show(report: TraceReport, html: Path | None, *, as_json: bool) -> None:
             for one in report.consuming
         ],
         columns=("topic", "group", "messages", "calls", *_PROBLEMS, *_names("to_consume"), *_names("consume")),
-        empty="no group was traced that consumed any of them",
+        empty="no consumption of these messages was traced",
     )
     output.rows(
         [
@@ -144,15 +149,15 @@ def _show(report: TraceReport, html: Path | None, *, as_json: bool) -> None:
         empty="no message was lost, failed, duplicated or slow",
     )
     note(
-        f"{report.records:,} records from {format_ms(report.begin_ms)} to {format_ms(report.end_ms)} by the clients' "
-        "clocks; from send to consume compares two of them"
+        f"{report.records:,} records from {format_ms(report.begin_ms)} to {format_ms(report.end_ms)} by the "
+        "clocks of the clients; times from send to consume compare the clocks of two machines"
     )
     if report.bad:
         note(f"{report.bad:,} records could not be read, such as {report.bad_samples[0]!r}")
     if report.unknown_calls:
-        note(f"{report.unknown_calls:,} calls were with messages whose send is not in this trace")
+        note(f"{report.unknown_calls:,} consumed messages have no send in this trace")
     if html is not None:
-        note(f"the page is {html}")
+        note(f"wrote the page {html}")
 
 
 def _show_path(steps: list[Step], *, as_json: bool) -> None:

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from ternmq.errors import CorruptRecord, StoreError
 from ternmq.message import MessageQueue
-from ternmq.spark.columns import COLUMNS, Column, Rows, int_column, text_column
-from ternmq.spark.records import Records
+from ternmq.spark.source.columns import COLUMNS, Column, Rows, int_column, text_column
+from ternmq.spark.source.options import MAX_BODY_BYTES
+from ternmq.spark.source.records import Records
 from ternmq.store.inspect.scan import Damage, Damaged
 from ternmq.wire.compress import decompress
 from ternmq.wire.record import Sysflag
@@ -30,12 +31,20 @@ class LogRows(Rows):
     """Rows of one segment. ``damage`` tells what is wrong with all of them, if something is."""
 
     def __init__(
-        self, records: Records, *, segment: str, broker: str = "", damage: str = "", keep_unreadable: bool = False
+        self,
+        records: Records,
+        *,
+        segment: str,
+        broker: str = "",
+        damage: str = "",
+        keep_unreadable: bool = False,
+        max_body_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         super().__init__(records, MessageQueue("", broker, 0))
         self.segment = segment
         self.damage = damage
         self._keep_unreadable = keep_unreadable
+        self._max_body_bytes = max_body_bytes
 
     @cached_property
     def encoded_topics(self) -> pa.DictionaryArray:
@@ -76,7 +85,7 @@ class LogRows(Rows):
 
     def _inflated(self, number: int, body: bytes) -> bytes | None:
         try:
-            return decompress(body, int(self.records.sysflags[number]))
+            return decompress(body, int(self.records.sysflags[number]), bytes_max=self._max_body_bytes)
         except CorruptRecord as error:
             if self._keep_unreadable:
                 return None

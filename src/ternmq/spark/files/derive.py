@@ -1,4 +1,5 @@
-"""What queues and index get of many records at once: the folds of ``store.dispatch`` in NumPy and Arrow; a core (U4).
+"""What queues and index get of many records at once: the folds of ``store.derived.dispatch`` in NumPy and Arrow; a core
+(U4).
 
 *Queues.* Each record has an entry of 20 bytes in its queue. The entries of a batch are sorted by queue, and those whose
 queue offsets follow each other are one *run*: first queue offset, and the entries side by side.
@@ -25,10 +26,10 @@ from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.spark.files.columns import LogRows
 from ternmq.spark.files.queues import ENTRIES
-from ternmq.spark.records import Int64s
-from ternmq.store.dispatch import due_time
+from ternmq.spark.source.records import Int64s
+from ternmq.store.derived.dispatch import due_time
+from ternmq.store.derived.light import OFFSETS_PROPERTY, light_places
 from ternmq.store.inspect.rebuild import LeftOut
-from ternmq.store.light import OFFSETS_PROPERTY, light_places
 from ternmq.wire.ids import POWERS, java_hash, java_hash_append
 from ternmq.wire.record import Sysflag
 
@@ -132,7 +133,7 @@ def _text(rows: LogRows, row: int) -> str:
 def _light_runs(
     rows: LogRows, entries: npt.NDArray[Any], queued: npt.NDArray[np.bool_], rules: Rules
 ) -> Iterator[Runs]:
-    """Further queues of RocketMQ that records are in, by their properties (``store.light``)."""
+    """Further queues of RocketMQ that records are in, by their properties (``store.derived.light``)."""
     named = rows.property(OFFSETS_PROPERTY).is_valid().to_numpy(zero_copy_only=False)
     places = [
         (topic, queue_offset, row)

@@ -10,8 +10,8 @@ from ternmq.spark.files.columns import LogRows
 from ternmq.spark.files.derive import Rules, index_entries, queue_runs
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.files.reading import SliceReader
-from ternmq.store.config import ENTRY_BYTES
 from ternmq.store.inspect.scan import Damaged
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 #: Entries of queues that are gathered before they go on their way.
 _GATHERED_BYTES_MAX: Final = 32 << 20

@@ -17,13 +17,18 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from ternmq.errors import StoreError
 from ternmq.spark.files.options import FilesOptions
-from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.inspect.sizes import INDEX_HEADER, InspectConfig, find_sizes
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.inspect.sizes import InspectConfig, find_sizes
+from ternmq.wire.layouts.index_file import (
+    INDEX_ENTRY_BYTES,
+    INDEX_ENTRY_FIELDS,
+    INDEX_HEADER,
+    INDEX_HEADER_BYTES,
+    index_entries_at,
+)
 
-#: An entry as a file has it; what the parts mean stands in ``store.index``.
-INDEX_ENTRIES: Final = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-assert INDEX_ENTRIES.itemsize == INDEX_ENTRY_BYTES
+#: An entry as a file has it; what the parts mean stands in ``store.derived.index``.
+INDEX_ENTRIES: Final = np.dtype([(name, f">i{length_bytes}") for name, length_bytes in INDEX_ENTRY_FIELDS])
 
 _BATCH_ENTRIES: Final = 100_000
 
@@ -61,7 +66,7 @@ class IndexReader(DataSourceReader):
             slots = find_sizes(disk, root, InspectConfig()).index_slots if files else 0
             if slots is None:
                 raise StoreError(f"nothing in {root} shows how large its index files are: they have no entries")
-            entries_at = INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES
+            entries_at = index_entries_at(slots)
             found += [IndexFile(root / "index" / name, entries_at) for name in files]
         return found
 

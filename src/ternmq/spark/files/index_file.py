@@ -1,8 +1,8 @@
 """One file of the index, made of all its entries (U4, C4).
 
-``store.index.IndexFile`` adds entries as they come. Here they come by the ten thousands: the entries of a batch are
-sorted by slot, so each has the one before it as its neighbour, and a slot gets its last. The bytes are the same, which
-tests compare. What is mapped was reserved before, so that a full disk is an error and not the end of the process.
+``store.derived.index.IndexFile`` adds entries as they come. Here they come by the ten thousands: the entries of a batch
+are sorted by slot, so each has the one before it as its neighbour, and a slot gets its last. The bytes are the same,
+which tests compare. What is mapped was reserved before, so that a full disk is an error and not the end of the process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ternmq.spark.files.index import INDEX_ENTRIES
-from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.inspect.sizes import INDEX_HEADER, index_file_bytes
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.wire.layouts.index_file import (
+    INDEX_ENTRY_BYTES,
+    INDEX_HEADER,
+    INDEX_HEADER_BYTES,
+    INDEX_SECONDS_MAX,
+    index_entries_at,
+    index_file_bytes,
+)
 
 _SLOT: Final = np.dtype(">i4")
-_SECONDS_MAX: Final = 0x7FFFFFFF
 
 
 class IndexWriter:
@@ -29,7 +34,7 @@ class IndexWriter:
     def __init__(self, path: Path, *, slots: int, entries: int, count: int, before_ms: int) -> None:
         assert 0 < count < entries, "number 0 of a file is unused"
         size = index_file_bytes(slots, entries)
-        entries_at = INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES
+        entries_at = index_entries_at(slots)
         self._segment = FileDisk().open_segment(path, size=size, create=True)
         self._segment.reserve(0, entries_at + (count + 1) * INDEX_ENTRY_BYTES)
         page = self._segment.page
@@ -68,7 +73,7 @@ class IndexWriter:
         made["hash"] = keyed["hash"]
         made["log_offset"] = keyed["log_offset"]
         seconds = (times_ms - self._begin_ms) // 1000 if self._begin_ms > 0 else np.zeros(len(keyed), np.int64)
-        made["seconds"] = np.clip(seconds, 0, _SECONDS_MAX)
+        made["seconds"] = np.clip(seconds, 0, INDEX_SECONDS_MAX)
         made["previous"][order] = previous
         self._next += len(keyed)
         self._end_ms, self._end_offset = int(times_ms[-1]), int(keyed["log_offset"][-1])

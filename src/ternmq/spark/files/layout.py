@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
 from ternmq.errors import StoreError
-from ternmq.store.commitlog import HEAD_BYTES, head_store_time, record_size
-from ternmq.store.file_disk import FileDisk
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.disk.segment import NAME_DIGITS, segment_files
 from ternmq.store.inspect.sizes import usual_length
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.segment import NAME_DIGITS, segment_files
+from ternmq.wire.record import HEAD_BYTES, head_store_time, record_size
 
 KEY: Final = "mappedFileSizeCommitLog"
 
@@ -44,6 +44,8 @@ class Segment:
     is_tail: bool = False
     #: In a store that was closed as it should be, the last record is whole.
     is_closed: bool = False
+    #: Bytes in front of each record (``store.log.protocol``).
+    lead: int = 0
 
 
 class LogSlice(InputPartition):
@@ -57,7 +59,9 @@ class LogSlice(InputPartition):
         self.end = end
 
 
-def find_segments(paths: Sequence[Path], *, segment_bytes: int | None = None, lenient: bool = False) -> list[Segment]:
+def find_segments(
+    paths: Sequence[Path], *, segment_bytes: int | None = None, lead: int = 0, lenient: bool = False
+) -> list[Segment]:
     """The segments of all logs, each log in order, up to its tail.
 
     Raises ``StoreError`` for a path that holds no log, ``CorruptFile`` for a file that does not fit to the others; one
@@ -74,14 +78,16 @@ def find_segments(paths: Sequence[Path], *, segment_bytes: int | None = None, le
         logs.append((bare, False))
     found: list[Segment] = []
     for directories, is_closed in logs:
-        found += _up_to_tail(disk, _of_log(disk, directories, segment_bytes, lenient=lenient), is_closed=is_closed)
+        segments = _of_log(disk, directories, segment_bytes, lenient=lenient)
+        segments = [replace(segment, lead=lead) for segment in segments] if lead else segments
+        found += _up_to_tail(disk, segments, is_closed=is_closed)
     return found
 
 
 def segments_of(view: StoreView) -> list[Segment]:
     """The segments of a store that was opened, up to its tail."""
     size = view.sizes.segment
-    segments = [Segment(path, start, size) for start, path in view.segments.items()]
+    segments = [Segment(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
     return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
 
 
@@ -89,16 +95,21 @@ def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}; let the user of Spark's processes read it") from error
+        raise StoreError(
+            f"cannot read {path}: {error.strerror}; give the user of the Spark processes read permission"
+        ) from error
 
 
 def _check_is_log(disk: FileDisk, path: Path) -> None:
     if not path.exists():
-        raise StoreError(f"there is no directory {path} here; Spark's driver and workers need the store under one path")
+        raise StoreError(
+            f"there is no directory {path} on this machine; the driver and the workers of Spark need the store under "
+            "the same path"
+        )
     if not any(name.isdigit() and len(name) == NAME_DIGITS for name, _, _ in disk.list(path)):
         raise StoreError(
-            f"{path} is no store: it has neither a commitlog nor segments in it; give the directory that "
-            "storePathRootDir names, or those of storePathCommitLog"
+            f"{path} is not a store: it contains neither a commitlog nor segments; give the directory of "
+            "storePathRootDir, or those of storePathCommitLog"
         )
 
 
@@ -121,11 +132,11 @@ def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenien
 
 
 def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> list[Segment]:
-    while segments and disk.read_at(segments[-1].path, 0, len(_ZEROS)) in (_ZEROS, b""):
+    while segments and disk.read_at(segments[-1].path, segments[-1].lead, len(_ZEROS)) in (_ZEROS, b""):
         segments.pop()
     if segments:
         last = segments[-1]
-        segments[-1] = Segment(last.path, last.start, last.size_bytes, is_tail=True, is_closed=is_closed)
+        segments[-1] = replace(last, is_tail=True, is_closed=is_closed)
     return segments
 
 
@@ -148,8 +159,8 @@ def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | Non
 
 
 def _first_time_ms(disk: FileDisk, segment: Segment) -> int | None:
-    head = disk.read_at(segment.path, 0, HEAD_BYTES)
-    if len(head) < HEAD_BYTES or not record_size(head, segment.start):
+    head = disk.read_at(segment.path, segment.lead, HEAD_BYTES)
+    if len(head) < HEAD_BYTES or not record_size(head, segment.start + segment.lead):
         return None
     return head_store_time(head)
 

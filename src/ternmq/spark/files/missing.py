@@ -21,9 +21,9 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from ternmq.env import Clock, SystemClock
 from ternmq.errors import ConfigError, RouteMissing, StoreError
 from ternmq.message import MessageQueue
-from ternmq.spark.cluster import cluster_at
 from ternmq.spark.files.options import NAME
-from ternmq.spark.options import RETRY_TIMEOUT_MS
+from ternmq.spark.runtime.cluster import cluster_at
+from ternmq.spark.source.options import RETRY_TIMEOUT_MS
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.record import Sysflag
 

@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from ternmq.errors import ConfigError
-from ternmq.spark.options import OptionTexts, time_ms, topic_names, topic_pattern
+from ternmq.spark.source.options import MAX_BODY_BYTES, OptionTexts, local_path, time_ms, topic_names, topic_pattern
 
 NAME: Final = "ternmq_files"
-
-ChoiceT = TypeVar("ChoiceT", bound=enum.StrEnum)
 
 #: One task's share of a segment: 16 tasks for a GiB.
 SLICE_BYTES: Final = 64 << 20
@@ -30,6 +28,7 @@ _OPTIONS: Final = (
     "onCorrupt",
     "broker",
     "sliceBytes",
+    "maxBodyBytes",
     "mappedFileSizeCommitLog",
 )
 
@@ -66,6 +65,8 @@ class FilesOptions:
     #: What the column ``broker`` says: files do not know whose they are.
     broker: str
     slice_bytes: int
+    #: A body that is larger than this after decompression cannot be had.
+    max_body_bytes: int
     #: Read off the files where it is not given.
     segment_bytes: int | None
 
@@ -77,14 +78,15 @@ class FilesOptions:
         begin, end = texts.text("startingTimestamp"), texts.text("endingTimestamp")
         return cls(
             paths=_paths(texts.text("path")),
-            part=_choice(Part, "part", texts.text("part"), Part.LOG),
+            part=texts.choice("part", Part, Part.LOG),
             topics=topic_names(texts.text(chosen)) if chosen in ("topic", "topics") else (),
             topic_pattern=topic_pattern(texts.text("topicPattern")),
             begin_ms=time_ms("startingTimestamp", begin) if begin else None,
             end_ms=time_ms("endingTimestamp", end) if end else None,
-            on_corrupt=_choice(OnCorrupt, "onCorrupt", texts.text("onCorrupt"), OnCorrupt.FAIL),
+            on_corrupt=texts.choice("onCorrupt", OnCorrupt, OnCorrupt.FAIL),
             broker=texts.text("broker"),
             slice_bytes=texts.count("sliceBytes") or SLICE_BYTES,
+            max_body_bytes=texts.count("maxBodyBytes") or MAX_BODY_BYTES,
             segment_bytes=texts.count("mappedFileSizeCommitLog"),
         )
 
@@ -101,17 +103,8 @@ class FilesOptions:
 
 def _paths(text: str) -> tuple[Path, ...]:
     # Spark makes an address of a path that it takes for a file's.
-    names = dict.fromkeys(part.strip().removeprefix("file://") for part in text.split(",") if part.strip())
-    if not names:
-        raise ConfigError('no directory is given; name that of a store: load("/path/store")')
-    for name in names:
-        if "://" in name:
-            raise ConfigError(f"{name} is no path; mount what it names where Spark's workers can read it as files")
-    return tuple(map(Path, names))
-
-
-def _choice(kind: type[ChoiceT], name: str, text: str, default: ChoiceT) -> ChoiceT:
-    try:
-        return kind(text.lower()) if text else default
-    except ValueError:
-        raise ConfigError(f"the option {name}={text!r} is none of {', '.join(kind)}") from None
+    cure = "mount what it names where Spark's workers can read it as files"
+    paths = dict.fromkeys(local_path(part.strip(), cure=cure) for part in text.split(",") if part.strip())
+    if not paths:
+        raise ConfigError('no directory is given; give the directory of a store: load("/path/store")')
+    return tuple(paths)

@@ -1,8 +1,8 @@
 """Writes the files of queues from runs of their entries, in log order (U4, C2).
 
-The queues are the broker's own (``store.queues``), and so are the rules for what does not follow: a queue that starts
-over, queue offsets that are left out, a record that cannot belong to its queue. A run that does follow is added as it
-is, all its entries at once.
+The queues are the broker's own (``store.derived.queues``), and so are the rules for what does not follow: a queue that
+starts over, queue offsets that are left out, a record that cannot belong to its queue. A run that does follow is added
+as it is, all its entries at once.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from ternmq.spark.files.queues import ENTRIES
-from ternmq.store.config import ENTRY_BYTES
-from ternmq.store.dispatch import Fact
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.queues import ConsumeQueues
+from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 
 class QueueWriter:

@@ -18,14 +18,11 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from ternmq.errors import StoreError
 from ternmq.spark.files.options import FilesOptions
-from ternmq.store.config import ENTRY_BYTES
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.queue_entry import FILLER_SIZE
-from ternmq.store.segment import NAME_DIGITS
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.disk.segment import NAME_DIGITS
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES, ENTRY_FIELDS, FILLER_SIZE
 
-#: As in ``store.queue_entry``.
-ENTRIES: Final = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-assert ENTRIES.itemsize == ENTRY_BYTES
+ENTRIES: Final = np.dtype([(name, f">i{length_bytes}") for name, length_bytes in ENTRY_FIELDS])
 
 #: Files for one task.
 _TASK_FILES: Final = 500
@@ -73,7 +70,9 @@ class QueueReader(DataSourceReader):
         disk = FileDisk(writable=False)
         for root in self._options.paths:
             if not root.is_dir():
-                raise StoreError(f"there is no directory {root} here; give the one that storePathRootDir names")
+                raise StoreError(
+                    f"there is no directory {root} on this machine; give the directory of storePathRootDir"
+                )
             directory = root / "consumequeue"
             for topic, _, is_topic in disk.list(directory):
                 if not is_topic or not self._options.selects(topic):

@@ -2,8 +2,8 @@
 
 The quick way takes some megabytes, follows the sizes, and checks all records of them at once with NumPy: lengths, the
 log offset each one has of itself, CRC, a topic that is text, and the sectors behind the body that a power cut may have
-taken (``store.replay``). Only if something is wrong are they looked at one by one, by the same rules as those of
-``store.inspect.scan``, whose words tell the damage and where the log goes on.
+taken (``store.derived.follower``). Only if something is wrong are they looked at one by one, by the same rules as those
+of ``store.inspect.scan``, whose words tell the damage and where the log goes on.
 
 What is not whole behind the last whole record of the log was being written when somebody looked, or when the broker
 died; it is told with no ``records_behind``. Zeros there are nothing.
@@ -13,7 +13,6 @@ Invariant: the slices of a segment, read by anybody in any order, give every who
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -24,19 +23,16 @@ import pyarrow as pa
 from ternmq.errors import CorruptRecord, StoreError
 from ternmq.spark.files.borders import WINDOW_BYTES, border
 from ternmq.spark.files.layout import LogSlice
-from ternmq.spark.records import Int64s, Records
-from ternmq.store.commitlog import BLANK_BYTES
-from ternmq.store.file_disk import FileDisk
+from ternmq.spark.source.records import Int64s, Records
+from ternmq.store.derived.follower import SECTOR_BYTES
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damage, Damaged, look, resume
-from ternmq.store.replay import SECTOR_BYTES
-from ternmq.wire.record import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, unpack_head
 
 #: What is read and handed on together: enough to make the fixed cost small, little enough for a batch of Spark.
 PIECE_BYTES: Final = 4 << 20
 #: After damage, as there may be more of it.
 _SMALL_BYTES: Final = 64 << 10
-
-_unpack_head: Final = struct.Struct(">ii").unpack_from
 
 
 class SliceReader:
@@ -46,11 +42,12 @@ class SliceReader:
         self._part = part
         self._segment = part.segment
         self._size = part.segment.size_bytes
+        self._lead = part.segment.lead
         self._disk = FileDisk(writable=False)
         self._piece_bytes = piece_bytes
         self._window_bytes = window_bytes
         self._mapped: memoryview | None = None
-        #: Where in the segment the next record begins.
+        #: Position in the segment of what comes next.
         self._at = 0
 
     def __iter__(self) -> Iterator[Records | Damaged]:
@@ -59,11 +56,11 @@ class SliceReader:
             yield from self._read_slice()
         except StoreError as error:
             if isinstance(error.__cause__, PermissionError):
-                raise StoreError(f"cannot read {path}; let the user of Spark's processes read it") from error
+                raise StoreError(f"cannot read {path}; give the user of the Spark processes read permission") from error
             if isinstance(error.__cause__, FileNotFoundError):
                 raise StoreError(
-                    f"{path} is gone since the read was planned, or it is not on every worker; the broker deletes old "
-                    "segments (fileReservedTime): read again, or read a copy"
+                    f"{path} was deleted since the read was planned, or is not available on every worker; "
+                    "brokers delete old segments (fileReservedTime): read again, or read a copy"
                 ) from error
             raise
 
@@ -88,7 +85,7 @@ class SliceReader:
             return 0
         if self._segment.is_tail and self._is_empty_from(begin):
             return self._size
-        found = border(self._page, begin, start=self._segment.start, window_bytes=self._window_bytes)
+        found = border(self._page, begin, start=self._segment.start, lead=self._lead, window_bytes=self._window_bytes)
         if found is not None:
             return found
         for _ in self._scan(0, begin):
@@ -111,7 +108,7 @@ class SliceReader:
         """Whether a whole record follows behind the slice."""
         at = self._at
         while at + BLANK_BYTES <= self._size:
-            found = look(self._page, self._segment.start, at, self._size)
+            found = look(self._page, self._segment.start, at, self._size, lead=self._lead)
             if not isinstance(found, Damage):
                 return found is not None
             at = self._resume(at, found)
@@ -127,7 +124,7 @@ class SliceReader:
                 self._at = size
                 return
             data = self._read(at, min(piece_bytes, limit - at + _SMALL_BYTES))
-            starts, end = _walk(data, limit - at)
+            starts, end = _walk(data, limit - at, lead=self._lead)
             if starts and (records := _checked(data, starts, self._segment.start + at, at)) is not None:
                 yield records
                 self._at = at + end
@@ -144,13 +141,13 @@ class SliceReader:
                 return
             if isinstance(found, int):
                 # A record that is longer than a piece.
-                yield Records(self._read(at, found))
-                self._at = at + found
+                yield Records(self._read(at + self._lead, found))
+                self._at = at + self._lead + found
                 continue
             number, kind = found
             if number:
                 yield Records(data, starts=np.array(starts[:number], np.int64))
-            at += starts[number] if starts else 0
+            at += starts[number] - self._lead if starts else 0
             self._at = self._resume(at, kind)
             yield self._damaged(kind, at, self._at)
             piece_bytes = _SMALL_BYTES
@@ -158,18 +155,18 @@ class SliceReader:
     def _look_closely(self, at: int, starts: list[int]) -> tuple[int, Damage] | int | None:
         """How many records are whole before the first that is not, and what is wrong with that one; without ``starts``
         the size of the record that stands there. None if nothing is wrong, or a blank stands there."""
-        page, start, size = self._page, self._segment.start, self._size
+        page, start, size, lead = self._page, self._segment.start, self._size, self._lead
         for number, each in enumerate(starts):
-            found = look(page, start, at + each, size)
+            found = look(page, start, at + each - lead, size, lead=lead)
             if isinstance(found, Damage):
                 return number, found
         if starts:
             return None
-        found = look(page, start, at, size)
+        found = look(page, start, at, size, lead=lead)
         return (0, found) if isinstance(found, Damage) else found.size if found is not None else None
 
     def _resume(self, at: int, kind: Damage) -> int:
-        return resume(self._page, self._segment.start, at, self._size, kind, self._next_data)
+        return resume(self._page, self._segment.start, at, self._size, kind, self._next_data, lead=self._lead)
 
     def _next_data(self, log_offset: int) -> int:
         start = self._segment.start
@@ -191,18 +188,19 @@ class SliceReader:
         return self._mapped
 
 
-def _walk(data: bytes, limit: int) -> tuple[list[int], int]:
-    """Where records begin, by their sizes, as far as they lie in ``data`` and begin before ``limit``; and their end."""
+def _walk(data: bytes, limit: int, *, lead: int) -> tuple[list[int], int]:
+    """Where records begin, by their sizes, as far as they lie in ``data`` and the position before them is before
+    ``limit``; and their end. ``lead`` bytes stand in front of each."""
     starts: list[int] = []
-    at, end = 0, len(data)
-    last = min(limit, end - RECORD_BYTES_MIN + 1)
+    at, end = lead, len(data)
+    last = min(limit + lead, end - RECORD_BYTES_MIN + 1)
     while at < last:
-        size, magic = _unpack_head(data, at)
+        size, magic = unpack_head(data, at)
         if (magic != MAGIC_V1 and magic != MAGIC_V2) or size < RECORD_BYTES_MIN or at + size > end:
             break
         starts.append(at)
-        at += size
-    return starts, at
+        at += size + lead
+    return starts, at - lead
 
 
 def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -> Records | None:

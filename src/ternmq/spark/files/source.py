@@ -25,15 +25,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from ternmq.errors import CorruptRecord
-from ternmq.spark.columns import Batches, check_schema, spark_schema
 from ternmq.spark.files import index, layout, queues
 from ternmq.spark.files.columns import LOG_COLUMNS, LogRows, damage_batch, damage_rows
 from ternmq.spark.files.layout import LogSlice
 from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
 from ternmq.spark.files.reading import SliceReader
-from ternmq.spark.garbage import keep_loaded
-from ternmq.spark.records import Records
-from ternmq.store.file_disk import FileDisk
+from ternmq.spark.runtime.garbage import keep_loaded
+from ternmq.spark.source.columns import Batches, check_schema, spark_schema
+from ternmq.spark.source.records import Records
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged
 
 log = logging.getLogger(__name__)
@@ -128,6 +128,7 @@ class _SliceRows:
             segment=self._path,
             broker=options.broker,
             keep_unreadable=options.on_corrupt is not OnCorrupt.FAIL,
+            max_body_bytes=options.max_body_bytes,
         )
 
     def _of_damage(self, damaged: Damaged) -> pa.RecordBatch | None:
@@ -142,7 +143,7 @@ class _SliceRows:
             )
         if options.on_corrupt is not OnCorrupt.KEEP:
             if not is_torn_tail:
-                log.warning("a damaged place is passed over", extra={"why": f"{what}: {damaged.kind.value}"})
+                log.warning("skipped a damaged place: %s: %s", what, damaged.kind.value)
             return None
         data = b""
         if damaged.end - damaged.begin < segment.size_bytes:

@@ -24,16 +24,17 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own custom)
 
 from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
-from ternmq.spark import columns
-from ternmq.spark.covered import Covered, Span
-from ternmq.spark.jobs import JobFailed, Watch, start
-from ternmq.spark.lake import Lake, Stage
-from ternmq.spark.lake_files import local_path
-from ternmq.spark.options import EARLIEST, OffsetTable, SourceOptions, offset_table
-from ternmq.spark.reading import Reading
+from ternmq.spark.lake.covered import Covered, Span
+from ternmq.spark.lake.files import local_path
+from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.runtime.jobs import LEFT_OUT, JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
-from ternmq.spark.source import NAME
+from ternmq.spark.source import columns
+from ternmq.spark.source.options import EARLIEST, BadMessages, OffsetTable, SourceOptions, offset_table
+from ternmq.spark.source.reading import Reading, columns_of
+from ternmq.spark.source.source import NAME
 
+JOB: Final = "archive"
 ROWS_PER_BATCH: Final = 1_000_000
 INTERVAL_S: Final = 10
 
@@ -52,6 +53,8 @@ class Archived:
     rows_read: int
     #: Messages in the lake now.
     rows_in_lake: int
+    #: Messages that were read and left out, as their bodies cannot be had.
+    rows_skipped: int = 0
 
 
 def archive(
@@ -67,13 +70,15 @@ def archive(
     interval_s: int = INTERVAL_S,
     group: str = "",
     fail_on_data_loss: bool = True,
+    skip_bad: bool = False,
     watch: Watch | None = None,
 ) -> Archived:
     """Copy the messages of topics into a lake: what is there now (``once``), or on and on until ``watch.stop()``.
 
     ``checkpoint`` is a directory that only this job uses; by default it lies in the lake. A new batch begins every
-    ``interval_s``, with ``rows_per_batch`` messages at most. Raises ``ConfigError`` before anything is written, or
-    ``JobFailed``; what was taken in before stays.
+    ``interval_s``, with ``rows_per_batch`` messages at most. ``skip_bad`` leaves out, and counts, messages whose bodies
+    are damaged or do not decompress; otherwise one of them ends the job. Raises ``ConfigError`` before anything is
+    written, or ``JobFailed``; what was taken in before stays.
     """
     texts = {
         "nameServers": name_servers,
@@ -82,11 +87,12 @@ def archive(
         "maxMessagesPerTrigger": str(rows_per_batch),
         "failOnDataLoss": str(fail_on_data_loss).lower(),
         "group": group,
+        "badMessages": BadMessages.NULL if skip_bad else "",
     }
     given = {name: text for name, text in texts.items() if text}
     options = SourceOptions.parse(given)
     # Asked before the lake is made: a topic that is not there leaves nothing behind.
-    reading = Reading(options, columns.spark_schema())
+    reading = Reading(options, columns.spark_schema(columns_of(options)))
     queues = reading.queues()
     into = Lake.at(lake, make=True)
     into.tidy()
@@ -96,11 +102,16 @@ def archive(
     table = _starts(reading, queues, before.covered)
     stream = stream.option("startingOffsets", json.dumps(table) if table else EARLIEST)
     writer = _Writer(into, spark.sparkContext.defaultParallelism)
-    query = stream.load().writeStream.foreachBatch(writer.write)
+    messages = stream.load()
+    if skip_bad:
+        is_bad = F.col(columns.PROBLEM).isNotNull()
+        counted = messages.observe(LEFT_OUT, F.count_if(is_bad).alias(LEFT_OUT))
+        messages = counted.filter(~is_bad).drop(columns.PROBLEM)
+    query = messages.writeStream.foreachBatch(writer.write)
     query = query.option("checkpointLocation", str(place))
     query = query.trigger(availableNow=True) if once else query.trigger(processingTime=f"{interval_s} seconds")
     try:
-        read = (watch or Watch()).follow("archive", start(query))
+        last = (watch or Watch()).follow_all({JOB: start(query)})[JOB]
     except (JobFailed, PySparkException) as error:
         if isinstance(writer.error, TernError):
             raise writer.error from None
@@ -108,7 +119,7 @@ def archive(
     finally:
         # A stream that was stopped leaves its last batch to end by itself.
         writer.idle.acquire()
-    return Archived(writer.rows, read, into.content().rows)
+    return Archived(writer.rows, last.rows or 0, into.content().rows, last.left_out or 0)
 
 
 def _starts(reading: Reading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
@@ -207,7 +218,7 @@ def _without(batch: DataFrame, covered: Covered) -> DataFrame:
 
 def _found(stage: Stage) -> tuple[Mapping[MessageQueue, Span], int]:
     """Which offsets the files of a stage hold, and how many rows. A batch has all offsets of a queue between its first
-    and its last, so these two tell all."""
+    and its last, but for messages that are to be left out, so these two tell all."""
     found: dict[MessageQueue, Span] = {}
     rows = 0
     for path in stage.files():

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ternmq.errors import CorruptFile
-from ternmq.spark.jobs import Watch
-from ternmq.spark.lake import Lake, Stage
+from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.runtime.jobs import Watch
 
 TARGET_BYTES: Final = 128 << 20
 

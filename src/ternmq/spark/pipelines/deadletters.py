@@ -29,9 +29,9 @@ from ternmq.admin.deadletters import DeadLetter, Resent
 from ternmq.errors import ConfigError
 from ternmq.message import MessageQueue, Property
 from ternmq.names import DEAD_LETTER_PREFIX, dead_letter_topic
-from ternmq.spark.jobs import JobStopped, Watch
-from ternmq.spark.options import offset_table
+from ternmq.spark.runtime.jobs import JobStopped, Watch
 from ternmq.spark.session import sentence_of
+from ternmq.spark.source.options import offset_table
 
 #: What RocketMQ 5 writes in addition to RETRY_TOPIC.
 _DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
@@ -102,11 +102,11 @@ def letters(
     Those given up from ``begin_ms`` to before ``end_ms``; those that are dealt with only with ``handled``.
     """
     if groups and pattern:
-        raise ConfigError("name groups or give a pattern, not both")
+        raise ConfigError("give either groups or a pattern, not both")
     try:
         wanted = re.compile(pattern or ".*")
     except re.error as error:
-        raise ConfigError(f"pattern={pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"invalid regular expression {pattern!r}: {error}") from None
     starts: dict[MessageQueue, int] = {}
     with SyncAdmin(name_servers) as admin:
         names = groups or [one.group for one in admin.dead_letters.groups() if wanted.fullmatch(one.group)]
@@ -118,8 +118,10 @@ def letters(
         spark.read.format("ternmq")
         .option("nameServers", name_servers)
         .option("topics", ",".join(dict.fromkeys(queue.topic for queue in starts)))
-        # What the log has forgotten meanwhile nobody can send again.
+        # What the log has forgotten meanwhile cannot be sent again.
         .option("failOnDataLoss", "false")
+        # A body that does not decompress may be why it is here.
+        .option("badMessages", "null")
     )
     if not handled:
         reader = reader.option("startingOffsets", json.dumps(offset_table(starts)))
@@ -144,7 +146,7 @@ def _named(messages: DataFrame) -> DataFrame:
         "message_id",
         "keys",
         "tags",
-        F.get(F.sort_array(reasons), F.lit(0))["value"].alias("why"),
+        F.coalesce(F.get(F.sort_array(reasons), F.lit(0))["value"], F.col("problem")).alias("why"),
         F.col("reconsume_times").alias("attempts"),
         F.col("store_time").alias("given_up"),
         "born_time",
@@ -164,7 +166,7 @@ def where(found: DataFrame, condition: str) -> DataFrame:
         return found.where(condition)
     except (AnalysisException, ParseException) as error:
         raise ConfigError(
-            f"the condition {condition!r} does not fit: {sentence_of(error)}; the columns are {', '.join(COLUMNS)}"
+            f"invalid condition {condition!r}: {sentence_of(error)}; the columns are {', '.join(COLUMNS)}"
         ) from error
 
 
@@ -183,7 +185,7 @@ def examine(spark: SparkSession, found: DataFrame, *, watch: Watch | None = None
 
 
 def _count(found: DataFrame) -> LetterReport:
-    body = F.substring(F.expr("decode(body, 'UTF-8')"), 1, _BODY_LENGTH)
+    body = F.coalesce(F.substring(F.expr("decode(body, 'UTF-8')"), 1, _BODY_LENGTH), F.lit(""))
     groups = (
         found.groupBy("group", "origin_topic", "tags", "why")
         .agg(
@@ -272,7 +274,7 @@ def _among(places: dict[tuple[MessageQueue, int], int], watch: Watch) -> Callabl
     def chosen(letter: DeadLetter) -> bool:
         if watch.stopped:
             # Between two pages: what was sent so far is marked, and will not be sent again.
-            raise JobStopped("deadletters was stopped before its end; run it again for the rest")
+            raise JobStopped("deadletters was stopped before its end; run it again to continue")
         return (letter.message.queue, letter.message.queue_offset) in places
 
     return chosen

@@ -8,8 +8,8 @@ byte::
     index   entries are numbered through: how many a slice has is known after the scan, so which file each belongs to
             is, too. They are shuffled by file, and a task writes one file from its first entry to its last
 
-Queues are folded by ``store.queues``, the broker's own code, run by run. An index file depends on the one before by one
-number, the store time of its last entry; that entry is sent to both.
+Queues are folded by ``store.derived.queues``, the broker's own code, run by run. An index file depends on the one
+before by one number, the store time of its last entry; that entry is sent to both.
 
 Workers write under names of their own, each attempt another, and the driver moves what the attempts that counted made
 to its place: a task that was done twice leaves nothing. All is built aside and takes the place of the old files at the
@@ -36,14 +36,16 @@ from ternmq.spark.files.derived import Keys, QueueKey, Run, Sum, derived
 from ternmq.spark.files.index_file import IndexWriter
 from ternmq.spark.files.options import NAME, SLICE_BYTES
 from ternmq.spark.files.queue_writer import QueueWriter
-from ternmq.spark.jobs import Watch
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.index import file_name
-from ternmq.store.inspect.rebuild import fresh_parts, index_sizes, keep_numbers, left_out
+from ternmq.spark.runtime.jobs import Watch
+from ternmq.spark.source.options import local_path
+from ternmq.store.derived.index import file_name
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.inspect.rebuild import fresh_parts, index_sizes, keep_numbers, left_out, queue_file_bytes
 from ternmq.store.inspect.scan import Damaged
-from ternmq.store.inspect.sizes import InspectConfig, index_file_bytes
+from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queues import ConsumeQueues
+from ternmq.wire.layouts.index_file import index_file_bytes
 
 JOB: Final = "rebuild"
 
@@ -87,8 +89,8 @@ def rebuild(
     Raises ``StoreLocked`` while a broker holds a store that is to be changed, other ``StoreError``s for what cannot be
     read or written, ``JobFailed`` and ``JobStopped``; then the old files are as they were.
     """
-    out = Path(output).absolute() if output is not None else None
-    with fresh_parts(Path(store_dir).absolute(), config, out=out) as (view, fresh):
+    out = _path(output) if output is not None else None
+    with fresh_parts(_path(store_dir), config, out=out) as (view, fresh):
         job = _Rebuild(spark, view, fresh, slice_bytes=slice_bytes, clock=clock or SystemClock())
         return (watch or Watch()).run(JOB, spark, job.run)
 
@@ -121,11 +123,11 @@ def check(
 
     Entries of records that the log has forgotten are no difference. Raises as ``rebuild``.
     """
-    root, watch = Path(store_dir).absolute(), watch or Watch()
+    root, watch = _path(store_dir), watch or Watch()
     fresh = root.with_name(f"{root.name}.check")
     try:
         made = rebuild(spark, root, output=fresh, config=config, slice_bytes=slice_bytes, watch=watch)
-        log_min = StoreView(root, config, on_corrupt=lambda _: None).log.min_offset
+        log_min = StoreView(root, config, on_corrupt=lambda _: None).log.begin
 
         def compare(part: str, columns: str) -> tuple[int, int]:
             """How many entries only the new one has, and only the old one."""
@@ -145,6 +147,10 @@ def check(
         FileDisk().remove(fresh)
 
 
+def _path(path: str | Path) -> Path:
+    return local_path(str(path), cure="mount what it names under one path for all workers").absolute()
+
+
 class _Rebuild:
     """Driver: one rebuild into the empty directory ``fresh``."""
 
@@ -155,6 +161,7 @@ class _Rebuild:
         self._parts = fresh / _PARTS
         self._clock = clock
         self._disk = FileDisk()
+        self._queue_file_bytes = queue_file_bytes(view)
         self._index_slots, self._index_entries = index_sizes(view)
         self._slices = layout.cut(layout.segments_of(view), slice_bytes=slice_bytes)
 
@@ -179,12 +186,12 @@ class _Rebuild:
         self._disk.remove(self._parts)
         log_end = max((each.log_end for each in sums), default=0)
         damages = sorted((each for each in told if isinstance(each, Damaged)), key=lambda damaged: damaged.begin)
-        return Rebuilt(records, max(log_end - view.log.min_offset, 0), queues, len(files), damages)
+        return Rebuilt(records, max(log_end - view.log.begin, 0), queues, len(files), damages)
 
     # --- Queues -----------------------------------------------------------------------------------------------------
 
     def _write_queues(self, scanned: RDD[Any], records: int) -> int:
-        parts, file_bytes = self._parts, self._view.sizes.queue_file
+        parts, file_bytes = self._parts, self._queue_file_bytes
         tasks_max = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = min(tasks_max, records // _TASK_RECORDS + 1)
         written: list[tuple[str, int, Path]] = (

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ternmq.env import SystemClock
 from ternmq.errors import ConfigError
-from ternmq.spark.jobs import Watch
+from ternmq.spark.runtime.jobs import Watch
 
 LATE_MS: Final = 60_000
 #: How many messages of each problem a report shows.
@@ -124,11 +124,11 @@ def reconcile(
     ``out``: all messages with a problem are written to this directory, which must not exist. Raises ``ConfigError``.
     """
     if sent is None and consumed is None:
-        raise ConfigError("nothing to compare with; say what was sent, or what was consumed")
+        raise ConfigError("nothing to compare with; give sent, consumed or both")
     if late_ms < 0:
-        raise ConfigError(f"late_ms={late_ms} cannot be below 0")
+        raise ConfigError(f"invalid late_ms {late_ms}: expected 0 or more")
     if out_format not in FORMATS:
-        raise ConfigError(f"the format {out_format!r} is not known; there are {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown format {out_format!r}: expected one of {', '.join(FORMATS)}")
     judged_until_ms = (SystemClock().now_ms() if now_ms is None else now_ms) - late_ms
 
     def work() -> Reconciled:

@@ -29,9 +29,9 @@ from pyspark.sql.types import DataType, NumericType, StringType, TimestampNTZTyp
 from ternmq.admin.blocking import SyncAdmin
 from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
-from ternmq.spark.columns import COLUMNS
 from ternmq.spark.pipelines import trace_rows
 from ternmq.spark.session import sentence_of
+from ternmq.spark.source.columns import COLUMNS
 
 MESSAGE_ID: Final = "message_id"
 KEYS: Final = "keys"
@@ -71,7 +71,9 @@ class Sides:
         if text == "trace":
             return self.sent_by_trace()
         if text.startswith(("group:", "trace:")):
-            raise ConfigError(f"{text!r} cannot say what was sent; give trace, topic:NAME, table:NAME or a file")
+            raise ConfigError(
+                f"invalid source {text!r} of the sent messages: expected trace, topic:NAME, table:NAME or a file"
+            )
         return self._of_text(text, by=by, time=time)
 
     def consumed(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
@@ -79,7 +81,7 @@ class Sides:
         kind, _, name = text.partition(":")
         if kind == "trace":
             if not name:
-                raise ConfigError("whose trace? write trace:GROUP")
+                raise ConfigError("the group is missing: expected trace:GROUP")
             return self.consumed_by_trace(name)
         if kind == "group" and name:
             return self.consumed_by_offsets(name)
@@ -103,7 +105,8 @@ class Sides:
         return self._messages(topic, by or self.by, end_ms=None).select("id", "time")
 
     def _messages(self, topic: str, by: str, *, end_ms: int | None) -> DataFrame:
-        reader = self.spark.read.format("ternmq").option("topic", topic)
+        # A message whose body cannot be had is stored all the same.
+        reader = self.spark.read.format("ternmq").option("topic", topic).option("badMessages", "null")
         if self.name_servers:
             reader = reader.option("nameServers", self.name_servers)
         if self.begin_ms is not None:
@@ -142,7 +145,7 @@ class Sides:
 
     def _traced_id(self) -> Column:
         if self.by not in (MESSAGE_ID, KEYS):
-            raise ConfigError(f"traces know messages by {MESSAGE_ID} and {KEYS} only, not by {self.by!r}")
+            raise ConfigError(f"traces contain only {MESSAGE_ID} and {KEYS} of messages, not {self.by!r}")
         return F.col(self.by).alias("id")
 
     def consumed_by_offsets(self, group: str) -> DataFrame:
@@ -166,24 +169,22 @@ class Sides:
                 return self.of_table(self.spark.table(name), what=text, by=by, time=time)
             suffix = PurePosixPath(text.rstrip("/")).suffix.lower()
             if suffix not in _FORMATS:
-                raise ConfigError(
-                    f"{text!r} is of no kind that is known; there are {', '.join(filter(None, _FORMATS))}"
-                )
+                raise ConfigError(f"unknown file type of {text!r}: expected one of {', '.join(filter(None, _FORMATS))}")
             form = _FORMATS[suffix]
             reader = self.spark.read.format(form)
             if form == "csv":
                 reader = reader.option("header", "true")
             return self.of_table(reader.load(text), what=text, by=by, time=time)
         except AnalysisException as error:
-            raise ConfigError(f"{text!r} cannot be read: {sentence_of(error)}") from error
+            raise ConfigError(f"cannot read {text!r}: {sentence_of(error)}") from error
 
     def of_table(self, table: DataFrame, *, what: str = "the table", by: str = "", time: str = "") -> DataFrame:
         """Any table that has something like an id, and perhaps a time."""
         by = by or next((name for name in _ID_NAMES if name in table.columns), "")
         if not by:
             raise ConfigError(
-                f"{what} has none of the columns {', '.join(_ID_NAMES)} but {', '.join(table.columns)}; say which "
-                "names a message"
+                f"{what} has none of the columns {', '.join(_ID_NAMES)}; choose the column that identifies a "
+                f"message from {', '.join(table.columns)}"
             )
         time = time or next((name for name in _TIME_NAMES if name in table.columns), "")
         there = f"{what}, which has the columns {', '.join(table.columns)}"
@@ -209,11 +210,11 @@ def _time(table: DataFrame, time: str, *, where: str) -> Column:
             ms = F.timestamp_millis(F.expr(f"try_cast(({time}) AS BIGINT)"))
             return F.coalesce(ms, F.expr(f"try_cast(({time}) AS TIMESTAMP)")).alias("time")
         case other:
-            raise ConfigError(f"{time!r} of {where} is no time but {other.simpleString()}")
+            raise ConfigError(f"{time!r} of {where} has the type {other.simpleString()}: expected a time")
 
 
 def _type_of(table: DataFrame, expression: str, *, where: str) -> DataType:
     try:
         return table.select(F.expr(expression).alias("it")).schema["it"].dataType
     except (AnalysisException, ParseException) as error:
-        raise ConfigError(f"{expression!r} does not fit {where}: {sentence_of(error)}") from error
+        raise ConfigError(f"invalid expression {expression!r} for {where}: {sentence_of(error)}") from error

@@ -29,13 +29,13 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 from ternmq.env import Env
 from ternmq.errors import ConfigError, RouteMissing
 from ternmq.message import MessageQueue
-from ternmq.spark import columns
-from ternmq.spark.cluster import cluster_at
-from ternmq.spark.jobs import JobStopped, Progress, Watch
-from ternmq.spark.lake import Lake
+from ternmq.spark.lake.lake import Lake
+from ternmq.spark.runtime.cluster import cluster_at
+from ternmq.spark.runtime.jobs import JobStopped, Progress, Watch
 from ternmq.spark.session import sentence_of
-from ternmq.spark.sink_options import SinkOptions
-from ternmq.spark.source import NAME
+from ternmq.spark.sink.options import SinkOptions
+from ternmq.spark.source import columns
+from ternmq.spark.source.source import NAME
 
 #: Properties that a replayed message has beside its own.
 REPLAYED_FROM: Final = "REPLAYED_FROM"
@@ -70,7 +70,7 @@ class Selection:
             try:
                 table = table.where(self.where)
             except AnalysisException as error:
-                raise ConfigError(f"the condition {self.where!r} cannot be: {sentence_of(error)}") from error
+                raise ConfigError(f"invalid condition {self.where!r}: {sentence_of(error)}") from error
         return table
 
     def _conditions(self) -> Iterator[Column]:
@@ -177,7 +177,7 @@ def replay(
             # The first goes at once, and each other one when its time has come.
             due_s = began_s + number * PORTION_S
             if watch.stopped_within(max(0.0, due_s - env.clock.monotonic()) if rate else 0):
-                again = f"; run it again with --id {replay_id} to go on" if replay_id else ""
+                again = f"; run it again with --id {replay_id} to continue" if replay_id else ""
                 raise JobStopped(f"replay was stopped after {number} of {plan.portions} portions{again}")
             portion = rows.where(F.col("portion") == number).drop("portion") if plan.portions > 1 else rows
             write = portion.write.format(NAME).options(**options | {"writeId": f"{write_id}.{number}"}).mode("append")
@@ -192,8 +192,8 @@ def _check_topic(options: SinkOptions) -> None:
         cluster_at(options.name_servers).queues([options.topic])
     except RouteMissing as error:
         raise ConfigError(
-            f"there is no topic {error.topic!r} at {options.name_servers}; "
-            f"make it with `tern topic create {error.topic}`"
+            f"there is no topic {error.topic!r} at {options.name_servers}; create it with `tern topic create "
+            f"{error.topic}`"
         ) from error
 
 
@@ -213,14 +213,12 @@ def _planned(
     if replay_id and note.exists():
         known = msgspec.json.decode(note.read_bytes(), type=_Plan)
         if (known.to, known.selection) != (to, text):
-            raise ConfigError(
-                f"the replay {replay_id!r} was of other messages, or to another topic; give it another --id"
-            )
+            raise ConfigError(f"the replay {replay_id!r} had other messages or another topic; use another --id")
         # What was archived since then is none of it.
         found = _counted(_up_to_the_last(spark, chosen, known), spark, watch)
         if found != known.queues:
             raise ConfigError(
-                f"the lake has other messages than when the replay {replay_id!r} began; give it another --id"
+                f"the messages of the lake have changed since the replay {replay_id!r} started; use another --id"
             )
         return known
     queues = _counted(chosen, spark, watch)

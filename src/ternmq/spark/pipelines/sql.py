@@ -40,7 +40,6 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from ternmq.client.config import ClientConfig
 from ternmq.errors import ConfigError
-from ternmq.spark.jobs import JobFailed, Watch, start
 from ternmq.spark.pipelines import topic_views
 from ternmq.spark.pipelines.sql_outputs import as_messages, check_columns, output_mode
 from ternmq.spark.pipelines.sql_script import (
@@ -54,6 +53,7 @@ from ternmq.spark.pipelines.sql_script import (
     statements_of,
 )
 from ternmq.spark.pipelines.topic_views import BAD_SUFFIX, BadRows, Reading
+from ternmq.spark.runtime.jobs import JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 
 SAMPLE_MESSAGES: Final = 1000
@@ -191,7 +191,8 @@ class _Run:
             return
         if query.target.kind != CONSOLE and not checkpoint:
             raise ConfigError(
-                f"{query.target} needs a checkpoint, or a second run would write everything again; give a directory"
+                f"{query.target} needs a checkpoint, because a second run would write everything again; give a "
+                "directory"
             )
         check_columns(frame, query)
         if query.target.kind == TOPIC:
@@ -199,7 +200,7 @@ class _Run:
         mode = output_mode(self._spark, frame, query)
         if query.target.kind == TOPIC and not topic_views.has_topic(self._reading.name_servers, query.target.name):
             there = f"there is no topic {query.target.name!r} at {self._reading.name_servers}"
-            raise ScriptError(query.line, f"{there}; make it with `tern topic create {query.target.name}`")
+            raise ScriptError(query.line, f"{there}; create it with `tern topic create {query.target.name}`")
         name = _free_name(query.target, self._planned)
         self._planned[name] = _Planned(name, query.target, frame, mode)
 
@@ -288,7 +289,7 @@ class _Run:
 
 def _trigger(*, once: bool, every: str) -> dict[str, Any]:
     if once and every:
-        raise ConfigError("a run that ends when everything is read has no time between batches; leave out one of them")
+        raise ConfigError("once and a time between batches exclude each other; omit one of them")
     return {"availableNow": True} if once else {"processingTime": every or "0 seconds"}
 
 

@@ -12,8 +12,8 @@ from pyspark.sql.types import ArrayType, DataType
 from ternmq.errors import ConfigError
 from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, Query, ScriptError
 from ternmq.spark.session import sentence_of
-from ternmq.spark.sink_options import checked_topic
-from ternmq.spark.sink_rows import READ_ONLY, WRITTEN, check_schema
+from ternmq.spark.sink.options import checked_topic
+from ternmq.spark.sink.rows import READ_ONLY, WRITTEN, check_schema
 
 #: The output modes to try, in this order: the console shows what changed, others take rows that stay as they are.
 _MODES: Final = {CONSOLE: ("Update", "Append", "Complete"), TOPIC: ("Append",), TABLE: ("Append",)}
@@ -41,9 +41,8 @@ def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
     sentence = sentence_of(refused[0])
     if query.target.kind != CONSOLE and "aggregations without watermark" in sentence:
         sentence = (
-            f"a {query.target.kind} takes rows that do not change any more, and those of this aggregate always may; "
-            "give the view a WATERMARK and group by window(column, …) or by its column, or leave out INSERT to watch "
-            "them change"
+            f"cannot write this aggregate to a {query.target.kind}: its rows can always change; give the view a "
+            "WATERMARK and group by window(column, …) or by its column, or omit INSERT to print the changes"
         )
     raise ScriptError(query.line, sentence) from refused[0]
 
@@ -53,10 +52,15 @@ def check_columns(frame: DataFrame, query: Query) -> None:
     names = [name.lower() for name in frame.columns]
     for name in names:
         if names.count(name) > 1:
-            raise ScriptError(query.line, f"there are {names.count(name)} columns {name!r}; name them apart with AS")
+            raise ScriptError(
+                query.line, f"there are {names.count(name)} columns {name!r}; give them different names with AS"
+            )
     for name in query.target.partition_by:
         if name.lower() not in names:
-            raise ScriptError(query.line, f"PARTITIONED BY {name}: there are {', '.join(frame.columns)}")
+            raise ScriptError(
+                query.line,
+                f"PARTITIONED BY {name}: there is no such column; the columns are {', '.join(frame.columns)}",
+            )
 
 
 def as_messages(frame: DataFrame, query: Query) -> DataFrame:
@@ -71,11 +75,16 @@ def as_messages(frame: DataFrame, query: Query) -> DataFrame:
         elif name in WRITTEN and name != TOPIC:
             columns[name] = _typed(name, column, field.dataType).alias(name)
     if "body" in columns and fields:
-        raise ScriptError(query.line, "_body is the whole body; leave it out, or all columns that do not begin with _")
+        raise ScriptError(
+            query.line,
+            "_body is the whole body and cannot be combined with columns that do not begin with _; omit it or them",
+        )
     if fields:
         columns["body"] = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).alias("body")
     if "body" not in columns:
-        raise ScriptError(query.line, "there is no column for the body; those that begin with _ are the message's own")
+        raise ScriptError(
+            query.line, "there is no column for the body; columns that begin with _ are attributes of the message"
+        )
     messages = frame.select(*columns.values())
     try:
         checked_topic(query.target.name)

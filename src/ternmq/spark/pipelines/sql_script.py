@@ -112,7 +112,7 @@ def _split(script: str) -> Iterator[list[re.Match[str]]]:
     tokens: list[re.Match[str]] = []
     for token in _TOKEN.finditer(script):
         if token.group() in ("'", '"', "`"):
-            raise ScriptError(_line(script, token.start()), f"the quote {token.group()} is never closed")
+            raise ScriptError(_line(script, token.start()), f"the quote {token.group()} is not closed")
         if token.group() == ";":
             if tokens:
                 yield tokens
@@ -147,7 +147,7 @@ def _insert(reader: _Reader) -> Query:
         is_partitioned = reader.take("PARTITIONED", "BY")
         target = Target(TABLE, path, reader.names() if is_partitioned else ())
     if not reader.next_is(*_QUERY_WORDS):
-        raise reader.wrong(f"after INSERT INTO {str(target).upper()} a query must follow")
+        raise reader.wrong(f"expected a query after INSERT INTO {str(target).upper()}")
     return Query(target, reader.rest(), reader.line)
 
 
@@ -176,17 +176,17 @@ def _topic_view(reader: _Reader) -> TopicView | None:
             options = reader.pairs()
         else:
             raise reader.wrong(
-                "after the topic may come FORMAT TEXT, WATERMARK column DELAY 10 SECONDS, and OPTIONS (name 'value')"
+                "expected FORMAT TEXT, WATERMARK column DELAY 10 SECONDS, or OPTIONS (name 'value') after the topic"
             )
     if is_text and columns:
-        raise reader.wrong("with FORMAT TEXT the only column is body; leave out the others")
+        raise reader.wrong("with FORMAT TEXT the only column is body; remove the others")
     return TopicView(name, tuple(topics), columns, is_text, *watermark, delay, options, reader.line)
 
 
 def _watermark(reader: _Reader) -> tuple[tuple[str, str], str]:
     expression = reader.text_until("DELAY")
     if not reader.take("DELAY"):
-        raise reader.wrong("after WATERMARK column there must be DELAY, such as DELAY 10 SECONDS")
+        raise reader.wrong("expected DELAY after WATERMARK column, such as DELAY 10 SECONDS")
     reader.take("OF")
     reader.take("INTERVAL")
     delay = reader.text_until(*_CLAUSES).replace("'", "").lower()
@@ -234,12 +234,12 @@ class _Reader:
 
     def need(self, word: str) -> None:
         if not self.take(word):
-            raise self.wrong(f"{word} is expected")
+            raise self.wrong(f"expected {word}")
 
     def name(self, of: str) -> str:
         """A name, in quotes of any kind or without."""
         if self.at_end or self._tokens[self._at]["mark"]:
-            raise self.wrong(f"the name of {of} is expected")
+            raise self.wrong(f"expected the name of {of}")
         token = self._tokens[self._at]
         self._at += 1
         return token.group()[1:-1] if token["quoted"] else token.group()
@@ -271,7 +271,7 @@ class _Reader:
             depth += {"(": 1, ")": -1}.get(self._tokens[self._at].group(), 0)
             self._at += 1
         if depth:
-            raise self.wrong("a parenthesis is never closed")
+            raise self.wrong("a parenthesis is not closed")
         return self._between(begin, self._at - 1)
 
     def text_until(self, *words: str) -> str:

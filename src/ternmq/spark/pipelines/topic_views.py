@@ -25,12 +25,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from ternmq.errors import ConfigError, RouteMissing
 from ternmq.message import MessageQueue
-from ternmq.spark.cluster import cluster_at
-from ternmq.spark.columns import COLUMNS
-from ternmq.spark.jobs import LEFT_OUT
-from ternmq.spark.options import EARLIEST, RETRY_TIMEOUT_MS, SourceOptions, offset_table
 from ternmq.spark.pipelines.sql_script import ScriptError, TopicView
+from ternmq.spark.runtime.cluster import cluster_at
+from ternmq.spark.runtime.jobs import LEFT_OUT
 from ternmq.spark.session import sentence_of
+from ternmq.spark.source.columns import COLUMNS, COLUMNS_AND_PROBLEM, PROBLEM
+from ternmq.spark.source.options import EARLIEST, RETRY_TIMEOUT_MS, BadMessages, SourceOptions, offset_table
 
 #: The end of the name of a view of what did not fit.
 BAD_SUFFIX: Final = "_bad"
@@ -69,7 +69,11 @@ class Reading:
             given = _without_start(given)
         elif _without_start(given) == given:
             given["startingOffsets"] = EARLIEST
-        return given | view.options
+        given |= view.options
+        if self.bad_rows is BadRows.DROP and not any(name.lower() == "badmessages" for name in given):
+            # A body that does not decompress does not fit either.
+            given["badMessages"] = BadMessages.NULL
+        return given
 
 
 def _without_start(options: Mapping[str, str]) -> dict[str, str]:
@@ -87,10 +91,17 @@ def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None
     needed = list(reading.message_columns)
     if reading.bad_rows is BadRows.FAIL:
         needed += _PLACE
+    has_problem = SourceOptions.parse(reading.options_of(view)).bad_messages is BadMessages.NULL
+    if has_problem:
+        needed.append(PROBLEM)
     messages = _messages(spark, view, reading, [*needed, "body"])
     kept = [F.col(name).alias(f"_{name}") for name in reading.message_columns]
     text = F.col("body").cast("string").alias("body")
     if columns is None:
+        if has_problem:
+            is_bad = F.col(PROBLEM).isNotNull()
+            counted = messages.observe(f"{LEFT_OUT} {view.name}", F.count_if(is_bad).alias(LEFT_OUT))
+            messages = counted.filter(~is_bad)
         rows = messages.select(text, *kept)
     else:
         read = messages.select("*", _parsed(columns).alias(_PARSED))
@@ -128,20 +139,24 @@ def given_columns(view: TopicView) -> StructType:
     assert isinstance(columns, StructType)
     for name in columns.names:
         if _is_of_message(name):
-            raise ScriptError(view.line, f"the column {name} is the message's own and there without naming it")
+            raise ScriptError(
+                view.line,
+                f"the column {name} is an attribute of the message and always present; remove it from the list",
+            )
     return columns
 
 
 def inferred_columns(spark: SparkSession, view: TopicView, reading: Reading, *, sample_messages: int) -> StructType:
     """The columns that the last messages of a view's topics have; raises ``ConfigError`` if they have none."""
     options = _without_start(reading.options_of(view)) | _last(reading, view.topics, sample_messages)
+    options["badMessages"] = BadMessages.SKIP
     bodies = spark.read.format("ternmq").options(**options).schema("body BINARY").load()
     texts = [bytes(row["body"]).decode(errors="replace") for row in bodies.collect()]
     named = ", ".join(view.topics)
     if not texts:
         raise ConfigError(
-            f"the topic {named} has no messages to find columns in; name them, as in "
-            f"CREATE VIEW {quoted(view.name)} (id STRING, at TIMESTAMP) FROM TOPIC {quoted(view.topics[0])}"
+            f"cannot detect the columns of topic {named}: it has no messages; declare them, as in CREATE VIEW "
+            f"{quoted(view.name)} (id STRING, at TIMESTAMP) FROM TOPIC {quoted(view.topics[0])}"
         )
     json_reader = spark.read.option("mode", "DROPMALFORMED").option("inferTimestamp", "true")
     found = json_reader.json(spark.sparkContext.parallelize(texts, 1)).schema
@@ -151,8 +166,8 @@ def inferred_columns(spark: SparkSession, view: TopicView, reading: Reading, *, 
             fields.setdefault(field.name.lower(), field)
     if not fields:
         raise ConfigError(
-            f"none of the last {len(texts)} messages of {named} has a JSON object as its body; have each body as one "
-            f"text: CREATE VIEW {quoted(view.name)} FROM TOPIC {quoted(view.topics[0])} FORMAT TEXT"
+            f"none of the last {len(texts)} messages of {named} has a JSON object as its body; read each body as "
+            f"one text: CREATE VIEW {quoted(view.name)} FROM TOPIC {quoted(view.topics[0])} FORMAT TEXT"
         )
     return StructType(list(fields.values()))
 
@@ -187,7 +202,8 @@ def _is_of_message(name: str) -> bool:
 
 def _messages(spark: SparkSession, view: TopicView, reading: Reading, names: Collection[str]) -> DataFrame:
     """The topics with the columns of these names, and no others decoded."""
-    schema = StructType([StructField(name, column.spark_type) for name, column in COLUMNS.items() if name in names])
+    known = COLUMNS_AND_PROBLEM.items()
+    schema = StructType([StructField(name, column.spark_type) for name, column in known if name in names])
     return spark.readStream.format("ternmq").options(**reading.options_of(view)).schema(schema).load()
 
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
-from ternmq.spark.jobs import Watch
+from ternmq.spark.pipelines.trace_records import AFTER, BAD, BEFORE, END_TRANSACTION, PUB
 from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, Sending, Step, TraceReport
 from ternmq.spark.pipelines.trace_rows import (
     DUPLICATED,
@@ -25,7 +25,7 @@ from ternmq.spark.pipelines.trace_rows import (
     read,
     sends,
 )
-from ternmq.spark.trace_records import AFTER, BAD, BEFORE, END_TRANSACTION, PUB
+from ternmq.spark.runtime.jobs import Watch
 
 SLOW_MS: Final = 1_000
 GRACE_MS: Final = 60_000
@@ -99,8 +99,8 @@ def path(
             mine.unpersist()
         if not steps:
             raise NotFound(
-                f"{trace_topic} has no trace of the message {message_id!r} in this time; its clients may not trace "
-                "(see `tern message find`), or the log has forgotten it"
+                f"{trace_topic} has no trace of message {message_id!r} in this time range; its clients do not "
+                "trace (see `tern message find`), or the trace has expired"
             )
         return sorted(steps, key=lambda step: (step.time_ms is None, step.time_ms or 0, step.what))
 
@@ -121,7 +121,7 @@ def report(
 ) -> TraceReport:
     """What some records tell; runs several jobs over them, so keep (``persist``) them before."""
     if slow_ms < 0 or grace_ms < 0:
-        raise ConfigError(f"slow_ms={slow_ms} and grace_ms={grace_ms} cannot be below 0")
+        raise ConfigError(f"invalid slow_ms={slow_ms} or grace_ms={grace_ms}: expected 0 or more")
     (span,) = records.agg(
         F.count(F.lit(1)).alias("records"),
         F.count_if(F.col("kind") == BAD).alias("bad"),

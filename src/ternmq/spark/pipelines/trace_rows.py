@@ -28,9 +28,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from ternmq.admin.blocking import SyncAdmin
 from ternmq.errors import NotFound, RouteMissing
 from ternmq.names import TRACE_TOPIC
-from ternmq.spark.options import OptionTexts, name_servers
-from ternmq.spark.trace_records import (
+from ternmq.spark.pipelines.trace_records import (
     AFTER,
+    BAD,
     BEFORE,
     COMMITTED,
     DELAYED,
@@ -40,6 +40,7 @@ from ternmq.spark.trace_records import (
     TraceRecord,
     parse,
 )
+from ternmq.spark.source.options import OptionTexts, name_servers
 
 LOST: Final = "lost"
 FAILED: Final = "failed"
@@ -66,14 +67,16 @@ def read(
 ) -> DataFrame:
     """The trace records of a time, also those that cannot be read (kind ``bad``). Raises ``NotFound``."""
     addresses = check_trace_topic(name_servers, trace_topic)
-    reader = spark.read.format("ternmq").option("nameServers", addresses).schema("body BINARY, born_host STRING")
+    reader = spark.read.format("ternmq").option("nameServers", addresses)
+    # A body that does not decompress is a record that cannot be read, as others are.
+    reader = reader.option("badMessages", "null").schema("body BINARY, born_host STRING, problem STRING")
     if begin_ms is not None:
         reader = reader.option("startingTimestamp", str(begin_ms))
     if end_ms is not None:
         reader = reader.option("endingTimestamp", str(end_ms))
     # Spark's ways through Arrow ask for pandas, which this package does without.
     records = F.udf(_parse, f"ARRAY<STRUCT<{_SCHEMA}>>", useArrow=False)
-    found = reader.load(trace_topic).select(F.explode(records("body")).alias("record"), F.col("born_host"))
+    found = reader.load(trace_topic).select(F.explode(records("body", "problem")).alias("record"), F.col("born_host"))
     return found.select("record.*", F.col("born_host").alias("client"))
 
 
@@ -85,16 +88,16 @@ def check_trace_topic(servers: str, trace_topic: str) -> str:
             admin.topics.route(trace_topic)
     except RouteMissing as error:
         raise NotFound(
-            f"there is no trace topic {trace_topic!r} at {addresses}; turn tracing on in Java's clients (new "
+            f"there is no trace topic {trace_topic!r} at {addresses}; enable tracing in the Java clients (new "
             "DefaultMQProducer(group, true, null), new DefaultMQPushConsumer(group, true, null)) and set "
-            "traceTopicEnable=true at the brokers"
+            "traceTopicEnable=true on the brokers"
         ) from error
     return addresses
 
 
-def _parse(body: bytes) -> list[TraceRecord]:
+def _parse(body: bytes | None, problem: str | None) -> list[TraceRecord]:
     """Executor."""
-    return list(parse(body))
+    return list(parse(body)) if body is not None else [TraceRecord(BAD, text=problem)]
 
 
 def sends(records: DataFrame) -> DataFrame:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ternmq.store.derived.key_hash import IndexEntry
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.index_files import IndexFiles
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.key_hash import IndexEntry
 
 #: No entry: behind every record.
 _NONE: Final = (0, sys.maxsize)
@@ -49,7 +49,7 @@ class IndexCheck:
 
     def _add_extra(self, log_offset: int) -> None:
         # What the log has forgotten stays in the index until its file goes.
-        if log_offset >= self._view.log.min_offset and not self._is_damaged(log_offset):
+        if log_offset >= self._view.log.begin and not self._is_damaged(log_offset):
             self._extra.add(log_offset)
 
     def faults(self) -> list[Fault]:

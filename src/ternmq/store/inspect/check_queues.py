@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ternmq.names import SCHEDULE_TOPIC
-from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.derived.queue_ext import ADDRESS_MAX, UnitReader
+from ternmq.store.derived.queue_search import PAGE_ENTRIES
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ConsumeQueue
-from ternmq.store.queue_entry import ENTRY, FILLER_SIZE, PAGE_ENTRIES
-from ternmq.store.queue_ext import ADDRESS_MAX, UnitReader
+from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES, FILLER_SIZE
 
 #: Entries that are compared together.
 _RUN_BYTES: Final = PAGE_ENTRIES * ENTRY_BYTES
@@ -135,7 +135,7 @@ class QueueCheck:
                 lags = view.may_lag and self.records <= PAGE_ENTRIES
                 yield self._without_queue(path, is_known=is_known, lags=lags)
             return
-        log_min = view.log.min_offset
+        log_min = view.log.begin
         first = self.first if self.records else self.queue.next_offset
         for begin, end in ((self.queue.min_offset, first), (max(first, self._next), self.queue.next_offset)):
             for number, (log_offset, size, _) in self._entries(begin, end):

@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import msgspec
 
-from ternmq.store.config import ENTRY_BYTES
+from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.inspect.faults import Tally, plural
 from ternmq.store.inspect.index_files import IndexFiles
 from ternmq.store.inspect.scan import LogScan
 from ternmq.store.inspect.summary import log_summary
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ConsumeQueue
 from ternmq.wire.bodies.codec import Body
 from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
 from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 #: File, its kind, and the member that holds the rows.
 _TABLES: Final[tuple[tuple[str, type[Body], str], ...]] = (
@@ -137,7 +137,7 @@ def _differing(ours: ConsumeQueue, theirs: ConsumeQueue, begin: int, end: int) -
 
 
 def _indexes(left: StoreView, right: StoreView) -> Iterator[Difference]:
-    log_min = max(left.log.min_offset, right.log.min_offset)
+    log_min = max(left.log.begin, right.log.begin)
     ours, theirs = ((entry for entry in IndexFiles(view) if entry[1] >= log_min) for view in (left, right))
     for number, pair in enumerate(zip_longest(ours, theirs), 1):
         if pair[0] != pair[1]:

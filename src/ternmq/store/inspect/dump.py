@@ -57,7 +57,7 @@ def _candidates(view: StoreView, wanted: Wanted, progress: Progress | None) -> I
                 if record is not None:
                     yield record
         return
-    begin = max(wanted.from_offset or 0, view.log.min_offset)
+    begin = max(wanted.from_offset or 0, view.log.begin)
     yield from LogScan(view.log, begin, next_data=view.next_data, progress=progress)
 
 

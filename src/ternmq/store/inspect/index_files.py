@@ -13,10 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ternmq.store.config import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
-from ternmq.store.inspect.sizes import INDEX_ENTRY, INDEX_HEADER
 from ternmq.store.inspect.view import StoreView
+from ternmq.wire.layouts.index_file import (
+    INDEX_ENTRY,
+    INDEX_ENTRY_BYTES,
+    INDEX_HEADER,
+    INDEX_HEADER_BYTES,
+    INDEX_SLOT_BYTES,
+    index_entries_at,
+)
 
 #: Entries unpacked at a time.
 _CHUNK: Final = 4096
@@ -55,7 +61,7 @@ class IndexFiles:
         _, _, begin_offset, end_offset, _, count = INDEX_HEADER.unpack_from(page)
         count = min(max(count, 1), entries_max)
         self.entries += count - 1
-        entries_at = INDEX_HEADER_BYTES + slot_count * INDEX_SLOT_BYTES
+        entries_at = index_entries_at(slot_count)
         newest = array("i", bytes(INDEX_SLOT_BYTES * slot_count))
         broken, wrong = Tally(), Tally()
         first = last = -1

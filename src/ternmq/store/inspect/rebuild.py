@@ -17,6 +17,7 @@ nothing leads to them any more; filters then look at each message.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,15 +26,18 @@ from typing import Final, NoReturn
 
 from ternmq.env import Clock
 from ternmq.errors import StoreError
-from ternmq.store.dispatch import Dispatcher
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.index import Index
+from ternmq.store.config import StoreConfig
+from ternmq.store.derived.dispatch import Dispatcher
+from ternmq.store.derived.follower import Follower
+from ternmq.store.derived.index import Index
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue_entry import FILLER_SIZE
-from ternmq.store.queues import ConsumeQueues
-from ternmq.store.replay import Replay
+from ternmq.wire.layouts.queue_entry import FILLER_SIZE
+
+log = logging.getLogger(__name__)
 
 _PARTS: Final = ("consumequeue", "index")
 _GONE: Final = ("consumequeue_ext",)
@@ -110,12 +114,32 @@ def index_sizes(view: StoreView) -> tuple[int, int]:
     return slots, entries
 
 
+def queue_file_bytes(view: StoreView) -> int:
+    """Bytes of a queue file. Raises ``StoreError`` if nothing shows it: a broker would not read files of another size.
+    With segments of the default size, the default is taken for both, with a warning."""
+    sizes = view.sizes
+    if not sizes.is_queue_file_assumed:
+        return sizes.queue_file
+    if sizes.segment != StoreConfig().mapped_file_size_commit_log:
+        raise StoreError(
+            f"nothing in {view.root} shows how large its queue files are; give the broker's setting with --set "
+            "mappedFileSizeConsumeQueue=…"
+        )
+    log.warning(
+        "nothing in %s shows how large its queue files are; they get RocketMQ's default of %d bytes. If the broker has "
+        "another mappedFileSizeConsumeQueue, give it with --set",
+        view.root,
+        sizes.queue_file,
+    )
+    return sizes.queue_file
+
+
 def _build(
     view: StoreView, disk: FileDisk, fresh: Path, clock: Clock, progress: Callable[[int, int], object] | None
 ) -> Rebuilt:
     sizes = view.sizes
     slots, entries = index_sizes(view)
-    queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=sizes.queue_file)
+    queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=queue_file_bytes(view))
     queues.foreign = left_out(view)
     queues.has_light = view.queues.has_light
     index = Index(
@@ -129,33 +153,33 @@ def _build(
     # There is no put that could be refused later: a full disk ends the work at once.
     queues.on_trouble = index.on_trouble = _raise
     dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
-    begin = view.log.min_offset
+    begin = view.log.begin
     damages: list[Damaged] = []
-    replay = Replay(view.log, queues, index, view.deleted, dispatcher, position=begin, check_crc=True)
+    follower = Follower(view.log, queues, index, view.deleted, dispatcher, position=begin, check_crc=True)
 
     def tell(_done: int, _total: int) -> None:
         if progress is not None:
-            progress(replay.position - begin, len(view.log.starts) * sizes.segment)
+            progress(follower.position - begin, len(view.log.starts) * sizes.segment)
 
     try:
         while True:
-            replay.run(tell)
+            follower.run(tell)
             # Not a record, but perhaps not the end either.
-            scan = LogScan(view.log, replay.position, next_data=view.next_data)
+            scan = LogScan(view.log, follower.position, next_data=view.next_data)
             following = next(iter(scan), None)
             if following is None:
                 break
             damages += scan.damages
-            assert following.log_offset > replay.position, "both agree on what a record is"
-            replay.position = following.log_offset
+            assert following.log_offset > follower.position, "both agree on what a record is"
+            follower.position = following.log_offset
         keep_numbers(view, queues)
-        if replay.count:
+        if follower.count:
             index.ensure_file()
         queues.close()
         index.close()
     finally:
         queues.files.close()
-    return Rebuilt(replay.count, replay.position - begin, len(queues), damages)
+    return Rebuilt(follower.count, follower.position - begin, len(queues), damages)
 
 
 @dataclass(slots=True, frozen=True)
@@ -186,7 +210,7 @@ def keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
             last = old.entry(old.next_offset - 1)
             # Its last entry, if that is of a record that the log has forgotten, as in any queue that nobody writes to.
             # A filler at the end would tell RocketMQ that queues are ahead of the log, and it would dispatch nothing.
-            queue.append(*last if last is not None and last[0] < view.log.min_offset else (0, FILLER_SIZE, 0))
+            queue.append(*last if last is not None and last[0] < view.log.begin else (0, FILLER_SIZE, 0))
 
 
 def _swap(disk: FileDisk, root: Path) -> None:

@@ -20,16 +20,24 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq.errors import CorruptRecord
-from ternmq.store.commitlog import BLANK_BYTES, CommitLog
-from ternmq.store.replay import is_torn
-from ternmq.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, Record, peek_head, unpack_record
+from ternmq.store.derived.follower import is_torn
+from ternmq.store.log.protocol import Log
+from ternmq.wire.record import (
+    BLANK_BYTES,
+    MAGIC_AT,
+    MAGIC_BEGIN,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    Record,
+    peek_head,
+    unpack_record,
+)
 
 #: Told how many bytes of the log are done, now and then.
 Progress = Callable[[int], object]
 
-#: Where a record has its magic number. Both numbers begin with the same three bytes.
-MAGIC_AT: Final = 4
-MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
 _STRIDE: Final = 4096
@@ -63,7 +71,7 @@ class LogScan:
 
     def __init__(
         self,
-        log: CommitLog,
+        log: Log,
         log_offset: int | None = None,
         *,
         next_data: Callable[[int], int] | None = None,
@@ -73,9 +81,10 @@ class LogScan:
         self._log = log
         self._next_data = next_data or _same
         self._size = log.segment_bytes
+        self._lead = log.lead
         self._progress = progress or _tell_nobody
         self._starts = log.starts
-        self._begin = log_offset if log_offset is not None else log.min_offset
+        self._begin = log_offset if log_offset is not None else log.begin
         #: Log offset behind the last whole record, or behind the blank of the last segment.
         self.position = self._begin
         self.records = 0
@@ -115,18 +124,18 @@ class LogScan:
                 self._progress(start + self._size - self._begin)
 
     def _segment(self, page: memoryview, start: int, at: int) -> Iterator[Record]:
-        size, told = self._size, self.records
+        size, lead, told = self._size, self._lead, self.records
         while at + BLANK_BYTES <= size:
-            found = look(page, start, at, size)
+            found = look(page, start, at, size, lead=lead)
             if found is None:
                 self.position = start + size
                 return
             if isinstance(found, Damage):
-                end = resume(page, start, at, size, found, self._next_data)
+                end = resume(page, start, at, size, found, self._next_data, lead=lead)
                 self._found.append((found, start + at, start + end, self.records))
                 at = end
                 continue
-            at += found.size
+            at += lead + found.size
             self.position = start + at
             self.records += 1
             yield found
@@ -137,12 +146,18 @@ class LogScan:
             self._found.append((Damage.NO_BLANK, start + at, start + size, self.records))
 
 
-def look(page: memoryview, start: int, at: int, size: int) -> Record | Damage | None:
-    """What stands ``at`` a place in the segment of ``size`` bytes that begins at log offset ``start``: a whole record,
-    or what is wrong there; None for the blank that ends the segment. It takes 8 bytes to tell."""
+def look(page: memoryview, start: int, at: int, size: int, *, lead: int = 0) -> Record | Damage | None:
+    """What stands ``at`` a position in the segment of ``size`` bytes that begins at log offset ``start``: a whole
+    record behind ``lead`` bytes, or what is wrong there; None for the blank that ends the segment. It takes 8 bytes to
+    tell."""
     total, magic = peek_head(page, at)
     if magic == MAGIC_BLANK:
         return None
+    if lead:
+        at += lead
+        if at + BLANK_BYTES > size:
+            return Damage.NO_RECORD
+        total, _ = peek_head(page, at)
     try:
         record = unpack_record(page, at, end=size)
     except CorruptRecord:
@@ -155,13 +170,22 @@ def look(page: memoryview, start: int, at: int, size: int) -> Record | Damage | 
 
 
 def resume(
-    page: memoryview, start: int, at: int, size: int, kind: Damage, next_data: Callable[[int], int] | None = None
+    page: memoryview,
+    start: int,
+    at: int,
+    size: int,
+    kind: Damage,
+    next_data: Callable[[int], int] | None = None,
+    *,
+    lead: int = 0,
 ) -> int:
-    """Where in the segment to go on behind the damage ``at`` a place; the segment's size if there is nothing more."""
-    end = at + peek_head(page, at)[0]
-    if kind in (Damage.CRC, Damage.TORN) and _is_sensible(page, start, end, size):
-        return end
-    return _next_record(page, start, at + 1, size, next_data or _same)
+    """The position in the segment to go on with behind the damage ``at`` one; the segment's size if there is none."""
+    if kind in (Damage.CRC, Damage.TORN):
+        end = at + lead + peek_head(page, at + lead)[0]
+        if _is_sensible(page, start, end, size, lead=lead):
+            return end
+    found = _next_record(page, start, at + lead + 1, size, next_data or _same)
+    return found - lead if found < size else size
 
 
 def _next_record(page: memoryview, start: int, at: int, size: int, next_data: Callable[[int], int]) -> int:
@@ -194,12 +218,12 @@ def _kind(page: memoryview, at: int, size: int) -> Damage:
     return Damage.CRC
 
 
-def _is_sensible(page: memoryview, start: int, at: int, size: int) -> bool:
+def _is_sensible(page: memoryview, start: int, at: int, size: int, *, lead: int) -> bool:
     """Whether the log goes on here: with a record, a blank, or zeros where it ends."""
     if at + BLANK_BYTES > size:
         return False
     total, magic = peek_head(page, at)
-    return magic == MAGIC_BLANK or total == magic == 0 or _is_record(page, start, at, size)
+    return magic == MAGIC_BLANK or total == magic == 0 or _is_record(page, start, at + lead, size)
 
 
 def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:

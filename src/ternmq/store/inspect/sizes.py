@@ -21,23 +21,23 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import CorruptFile
-from ternmq.store.config import (
-    ENTRY_BYTES,
+from ternmq.store.config import StoreConfig, parse_delay_levels
+from ternmq.store.disk.base import Disk, FileEntry, Segment
+from ternmq.store.log.paths import LogPaths
+from ternmq.wire.layouts.index_file import (
+    INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
+    INDEX_HEADER,
     INDEX_HEADER_BYTES,
+    INDEX_SLOT,
     INDEX_SLOT_BYTES,
-    StoreConfig,
-    parse_delay_levels,
+    index_entries_at,
+    index_file_bytes,
 )
-from ternmq.store.disk import Disk, FileEntry, Segment
-from ternmq.store.paths import LogPaths
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 #: Entries to one slot in RocketMQ's defaults, which smaller sizes usually keep.
 _ENTRIES_PER_SLOT: Final = 4
-#: Parts of an index file; what they mean stands in ``store.index``.
-INDEX_HEADER: Final = struct.Struct(">qqqqii")
-INDEX_SLOT: Final = struct.Struct(">i")
-INDEX_ENTRY: Final = struct.Struct(">iqii")
 _LONG: Final = struct.Struct(">q")
 #: Entries that must fit before a guess is believed.
 _TRIED_MAX: Final = 64
@@ -83,17 +83,19 @@ class Sizes:
     #: None if nobody can tell: there are no entries that would show it.
     index_slots: int | None
     index_entries: int | None
+    #: No setting gives the size of queue files and no file shows it: ``queue_file`` is the default.
+    is_queue_file_assumed: bool = False
 
 
 def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
     """Look at the files below ``root``. Raises ``CorruptFile`` for an index of which the sizes cannot be told."""
     logs = [entry for directory in config.log_paths(root).all for entry in disk.list(directory)]
     segment = config.mapped_file_size_commit_log or usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log
-    queue_file = (
-        config.mapped_file_size_consume_queue
-        or usual_length(_files_of_queues(disk, root / "consumequeue"))
-        or _DEFAULTS.mapped_file_size_consume_queue
+    known_queue_file = config.mapped_file_size_consume_queue or usual_length(
+        _files_of_queues(disk, root / "consumequeue")
     )
+    queue_file = _whole_entries(known_queue_file or _DEFAULTS.mapped_file_size_consume_queue)
+    is_assumed = known_queue_file is None
     ext_file = (
         config.mapped_file_size_consume_queue_ext
         or usual_length(_files_of_queues(disk, root / "consumequeue_ext"))
@@ -104,12 +106,8 @@ def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
         # Who has not changed the one has hardly changed the other.
         numbers = _DEFAULTS.max_hash_slot_num, _DEFAULTS.max_index_num
     if numbers is None:
-        return Sizes(segment, _whole_entries(queue_file), ext_file, index_file, None, None)
-    return Sizes(segment, _whole_entries(queue_file), ext_file, index_file_bytes(*numbers), *numbers)
-
-
-def index_file_bytes(slots: int, entries: int) -> int:
-    return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ENTRY_BYTES * entries
+        return Sizes(segment, queue_file, ext_file, index_file, None, None, is_assumed)
+    return Sizes(segment, queue_file, ext_file, index_file_bytes(*numbers), *numbers, is_assumed)
 
 
 def _whole_entries(queue_file_bytes: int) -> int:
@@ -181,7 +179,7 @@ def _fits(segment: Segment, slots: int) -> bool:
     """Whether the file makes sense with so many slots: log offsets rise, and slots lead to entries of their own."""
     page = segment.page
     begin_offset, count = INDEX_HEADER.unpack_from(page)[2], INDEX_HEADER.unpack_from(page)[5]
-    entries_at = INDEX_HEADER_BYTES + slots * INDEX_SLOT_BYTES
+    entries_at = index_entries_at(slots)
     if entries_at + count * INDEX_ENTRY_BYTES > segment.size:
         return False
     last = begin_offset

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.queue import ConsumeQueue
 from ternmq.wire.record import Record
 
 
@@ -73,8 +73,8 @@ def log_summary(view: StoreView) -> LogSummary:
     walk = log.walk(end, check_crc=False)
     for record in walk:
         last_ms = record.store_time_ms
-    first_ms = log.store_time(log.min_offset) if walk.position > log.min_offset else -1
-    return LogSummary(len(log.starts), log.min_offset, walk.position, first_ms, last_ms)
+    first_ms = log.store_time(log.begin + log.lead) if walk.position > log.begin else -1
+    return LogSummary(len(log.starts), log.begin, walk.position, first_ms, last_ms)
 
 
 def _of_queue(view: StoreView, queue: ConsumeQueue) -> QueueSummary:
@@ -97,6 +97,6 @@ def _last_known(view: StoreView) -> Record | None:
 def _last_begun(view: StoreView) -> int:
     """Start of the last segment that begins with a record; the log's begin if none does."""
     for start in reversed(view.log.starts):
-        if view.record(start) is not None:
+        if view.record(start + view.log.lead) is not None:
             return start
-    return view.log.min_offset
+    return view.log.begin

@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.errors import CorruptFile
-from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
-from ternmq.store.checkpoint import CHECKPOINT_BYTES
-from ternmq.store.dispatch import due_time
+from ternmq.store.derived.dispatch import due_time
+from ternmq.store.derived.key_hash import Keyed, KeyHashes
+from ternmq.store.derived.light import light_places
+from ternmq.store.durable.checkpoint import CHECKPOINT_BYTES
 from ternmq.store.inspect.check_index import IndexCheck
 from ternmq.store.inspect.check_queues import QueueCheck
 from ternmq.store.inspect.faults import REBUILD, Fault, plural
 from ternmq.store.inspect.scan import Damage, LogScan, Progress
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.key_hash import Keyed, KeyHashes
-from ternmq.store.light import light_places
 from ternmq.wire.bodies.codec import Body
 from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
 from ternmq.wire.bodies.topics import TopicTable
-from ternmq.wire.ids import java_hash
-from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag
+from ternmq.wire.tags import TagsCodes
 
 _TABLES: Final[dict[str, type[Body]]] = {
     "topics.json": TopicTable,
@@ -42,7 +40,6 @@ _TABLES: Final[dict[str, type[Body]]] = {
 #: Records whose keys are hashed together.
 _KEYED_MAX: Final = 256
 #: Tags whose hash is kept; beyond that the table starts over.
-_TAGS_MAX: Final = 4096
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,7 +82,7 @@ def verify(
     findings += _table_faults(view)
     return Verdict(
         scan.records,
-        scan.position - view.log.min_offset,
+        scan.position - view.log.begin,
         sum(queue.next_offset - queue.min_offset for queue in view.queues),
         derived.index.files.entries,
         findings,
@@ -105,7 +102,7 @@ class _DerivedCheck:
         self._queues: dict[tuple[str, int], QueueCheck] = {}
         self._hashes = KeyHashes()
         self._keyed: list[Keyed] = []
-        self._tags: dict[str, int] = {}
+        self._tags = TagsCodes()
 
     def expect(self, record: Record) -> None:
         topic, properties, log_offset = record.topic, record.properties, record.log_offset
@@ -139,15 +136,7 @@ class _DerivedCheck:
             due_ms = due_time(record.properties, record.store_time_ms, self._view.delays_ms)
             if due_ms:
                 return due_ms
-        tags = find(record.properties, Property.TAGS)
-        if not tags:
-            return 0
-        code = self._tags.get(tags)
-        if code is None:
-            if len(self._tags) >= _TAGS_MAX:
-                self._tags.clear()
-            code = self._tags[tags] = java_hash(tags)
-        return code
+        return self._tags.of_text(record.properties)
 
     def _expect_keys(self) -> None:
         self.index.expect(self._hashes.entries(self._keyed))

@@ -15,17 +15,18 @@ from typing import Final
 
 from ternmq.errors import CorruptFile, CorruptRecord, StoreError
 from ternmq.files import TableFile
-from ternmq.store.checkpoint import Checkpoint
-from ternmq.store.commitlog import CommitLog
 from ternmq.store.config import parse_delay_levels
-from ternmq.store.deleted import DeletedTopics
-from ternmq.store.file_disk import FileDisk
-from ternmq.store.file_lock import lock_holder
+from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.derived.queue_ext import QueueExts
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.disk.file_lock import lock_holder
+from ternmq.store.disk.segment import segment_files
+from ternmq.store.durable.checkpoint import Checkpoint
+from ternmq.store.durable.deleted import DeletedTopics
 from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
-from ternmq.store.queue import ConsumeQueue
-from ternmq.store.queue_ext import QueueExts
-from ternmq.store.queues import ConsumeQueues
-from ternmq.store.segment import segment_files
+from ternmq.store.log.plain_log import PlainLog
+from ternmq.store.log.protocol import Log
 from ternmq.wire.bodies.codec import BodyT, decode
 from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.record import Record, unpack_record
@@ -58,7 +59,7 @@ class StoreView:
         self.delays_ms = parse_delay_levels(self.config.message_delay_level)
         self.deleted = DeletedTopics(self.disk, root / "deletedTopics.json")
         self.deleted.load()
-        self.log = CommitLog(self.disk, self.config.log_paths(root), segment_bytes=self.sizes.segment)
+        self.log: Log = PlainLog(self.disk, self.config.log_paths(root), segment_bytes=self.sizes.segment)
         self.log.load()
         self._segments = segment_files(
             self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
@@ -131,7 +132,7 @@ class StoreView:
 
     def first_offset(self, queue: ConsumeQueue) -> int:
         """The first queue offset whose record the log still has; the queue's end if it has none."""
-        return queue.first_from(self.log.min_offset)
+        return queue.first_from(self.log.begin)
 
     def record(self, log_offset: int) -> Record | None:
         """The record at a log offset, if a whole one stands there."""

@@ -28,7 +28,7 @@ class ConsumeType(enum.StrEnum):
 
 
 class MessageModel(enum.StrEnum):
-    """Whether the members of a group share the messages (CLUSTERING) or each gets all of them (F5)."""
+    """Whether the members of a group share the messages (CLUSTERING) or each gets all of them."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
@@ -307,10 +307,13 @@ class ConsumedDirectly(Body, frozen=True, kw_only=True):
 
 
 class Connection(Body, frozen=True, kw_only=True):
+    """``subscription_data_set`` is TernMQ's own: what this member subscribes, where the members of a group differ."""
+
     client_id: str
     client_addr: str = always(str)
     language: str = always(lambda: "OTHER")
     version: int = always(int)
+    subscription_data_set: list[SubscriptionData] | None = None
 
 
 class ConsumerConnection(Body, frozen=True, kw_only=True):

@@ -1,60 +1,76 @@
 """What pop keeps in the revive topic and in its files (F9): the names are RocketMQ's (``PopCheckPoint``, ``AckMsg``,
-``BatchAckMsg``, ``ConsumerOrderInfoManager``)."""
+``BatchAckMsg``, ``ConsumerOrderInfoManager``).
+
+Every number has the bounds that it has in Java, and no list is longer than a pop: a record that breaks them is refused
+when it is decoded, before anything is counted or made by its numbers.
+"""
 
 from __future__ import annotations
 
-from msgspec import field
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Raw, field
 
 from ternmq.wire.bodies.codec import Body, always
+from ternmq.wire.handles import COUNT_MAX
+
+#: A topic or a group; with a separator of properties in it, no record could name it.
+_Name: TypeAlias = Annotated[str, Meta(max_length=255, pattern=r"^[^\x01\x02]+$")]
+_Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_QueueId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Offset: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
+_Offsets: TypeAlias = Annotated[list[_Offset], Meta(max_length=COUNT_MAX)]
 
 
 class CheckPointRecord(Body, frozen=True, kw_only=True):
     """A check point in the revive topic, tag ``ck``. ``diffs`` are queue offsets less the first; old ones lack them."""
 
-    start_offset: int = field(name="so")
-    pop_time_ms: int = field(name="pt")
-    invisible_ms: int = field(name="it")
-    #: Of a signed 32-bit int in Java.
-    bits: int = always(int, name="bm")
-    count: int = field(name="n")
-    queue_id: int = field(name="q")
-    topic: str = field(name="t")
-    group: str = field(name="c")
-    revive_offset: int = always(int, name="ro")
-    diffs: list[int] = always(list, name="d")
+    start_offset: _Offset = field(name="so")
+    pop_time_ms: _Int64 = field(name="pt")
+    invisible_ms: _Int64 = field(name="it")
+    bits: _Int32 = always(int, name="bm")
+    count: _Count = field(name="n")
+    queue_id: _QueueId = field(name="q")
+    topic: _Name = field(name="t")
+    group: _Name = field(name="c")
+    revive_offset: _Int64 = always(int, name="ro")
+    diffs: _Offsets = always(list, name="d")
     broker_name: str | None = field(default=None, name="bn")
 
 
 class AckRecord(Body, frozen=True, kw_only=True):
     """An ack of a check point in the revive topic, tag ``ack``; with ``offsets`` of many messages, tag ``bAck``."""
 
-    queue_offset: int = field(default=-1, name="ao")
-    start_offset: int = field(name="so")
-    group: str = field(name="c")
-    topic: str = field(name="t")
-    queue_id: int = field(name="q")
-    pop_time_ms: int = field(name="pt")
+    queue_offset: _Int64 = field(default=-1, name="ao")
+    start_offset: _Offset = field(name="so")
+    group: _Name = field(name="c")
+    topic: _Name = field(name="t")
+    queue_id: _QueueId = field(name="q")
+    pop_time_ms: _Int64 = field(name="pt")
     broker_name: str | None = field(default=None, name="bn")
-    offsets: list[int] | None = field(default=None, name="aol")
+    offsets: _Offsets | None = field(default=None, name="aol")
 
 
 class OrderRecord(Body, frozen=True, kw_only=True):
     """The messages of a queue that an ordered pop handed out last."""
 
-    pop_time_ms: int = field(name="popTime")
-    invisible_ms: int | None = field(default=None, name="i")
+    pop_time_ms: _Int64 = field(name="popTime")
+    invisible_ms: _Int64 | None = field(default=None, name="i")
     #: The first queue offset, and those of the others less the first.
-    offsets: list[int] = always(list, name="o")
+    offsets: _Offsets = always(list, name="o")
     #: By queue offset: when it is visible again, if that was changed.
-    visible_ms: dict[int, int] | None = field(default=None, name="ot")
+    visible_ms: dict[_Offset, _Int64] | None = field(default=None, name="ot")
     #: By queue offset: how often it was handed out before.
-    counts: dict[int, int] | None = field(default=None, name="oc")
-    last_time_ms: int = always(int, name="l")
-    bits: int = always(int, name="cm")
+    counts: dict[_Offset, _Int32] | None = field(default=None, name="oc")
+    last_time_ms: _Int64 = always(int, name="l")
+    bits: _Int64 = always(int, name="cm")
     attempt_id: str | None = field(default=None, name="a")
 
 
 class OrderTable(Body, frozen=True, kw_only=True):
-    """``config/consumerOrderInfo.json``: by ``topic@group``, then queue id."""
+    """``config/consumerOrderInfo.json``: by ``topic@group``, then queue id an ``OrderRecord`` in JSON, which is decoded
+    by itself: a bad one must not make the others unreadable."""
 
-    table: dict[str, dict[int, OrderRecord]] = always(dict)
+    table: dict[str, dict[int, Raw]] = always(dict)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -92,6 +91,9 @@ class Registration(Body, frozen=True, kw_only=True):
 
 #: A broker with 100,000 topics needs some 5 MiB; a stream that grows beyond this is no registration.
 _INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Topics of a compressed registration; each takes about 2 µs on the name server's loop. The other form has fewer in a
+#: frame.
+TOPICS_MAX: Final = 250_000
 _VERSION_5_0_0: Final = 413
 _INT: Final = struct.Struct(">i")
 _ZLIB_FIRST: Final = 0x78
@@ -197,9 +199,12 @@ class _Items:
             raise RemoteProtocolError("the registration's compressed body is cut short")
         return self._data[self._at - length : self._at]
 
-    def counted(self) -> Iterator[int]:
+    def counted(self) -> range:
         # Each item needs four bytes at least, so a count that lies ends at the end of the data.
-        return iter(range(self._int()))
+        count = self._int()
+        if count > TOPICS_MAX:
+            raise RemoteProtocolError(f"the registration has {count} topics, more than the {TOPICS_MAX} that are read")
+        return range(count)
 
     def _int(self) -> int:
         if self._at + 4 > len(self._data):

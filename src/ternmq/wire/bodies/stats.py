@@ -28,6 +28,7 @@ class QueueProgress(Body, frozen=True, kw_only=True):
 
     broker_offset: int = always(int)
     consumer_offset: int = always(int)
+    #: Since RocketMQ 5.
     pull_offset: int | None = None
     last_timestamp: int = always(int)
 

@@ -1,0 +1,168 @@
+"""Messages that a consumer could not process: tried again, and put aside after too many times (H1).
+
+A consumer sends back *where* the record lies, never the message. The broker appends a copy of the record for the topic
+``%RETRY%group``, to which every member of the group is subscribed, with these properties:
+
+    RETRY_TOPIC        the topic it was first sent to, kept through all retries
+    ORIGIN_MESSAGE_ID  the offset id of the first record, likewise
+    DELAY              the level of the delay: as asked, or 3 + times consumed (10 s, 30 s, 1 m …)
+    WAIT               false: nobody waits for the copy to reach the disk
+
+The delay is that of every delayed message (``delay.levels``): the copy waits in the schedule topic first, and keeps
+where it waited (REAL_TOPIC, REAL_QID). After 16 times (of the group, or of the request) the copy goes to ``%DLQ%group``
+instead, at once (DELAY = 0); nobody reads that by himself. The same rule holds for messages that a consumer *sends* to
+its retry topic, when sending back failed. All these properties are as RocketMQ 4.9.4 and 5.2.0 write them.
+
+A record from far back is read on another thread (``store.read.cold``), and the consumer is answered later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.config import WRITE
+from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.internal import check_send_back
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.topics import Topics
+from ternmq.errors import CorruptRecord, NoPermission, StoreError, SystemBusy, SystemFailure
+from ternmq.message import Property
+from ternmq.store.log.rewrite import rewrite
+from ternmq.types import Buffer
+from ternmq.wire import properties as props
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.ids import offset_id
+from ternmq.wire.record import Record, unpack_record
+from ternmq.wire.requests import SendBack, SendFields
+
+#: Clients older than V3_4_9 filled the field with something else.
+_VERSION_3_4_9: Final = 121
+#: The first retry waits for delay level 3: 10 s.
+_FIRST_LEVEL: Final = 3
+#: The delay of a dead letter, as RocketMQ notes it.
+NO_DELAY: Final = "0"
+#: Messages sent back that may wait for the disk at once; beyond that consumers are told to come back later.
+COLD_MAX: Final = 100
+
+
+class Retries:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        intake: Intake,
+        topics: Topics,
+        groups: Groups,
+        record_at: Callable[[int], memoryview | None],
+        cold_record: Callable[[int], Future[bytes | None] | None],
+        choice: random.Random,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._groups = groups
+        self._record_at = record_at
+        self._cold_record = cold_record
+        self._cold_count = 0
+        self._random = choice
+
+    def send_back(self, header: SendBack, *, version: int) -> Awaitable[None] | None:
+        """Store a copy of the record that a consumer sends back: now (None), or when the disk has brought it.
+
+        Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more),
+        ``SystemBusy`` when too many wait for the disk, and what ``Intake.store`` raises.
+        """
+        group = self._groups.find(header.group)
+        if group.retry_queue_nums <= 0:
+            # As RocketMQ: a group without retry queues gives its failures up, with success.
+            return None
+        cold = self._cold_record(header.log_offset)
+        if cold is None:
+            self._copy(header, group, self._record_at(header.log_offset), version)
+            return None
+        if self._cold_count >= COLD_MAX:
+            cold.cancel()
+            raise SystemBusy(
+                f"[OVERLOAD]system busy: {self._cold_count} old messages that were sent back are already waiting "
+                "for the disk; retry later"
+            )
+        return self._copy_later(header, group, cold, version)
+
+    async def _copy_later(
+        self, header: SendBack, group: SubscriptionGroupConfig, cold: Future[bytes | None], version: int
+    ) -> None:
+        self._cold_count += 1
+        page: Buffer | None
+        try:
+            page = await asyncio.wrap_future(cold)
+        except StoreError:
+            # Deleted meanwhile; or it cannot be read, which is then said here.
+            page = self._record_at(header.log_offset)
+        finally:
+            self._cold_count -= 1
+        self._copy(header, group, page, version)
+
+    def _copy(self, header: SendBack, group: SubscriptionGroupConfig, page: Buffer | None, version: int) -> None:
+        record = _read(page, header.log_offset)
+        check_send_back(record.topic)
+        # What was popped comes from a retry topic that says in its name what it retries.
+        origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or names.popped_topic(
+            header.group, record.topic
+        )
+        origin_id = props.find(record.properties, Property.ORIGIN_MESSAGE_ID) or offset_id(
+            record.store_host, record.log_offset
+        )
+        if header.delay_level < 0 or record.reconsume_times >= _times_max(group, header.max_reconsume_times, version):
+            topic, queue_id = self._dead_letter_queue(header.group)
+            delay = NO_DELAY
+        else:
+            topic, queue_id = self._retry_queue(group)
+            delay = str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)
+        changes = {
+            Property.RETRY_TOPIC: origin_topic,
+            Property.ORIGIN_MESSAGE_ID: origin_id,
+            Property.DELAY: delay,
+            Property.WAIT: "false",
+        }
+        self._intake.store(rewrite(record, topic, queue_id, changes, reconsume_times=record.reconsume_times + 1))
+
+    def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
+        """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""
+        group = self._groups.find(header.topic.removeprefix(names.RETRY_PREFIX))
+        # As 4.9; 5.x lets one more through, unless the group holds locks (its orderly consumers count as 4.9 does).
+        if (header.reconsume_times or 0) < _times_max(group, header.max_reconsume_times, version):
+            return None
+        return self._dead_letter_queue(group.group_name)
+
+    def _retry_queue(self, group: SubscriptionGroupConfig) -> tuple[str, int]:
+        topic = names.retry_topic(group.group_name)
+        self._ensure_writable(topic, queues=group.retry_queue_nums)
+        return topic, self._random.randrange(group.retry_queue_nums)
+
+    def _dead_letter_queue(self, group: str) -> tuple[str, int]:
+        topic = names.dead_letter_topic(group)
+        self._ensure_writable(topic, queues=1)
+        return topic, 0
+
+    def _ensure_writable(self, topic: str, *, queues: int) -> None:
+        if not self._topics.ensure(topic, queues=queues).perm & WRITE:
+            raise NoPermission(f"the topic[{topic}] sending message is forbidden; give it write permission (perm 6)")
+
+
+def _read(page: Buffer | None, log_offset: int) -> Record:
+    try:
+        if page is not None:
+            return unpack_record(page)
+    except CorruptRecord:
+        pass
+    raise SystemFailure(f"look message by offset failed, {log_offset}: there is no message, or it was deleted")
+
+
+def _times_max(group: SubscriptionGroupConfig, asked: int | None, version: int) -> int:
+    """How often a message may be consumed before it is a dead letter."""
+    return asked if asked is not None and asked >= 0 and version >= _VERSION_3_4_9 else group.retry_max_times

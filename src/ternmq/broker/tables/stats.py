@@ -1,0 +1,211 @@
+"""Counters of the broker (D5): messages and bytes in and out, by topic and group, and their rates.
+
+Handlers add to plain ints; a task calls ``sample`` once a second, which notes the totals of the moment. A rate over the
+last 10 s, 1 min or 10 min is the difference of two notes over the time between them, so counting costs nothing but the
+addition, and a reader gets the same answer however often it asks.
+
+Series by topic and by topic and group are noted every 10 s for one minute back: enough for the consume rates that
+tools show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeVar
+
+from ternmq.env import Clock
+
+Key = TypeVar("Key", str, tuple[str, str])
+
+#: Spans of the rates in RocketMQ's runtime table, in seconds.
+SPANS_S: Final = (10, 60, 600)
+SERIES_STEP_S: Final = 10
+SERIES_SPAN_S: Final = 60
+
+
+class Note(NamedTuple):
+    """Totals at a moment."""
+
+    at: float
+    put: int
+    found: int
+    missed: int
+    got: int
+
+
+@dataclass(slots=True)
+class Count:
+    """A total of messages and bytes since the start, and notes of its messages for a rate."""
+
+    messages: int = 0
+    size_bytes: int = 0
+    notes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SERIES_SPAN_S // SERIES_STEP_S))
+
+    def rate(self, now: float) -> float:
+        """Messages a second over the last minute, or since the first note if that is younger."""
+        if not self.notes:
+            return 0.0
+        at, messages = self.notes[0]
+        return (self.messages - messages) / (now - at) if now > at else 0.0
+
+
+class Stats:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.started_ms = clock.now_ms()
+        #: Messages stored, their bytes, and the calls that brought them (a batch is one call).
+        self.put_messages = 0
+        self.put_bytes = 0
+        self.put_calls = 0
+        #: Pulls that found something and pulls that did not; messages and bytes that went out.
+        self.found_calls = 0
+        self.missed_calls = 0
+        self.got_messages = 0
+        self.got_bytes = 0
+        self.put_by_topic: dict[str, Count] = {}
+        self.got_by_group: dict[tuple[str, str], Count] = {}
+        self._notes: deque[Note] = deque([self._note()], maxlen=SPANS_S[-1] + 1)
+        self._series_noted_at = clock.monotonic()
+        self._today = _day(self.started_ms)
+        #: Totals at midnight, today's and yesterday's; 0 while the broker was not up then.
+        self.put_at_midnight = [0, 0]
+        self.got_at_midnight = [0, 0]
+
+    # --- Hot: called by handlers -------------------------------------------------------------------------------
+
+    def put(self, topic: str, messages: int, size_bytes: int) -> None:
+        """Messages were stored by one call."""
+        self.put_calls += 1
+        self.put_messages += messages
+        self.put_bytes += size_bytes
+        count = self.put_by_topic.get(topic)
+        if count is None:
+            count = self.put_by_topic[topic] = Count()
+        count.messages += messages
+        count.size_bytes += size_bytes
+
+    def got(self, topic: str, group: str | None, messages: int, size_bytes: int) -> None:
+        """Messages were handed to a consumer by one call; None is a group that the broker does not know."""
+        self.found_calls += 1
+        self.got_messages += messages
+        self.got_bytes += size_bytes
+        if group is None:
+            return
+        count = self.got_by_group.get((topic, group))
+        if count is None:
+            count = self.got_by_group[topic, group] = Count()
+        count.messages += messages
+        count.size_bytes += size_bytes
+
+    def missed(self) -> None:
+        """A pull found nothing."""
+        self.missed_calls += 1
+
+    # --- Once a second -----------------------------------------------------------------------------------------
+
+    def sample(self) -> None:
+        """Note the totals of this moment."""
+        note = self._note()
+        self._notes.append(note)
+        if note.at - self._series_noted_at >= SERIES_STEP_S:
+            self._series_noted_at = note.at
+            for count in (*self.put_by_topic.values(), *self.got_by_group.values()):
+                count.notes.append((note.at, count.messages))
+        today = _day(self._clock.now_ms())
+        if today != self._today:
+            self._today = today
+            self.put_at_midnight = [self.put_messages, self.put_at_midnight[0]]
+            self.got_at_midnight = [self.got_messages, self.got_at_midnight[0]]
+
+    def forget_topic(self, topic: str) -> None:
+        self.put_by_topic.pop(topic, None)
+        for key in [key for key in self.got_by_group if key[0] == topic]:
+            del self.got_by_group[key]
+
+    def forget_group(self, group: str) -> None:
+        for key in [key for key in self.got_by_group if key[1] == group]:
+            del self.got_by_group[key]
+
+    # --- Reading -----------------------------------------------------------------------------------------------
+
+    def put_rate(self, topic: str) -> float:
+        """Messages a second into a topic, over the last minute."""
+        return self._rate(self.put_by_topic, topic)
+
+    def got_rate(self, topic: str, group: str) -> float:
+        """Messages a second out of a topic to a group, over the last minute."""
+        return self._rate(self.got_by_group, (topic, group))
+
+    def runtime(self) -> dict[str, str]:
+        """The part of GET_BROKER_RUNTIME_INFO that counts messages, under RocketMQ's names.
+
+        ``getTransferedTps`` is how 4.9 spells it, and what its tools look for.
+        """
+        rates = [self._rates(span_s) for span_s in SPANS_S]
+
+        def text(index: int) -> str:
+            return " ".join(str(span[index]) for span in rates)
+
+        transferred = text(3)
+        total = " ".join(str(span[1] + span[2]) for span in rates)
+        put_today, put_yesterday = self.put_at_midnight
+        got_today, got_yesterday = self.got_at_midnight
+        return {
+            "bootTimestamp": str(self.started_ms),
+            "runtime": _duration(self._clock.now_ms() - self.started_ms),
+            "putTps": text(0),
+            "getFoundTps": text(1),
+            "getMissTps": text(2),
+            "getTotalTps": total,
+            "getTransferedTps": transferred,
+            "getTransferredTps": transferred,
+            "putMessageTimesTotal": str(self.put_calls),
+            "putMessageSizeTotal": str(self.put_bytes),
+            "putMessageAverageSize": str(self.put_bytes / self.put_messages if self.put_messages else 0.0),
+            "msgPutTotalTodayNow": str(self.put_messages),
+            "msgPutTotalTodayMorning": str(put_today),
+            "msgPutTotalYesterdayMorning": str(put_yesterday),
+            "msgGetTotalTodayNow": str(self.got_messages),
+            "msgGetTotalTodayMorning": str(got_today),
+            "msgGetTotalYesterdayMorning": str(got_yesterday),
+        }
+
+    def _note(self) -> Note:
+        return Note(self._clock.monotonic(), self.put_messages, self.found_calls, self.missed_calls, self.got_messages)
+
+    def _rates(self, span_s: int) -> tuple[float, float, float, float]:
+        """Puts, found and missed pulls, and messages out, a second, over the last ``span_s`` seconds."""
+        last = self._notes[-1]
+        # Notes are a second apart, so the one wanted stands about that many places back.
+        first = self._notes[max(len(self._notes) - 1 - span_s, 0)]
+        elapsed = last.at - first.at
+        if elapsed <= 0:
+            return 0.0, 0.0, 0.0, 0.0
+        return (
+            (last.put - first.put) / elapsed,
+            (last.found - first.found) / elapsed,
+            (last.missed - first.missed) / elapsed,
+            (last.got - first.got) / elapsed,
+        )
+
+    def _rate(self, table: dict[Key, Count], key: Key) -> float:
+        count = table.get(key)
+        return 0.0 if count is None else count.rate(self._clock.monotonic())
+
+
+def _day(time_ms: int) -> tuple[int, int]:
+    """Year and day of the year where this broker runs."""
+    local = time.localtime(time_ms / 1000)
+    return local.tm_year, local.tm_yday
+
+
+def _duration(span_ms: int) -> str:
+    seconds = max(span_ms, 0) // 1000
+    days, seconds = divmod(seconds, 86_400)
+    hours, seconds = divmod(seconds, 3_600)
+    minutes, seconds = divmod(seconds, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

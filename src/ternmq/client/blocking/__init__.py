@@ -1,0 +1,1 @@
+"""Synchronous versions of the clients. Start reading at ``base.py``."""

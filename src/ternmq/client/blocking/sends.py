@@ -1,0 +1,45 @@
+"""The methods of ``SyncProducer`` that are not derived from ``Producer``."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from ternmq.client.blocking.base import SyncClient
+from ternmq.client.send.producer import Producer
+from ternmq.client.send.queue_choice import Selector
+from ternmq.client.send.validate import check_message
+from ternmq.message import Message, MessageQueue, SendReceipt
+
+
+class SyncSending(SyncClient[Producer]):
+    """The base of ``SyncProducer``."""
+
+    def send_nowait(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> Future[SendReceipt]:
+        """Send a message and return at once. The future gets the receipt or the error.
+
+        ``queue``, ``selector`` and ``timeout_ms`` are those of ``send``. Callbacks of the future run on the loop's
+        thread: they must be short, and cannot make synchronous calls. At most ``async_bytes_max`` of bodies may wait
+        for an answer; the future of a message beyond that gets ``TooManyCalls``. Leaving the producer's block waits for
+        all of them. Raises ``InvalidMessage`` and ``InvalidName`` at once.
+
+        ::
+
+            sent = [producer.send_nowait(message) for message in messages]
+            receipts = [future.result() for future in sent]
+        """
+        thread = self._open_thread()
+        # Here and not on the loop: an invalid message is an error of this call, not of the future.
+        check_message(message, body_bytes_max=self._async.config.body_bytes_max)
+        return thread.start(
+            lambda: self._async.send_nowait(message, queue=queue, selector=selector, timeout_ms=timeout_ms)
+        )
+
+    def _not_running(self) -> str:
+        return f"the producer {self.group!r} is not running; send inside `with SyncProducer(…)`"

@@ -1,0 +1,1 @@
+"""Consumers: push, lite pull, pull, pop. Start reading at ``push.py``."""

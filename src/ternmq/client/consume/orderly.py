@@ -1,0 +1,359 @@
+"""A listener that sees the messages of each queue one after the other (F2).
+
+Each queue is a *line*. Its first messages are given to the listener; they leave the line when they are done, and only
+then are the next ones begun. A failure keeps them first in line: after a moment (1 s, ``context.retry_ms``) they are
+tried again, with ``reconsume_times`` one higher, and after ``max_reconsume_times`` they become dead letters. A message
+whose body cannot be read becomes one at once: trying again would change nothing, and hold up what comes behind. Not for
+want of a package, though: the message is sound, and all of its topic would become dead letters. It fails in place. So:
+
+    No message of a queue is begun before the one before it is done, here or in any other member.
+
+A listener that sets ``context.auto_commit = False`` decides later: what it is done with is *taken* out of the line, but
+stays in the process queue, so that no progress passes it, until a call returns COMMIT. ROLLBACK puts it back, first in
+line, and so does whatever takes the queue away: its next owner begins behind the last commit.
+
+*Here*, a line is worked on by one task at a time, and lines belong to queues, not to what is held of them: when a queue
+is reset, or lost and taken up anew, its new messages wait until the call that still runs has ended. *In other members*
+the broker's lock says so (``locks``): no call begins without a lock that is trusted, and whoever lets go of a queue
+waits for the running call, stores the progress and gives the lock back last (``release``). In broadcasting each
+member reads for itself and there are no locks.
+
+What no lock can prevent: a call that began under it and still runs half a minute after the broker was last heard.
+
+``threads`` tasks take lines in turn, each for 60 s at most, then the next line has its turn. They call an ``async``
+listener themselves and a plain one in a thread; there is no task per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Final, NamedTuple
+
+from ternmq.client.consume.config import PushConfig
+from ternmq.client.consume.fetch import QueueReader
+from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
+from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.process_queue import ProcessQueue
+from ternmq.client.consume.settle import Settling
+from ternmq.env import Clock
+from ternmq.message import MessageQueue, Property, ReceivedMessage
+from ternmq.tasks import Tasks
+from ternmq.wire.compress import CompressionMissing
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's ``rocketmq.client.maxTimeConsumeContinuously``.
+SLICE_S: Final = 60.0
+#: Until a line whose lock is not trusted now looks again.
+RELOCK_S: Final = 0.1
+#: Bounds of ``context.retry_ms``, as RocketMQ has them.
+RETRY_MS_MIN, RETRY_MS_MAX = 10, 30_000
+#: An ``async`` listener that never waits would keep the loop for itself; after this long, others get their turn.
+TURN_S: Final = 0.005
+#: Attempts of a message between two log lines that a package is missing for it: about a minute.
+_REPORTED_EVERY: Final = 60
+
+
+class _Place(NamedTuple):
+    reader: QueueReader
+    held: ProcessQueue
+    message: ReceivedMessage
+
+
+class _Line:
+    """The messages of one queue that wait, those of a running call first."""
+
+    __slots__ = ("is_busy", "is_closing", "is_reported", "is_stalled", "queue", "quiet", "started", "taken", "waiting")
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.waiting: deque[_Place] = deque()
+        #: Done, but not committed; and whether it was reported that nothing more comes before that.
+        self.taken: list[_Place] = []
+        self.is_stalled = False
+        #: A task works on it, or will: it is among those that are ready, or a timer will put it there.
+        self.is_busy = False
+        #: No more calls; see ``Orderly.release``.
+        self.is_closing = False
+        #: When the running call began, by the clock's ``monotonic``; and whether it was reported as too long.
+        self.started: float | None = None
+        self.is_reported = False
+        #: Set while no call runs.
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+
+    def first(self, count_max: int) -> list[_Place]:
+        """The messages of the next call: of one process queue, and none that counts no more. One that cannot be read is
+        alone."""
+        waiting = self.waiting
+        while waiting and waiting[0].held.dropped:
+            waiting.popleft()
+        if self.taken and self.taken[0].held.dropped:
+            self.taken.clear()
+        places = [place for place in islice(waiting, count_max) if place.held is waiting[0].held]
+        for number, place in enumerate(places):
+            if place.message.body_error:
+                return places[: max(1, number)]
+        return places
+
+    def take(self, count: int) -> None:
+        """The first messages are done, but not for good."""
+        self.taken.extend(self.waiting.popleft() for _ in range(count))
+
+    def commit(self) -> list[ReceivedMessage]:
+        """All that was taken is done for good; returns it."""
+        committed, self.taken = [place.message for place in self.taken], []
+        self.is_stalled = False
+        return committed
+
+    def roll_back(self) -> None:
+        """All that was taken is to be done again."""
+        self.waiting.extendleft(reversed(self.taken))
+        self.taken = []
+
+
+class Orderly:
+    """The ``Outlet`` of an orderly consumer. All methods belong to the loop's thread; ``tasks`` owns its workers."""
+
+    def __init__(
+        self,
+        listener: BoundListener,
+        settling: Settling,
+        config: PushConfig,
+        *,
+        group: str,
+        locks: Locks | None,
+        clock: Clock,
+        tasks: Tasks,
+    ) -> None:
+        self._listener = listener
+        self._settling = settling
+        self._config = config
+        self._group = group
+        self._locks = locks
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
+        self._lines: dict[MessageQueue, _Line] = {}
+        #: None ends the worker that takes it.
+        self._ready: asyncio.Queue[_Line | None] = asyncio.Queue()
+        self._stopped = False
+        self._pool: ThreadPoolExecutor | None = None
+        self._threads = 0
+        self.resize(config.threads)
+
+    # --- What the member asks (``Outlet``, ``Order``) --------------------------------------------------------
+
+    def put(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+        if self._stopped:
+            return
+        line = self._lines.get(reader.queue)
+        if line is None:
+            line = self._lines[reader.queue] = _Line(reader.queue)
+        line.waiting.extend(_Place(reader, held, message) for message in messages)
+        if not line.is_busy:
+            line.is_busy = True
+            self._ready.put_nowait(line)
+
+    def is_calling(self, queue: MessageQueue) -> bool:
+        """Whether a call with messages of the queue runs."""
+        line = self._lines.get(queue)
+        return line is not None and not line.quiet.is_set()
+
+    async def release(self, queue: MessageQueue) -> None:
+        """Begin no more calls with messages of the queue; returns when the running one has ended and counts."""
+        line = self._lines.get(queue)
+        if line is not None:
+            line.is_closing = True
+            await line.quiet.wait()
+            self._lines.pop(queue, None)
+
+    def expire(self, started_before: float) -> None:
+        # Nothing can be sent back: what comes behind would be begun before it is done.
+        for line in self._lines.values():
+            if line.started is not None and line.started < started_before and not line.is_reported:
+                line.is_reported = True
+                log.warning("the listener of %s is slow; the queue waits for it", self._about(line))
+
+    async def call(self, context: ConsumeContext) -> None:
+        if self._pool is None:
+            await self._listener.call_async(context)
+        else:
+            await self._loop.run_in_executor(self._pool, self._listener.call, context)
+
+    def resize(self, threads: int) -> None:
+        for number in range(self._threads, threads):
+            self._tasks.create_task(self._work(), name=f"consume-{self._group}-{number}")
+        for _ in range(threads, self._threads):
+            self._ready.put_nowait(None)
+        self._threads = threads
+        if not self._listener.is_async:
+            # Workers wait for their calls, so nothing waits in the old pool, and a thread is free for each worker.
+            if self._pool is not None:
+                self._pool.shutdown(wait=False)
+            self._pool = ThreadPoolExecutor(threads, f"consume-{self._group}")
+
+    async def stop(self, timeout_ms: int) -> None:
+        self._stopped = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                for line in list(self._lines.values()):
+                    await line.quiet.wait()
+        for line in self._lines.values():
+            if not line.quiet.is_set():
+                log.warning(
+                    "the listener of %s is still running; its messages will be delivered again", self._about(line)
+                )
+        if self._pool is not None:
+            # Threads that hang cannot be ended by anybody. What they say later is not heard any more.
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # --- Workers ---------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while (line := await self._ready.get()) is not None:
+            pause_s = await self._serve(line)
+            if pause_s is None:
+                line.is_busy = False
+            elif pause_s:
+                self._loop.call_later(pause_s, self._ready.put_nowait, line)
+            else:
+                self._ready.put_nowait(line)
+
+    async def _serve(self, line: _Line) -> float | None:
+        """Work on a line; returns after how many seconds to go on with it, None when nothing is left to do."""
+        slice_end = self._clock.monotonic() + SLICE_S
+        turn_end = self._loop.time() + TURN_S
+        while not (self._stopped or line.is_closing) and (places := line.first(self._config.batch_max)):
+            if self._locks is not None and not self._locks.is_held(line.queue):
+                return RELOCK_S
+            now = self._clock.monotonic()
+            if now > slice_end:
+                return 0.0
+            line.quiet.clear()
+            line.started, line.is_reported = now, False
+            try:
+                pause_s = await self._call_with(line, places)
+            finally:
+                line.started = None
+                line.quiet.set()
+            if pause_s:
+                return pause_s
+            if self._loop.time() > turn_end:
+                await asyncio.sleep(0)
+                turn_end = self._loop.time() + TURN_S
+        return None
+
+    async def _call_with(self, line: _Line, places: Sequence[_Place]) -> float:
+        """Call the listener and settle what it says; returns after how many seconds to try again, 0 for going on."""
+        reader, held, first = places[0]
+        if first.body_error:
+            return await self._pass_over(line, places[0])
+        context = ConsumeContext(self._group, line.queue, [place.message for place in places])
+        began = self._clock.monotonic()
+        start_ms = self._clock.now_ms()
+        for message in context.messages:
+            message.consume_start_time_ms = start_ms
+        await self.call(context)
+        failed = context.failed
+        done_count = len(places) - len(failed)
+        held.last_consumed_ms = self._clock.now_ms()
+        took_s = self._clock.monotonic() - began
+        self._settling.stats.consumed(line.queue.topic, done=done_count, failed=len(failed), took_s=took_s)
+        is_rollback = context.result is ConsumeResult.ROLLBACK
+        buried_count = 0 if is_rollback else await self._give_up(held, failed, context)
+        if held.dropped:
+            return 0.0
+        if is_rollback:
+            line.roll_back()
+            return self._retry_s(context.retry_ms)
+        line.take(done_count)
+        # Not after an exception, which may come before the listener could say that it decides itself.
+        is_success = context.result is ConsumeResult.SUCCESS
+        if context.result is ConsumeResult.COMMIT or (is_success and context.auto_commit):
+            self._settling.settle(reader, held, done=line.commit(), again=self.put)
+        elif is_success:
+            self._warn_if_stalled(line, held)
+        if buried_count:
+            buried = [line.waiting.popleft().message for _ in range(buried_count)]
+            self._settling.settle(reader, held, done=buried, again=self.put)
+        if done_count + buried_count == len(places):
+            return 0.0
+        for message in failed[buried_count:]:
+            message.reconsume_times += 1
+        return self._retry_s(context.retry_ms)
+
+    async def _pass_over(self, line: _Line, place: _Place) -> float:
+        """Have a message that cannot be read become a dead letter, unless it can be read elsewhere; returns as
+        ``_call_with``."""
+        reader, held, message = place
+        times_max = self._config.max_reconsume_times
+        if _lacks_package(message) and (times_max is None or message.reconsume_times < times_max):
+            if message.reconsume_times % _REPORTED_EVERY == 0:
+                log.error(
+                    "message %s of %s at queue offset %d cannot be decoded: %s; the queue waits until the consumer "
+                    "is restarted with the missing package",
+                    message.message_id,
+                    line.queue,
+                    message.queue_offset,
+                    message.body_error,
+                )
+            self._settling.stats.consumed(line.queue.topic, done=0, failed=1, took_s=0.0)
+            message.reconsume_times += 1
+            return self._retry_s(None)
+        log.warning(
+            "message %s of %s at queue offset %d cannot be decoded and becomes a dead letter: %s",
+            message.message_id,
+            line.queue,
+            message.queue_offset,
+            message.body_error,
+        )
+        self._settling.stats.consumed(line.queue.topic, done=0, failed=1, took_s=0.0)
+        if not await self._settling.bury(message):
+            return self._retry_s(None)
+        if not held.dropped:
+            line.waiting.popleft()
+            self._settling.settle(reader, held, done=[message], again=self.put)
+        return 0.0
+
+    def _retry_s(self, retry_ms: int | None) -> float:
+        retry_ms = self._config.orderly_retry_ms if retry_ms is None else retry_ms
+        return min(max(retry_ms, RETRY_MS_MIN), RETRY_MS_MAX) / 1000
+
+    def _warn_if_stalled(self, line: _Line, held: ProcessQueue) -> None:
+        limit = self._config.limits.reached(held, topic_queues=1, orderly=True)
+        if limit is not None and not line.waiting and not line.is_stalled:
+            line.is_stalled = True
+            log.warning(
+                "the listener of group %s has %d uncommitted messages of %s and reached its limit %s; it gets no "
+                "more until it commits",
+                self._group,
+                len(line.taken),
+                line.queue,
+                limit,
+            )
+
+    async def _give_up(self, held: ProcessQueue, failed: Sequence[ReceivedMessage], context: ConsumeContext) -> int:
+        """Have the first of these become dead letters if it is time; returns how many are."""
+        times_max = self._config.max_reconsume_times
+        for number, message in enumerate(failed):
+            is_hopeless = context.delay_level < 0 or (times_max is not None and message.reconsume_times >= times_max)
+            if held.dropped or not is_hopeless or not await self._settling.bury(message):
+                return number
+        return len(failed)
+
+    def _about(self, line: _Line) -> str:
+        message = line.waiting[0].message
+        return f"group {self._group} (message {message.message_id} of {line.queue})"
+
+
+def _lacks_package(message: ReceivedMessage) -> bool:
+    """Whether a message is sound, and only this installation cannot decompress it."""
+    # The property tells of damage, and a sender may have written anything into it.
+    return message.body_error.endswith(CompressionMissing.CURE) and Property.BODY_ERROR not in message.properties

@@ -1,0 +1,203 @@
+"""The pull consumer: the application chooses queue and offset, and keeps its own account (F3).
+
+::
+
+    async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
+        for queue in await consumer.queues("orders"):
+            offset = await consumer.min_offset(queue)
+            while (result := await consumer.pull(queue, offset)).messages:
+                offset = result.next_offset
+
+Nobody rebalances here and nothing is committed unless asked for. A pull brings its own subscription along, so anyone
+can read any queue, with any filter, as often as they like: the building block of tools, exports and Spark's source.
+
+A pull consumer is no member of its group. It sends no heartbeat (in which RocketMQ's differs), so push consumers of the
+same group do not leave queues to it that it would not read; the group only names whose progress is meant.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from ternmq.client.config import ClientConfig
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.connect.namespace import unwrap
+from ternmq.client.connect.routes import MASTER_ID
+from ternmq.client.consume.by_offset import ByOffset
+from ternmq.client.consume.decode import to_messages
+from ternmq.client.consume.offsets import BrokerOffsets
+from ternmq.client.consume.subscription import Subscription
+from ternmq.env import Env
+from ternmq.errors import refused
+from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.record import read_records
+from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+
+#: F8: how long a broker holds a pull of this consumer (RocketMQ's ``brokerSuspendMaxTimeMillis``).
+SUSPEND_MS: Final = 20_000
+#: For the answer, beyond the time that the broker was asked to wait.
+ANSWER_MS: Final = 10_000
+#: Messages with one pull.
+COUNT_MAX: Final = 32
+
+
+class PullStatus(enum.Enum):
+    """What a pull found."""
+
+    FOUND = "FOUND"
+    #: The end of the queue.
+    NO_NEW = "NO_NEW_MSG"
+    #: Messages, but none that was asked for; go on at ``next_offset``.
+    NO_MATCH = "NO_MATCHED_MSG"
+    #: No such offset (any more); ``next_offset`` is the nearest.
+    OFFSET_MOVED = "OFFSET_ILLEGAL"
+
+
+_STATUSES: Final = {
+    int(ResponseCode.SUCCESS): PullStatus.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCH,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_MOVED,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class PullResult:
+    """The answer to a pull. ``min_offset`` and ``max_offset`` are the queue's bounds at that moment."""
+
+    status: PullStatus
+    messages: Sequence[ReceivedMessage]
+    #: Where to go on; behind the last message by more than one where the broker skipped what was not asked for.
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+class PullConsumer(ByOffset):
+    """Reads queues by offset; the application chooses the queue and the offset.
+
+    ::
+
+        async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
+            for queue in await consumer.queues("orders"):
+                offset = await consumer.min_offset(queue)
+                while (result := await consumer.pull(queue, offset)).messages:
+                    offset = result.next_offset
+
+    It does not join the group, so it takes no queues from its members, and it stores no offset unless ``commit`` is
+    called.
+
+    Call its methods on the event loop's thread; programs without asyncio use ``SyncPullConsumer``.
+
+    Args:
+        group: Name of the consumer group whose stored offsets ``committed`` and ``commit`` use.
+        name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
+            sequence. Empty: the environment variable ``NAMESRV_ADDR``.
+        client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
+        env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] = "",
+        client: ClientConfig | None = None,
+        env: Env | None = None,
+    ) -> None:
+        super().__init__(group, name_servers=name_servers, client=client, env=env)
+        self._stack = AsyncExitStack()
+        #: Which copy of its broker to ask for a queue (O3); the master where nothing else was suggested.
+        self._broker_ids: dict[MessageQueue, int] = {}
+
+    async def __aenter__(self) -> Self:
+        instance = await self._stack.enter_async_context(ClientInstance.shared(self._client_config, env=self._env))
+        self._open = instance, BrokerOffsets(instance, self._wire_group)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = None
+        await self._stack.aclose()
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        *,
+        tags: str = "*",
+        sql: str | None = None,
+        count_max: int = COUNT_MAX,
+        wait: bool = True,
+        suspend_ms: int = SUSPEND_MS,
+        commit_offset: int | None = None,
+    ) -> PullResult:
+        """Messages of ``queue`` from ``queue_offset`` on, at most ``count_max`` (brokers return 32 at most by default).
+
+        ``tags`` chooses messages by their tag: ``"new || paid"``; ``"*"`` means all. ``sql`` chooses them by an SQL
+        expression on their properties. With ``wait``, a broker that has no message holds the pull for up to
+        ``suspend_ms``. ``commit_offset`` also stores this offset for the group. A message that cannot be read has a
+        ``body_error``, and its body is as stored.
+
+        Raises ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and ``CorruptRecord`` for a response that cannot be
+        decoded.
+        """
+        instance, _ = self._running()
+        wired = await self._wired(queue)
+        subscription = Subscription.of(wired.topic, tags, sql, version=0)
+        broker_id = self._broker_ids.get(wired, MASTER_ID)
+        address = instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
+        commits = commit_offset is not None and broker_id == MASTER_ID
+        sysflag = PullSysflag.SUBSCRIPTION
+        if wait:
+            sysflag |= PullSysflag.SUSPEND
+        if commits:
+            sysflag |= PullSysflag.COMMIT_OFFSET
+        header = PullMessage(
+            consumer_group=self._wire_group,
+            topic=wired.topic,
+            queue_id=queue.queue_id,
+            queue_offset=queue_offset,
+            count_max=count_max,
+            sysflag=sysflag,
+            commit_offset=commit_offset or 0,
+            suspend_timeout_ms=suspend_ms if wait else 0,
+            subscription=subscription.data.sub_string,
+            expression_type=subscription.data.expression_type,
+        )
+        timeout_ms = ANSWER_MS + (suspend_ms if wait else 0)
+        response = await instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
+        status = _STATUSES.get(response.code)
+        if status is None:
+            raise refused(
+                response.code,
+                f"{queue.broker_name} refused a pull of {queue} at {queue_offset}: {response.remark}",
+                broker=queue.broker_name,
+            )
+        reply = response.read(PullReply)
+        self._broker_ids[wired] = reply.suggested_broker_id
+        messages = []
+        if status is PullStatus.FOUND:
+            received = await to_messages(
+                read_records(response.body),
+                queue.broker_name,
+                reply.min_offset,
+                reply.max_offset,
+                bytes_max=instance.config.decompressed_bytes_max,
+            )
+            matches = subscription.filter.matches
+            messages = [one for one in received if matches(one.tags) or (one.body_error and not one.tags)]
+            for message in messages:
+                message.topic = unwrap(self._namespace, message.topic or wired.topic)
+        return PullResult(status, messages, reply.next_offset, reply.min_offset, reply.max_offset)
+
+    async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Store ``queue_offset`` as the group's offset in ``queue``: that of the first message that is not done."""
+        await self._running()[1].commit(await self._wired(queue), queue_offset)

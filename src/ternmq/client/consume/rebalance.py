@@ -1,0 +1,227 @@
+"""Rebalance: each member works out, again and again, which queues are its own (G1).
+
+``difference`` is the pure part: what to let go and what to take up. ``Rebalancer`` is the shell: it asks a broker who
+is in the group (GET_CONSUMER_LIST_BY_GROUP 38), lets the allocation strategy divide the topic's queues, and has its
+``Holder`` let go and take up. Queues are let go first, so that their next owner finds a fresh offset.
+
+It runs at the start, every 20 s, and soon after anything that may change the answer: a member came or left
+(NOTIFY_CONSUMER_IDS_CHANGED 40), a route changed, the subscription changed. Rounds are a fifth of a second apart at
+least: when a hundred members start together, each is told a hundred times. A round that could not do all (a broker did
+not answer, a topic has no route yet) is followed by another after 1 s, 2 s, 4 s, … 20 s; while another member still has
+the lock of a queue of ours (F2), after 1 s each time: it will give it back in a moment.
+
+When the member list cannot be had, the queues of that topic stay as they are: a guess would take queues away from
+others or give up our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ternmq.allocation import Allocation
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.errors import NetworkError, QueueLocked, TernError
+from ternmq.message import MessageQueue
+from ternmq.names import is_retry_topic
+from ternmq.wire.bodies.clients import MemberList, MessageModel
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests import ConsumerGroup
+
+log = logging.getLogger(__name__)
+
+#: RocketMQ's ``rocketmq.client.rebalance.waitInterval``.
+INTERVAL_S: Final = 20.0
+#: Rounds are this far apart at least.
+GAP_S: Final = 0.2
+#: After a round that could not do all; doubled each time, up to the interval.
+RETRY_S: Final = 1.0
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """What a member must do: first let go, then take up. Both in the order of queues."""
+
+    lost: tuple[MessageQueue, ...]
+    gained: tuple[MessageQueue, ...]
+
+
+def difference(owned: Iterable[MessageQueue], allocated: Iterable[MessageQueue]) -> Difference:
+    """From the queues a member has to those it should have."""
+    before, after = set(owned), set(allocated)
+    return Difference(tuple(sorted(before - after)), tuple(sorted(after - before)))
+
+
+class Holder(Protocol):
+    """Who reads the queues: a consumer."""
+
+    def topics(self) -> Collection[str]:
+        """The topics subscribed to now, with the group's retry topic where there is one."""
+        ...
+
+    def owned(self) -> Collection[MessageQueue]:
+        """The queues that are being read."""
+        ...
+
+    async def let_go(self, queues: Collection[MessageQueue]) -> None:
+        """Stop reading these queues and store how far they are done. Does not raise ``TernError``."""
+        ...
+
+    async def take_up(self, queue: MessageQueue) -> None:
+        """Find out where to start and read this queue from now on.
+
+        Raises ``TernError`` when that is not known, ``QueueLocked`` while another member has not let go of it.
+        """
+        ...
+
+
+class Rebalancer:
+    """The loop that keeps a ``Holder``'s queues right. All methods belong to the loop's thread."""
+
+    def __init__(
+        self, instance: ClientInstance, group: str, holder: Holder, *, model: MessageModel, allocation: Allocation
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._holder = holder
+        self._model = model
+        self._allocation = allocation
+        self._wanted = asyncio.Event()
+        self._subscription_changed = True
+        #: Until the next round that nobody asked for.
+        self._pause_s = INTERVAL_S
+        #: Counts changes asked for, and those that a complete round has dealt with.
+        self._asked = 0
+        self._settled = -1
+        #: Whether another member has the lock of a queue that is ours.
+        self._is_locked_out = False
+        #: Topics without a route, which is logged once.
+        self._missing: set[str] = set()
+        self._round_over = asyncio.Condition()
+
+    def soon(self) -> None:
+        """Something may have changed: a round within a second."""
+        self._asked += 1
+        self._wanted.set()
+
+    def subscription_changed(self) -> None:
+        """As ``soon``; brokers hear of the new subscription first."""
+        self._subscription_changed = True
+        self.soon()
+
+    async def settled(self) -> None:
+        """Wait until a round that began after the last change has done all there was to do."""
+        asked = self._asked
+        async with self._round_over:
+            await self._round_over.wait_for(lambda: self._settled >= asked)
+
+    async def run(self) -> None:
+        """Rebalance for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s):
+                    await self._wanted.wait()
+            await self.round()
+            await asyncio.sleep(GAP_S)
+
+    async def round(self) -> None:
+        """One round over all topics."""
+        self._wanted.clear()
+        asked = self._asked
+        topics = sorted(self._holder.topics())
+        queues = {topic: await self._queues(topic) for topic in topics if not is_retry_topic(topic)}
+        if self._subscription_changed:
+            # Brokers refuse pulls of topics that no heartbeat named to them; heartbeats go to those of known routes.
+            self._subscription_changed = None in queues.values()
+            await self._instance.heartbeat()
+        owned = self._holder.owned()
+        lost = [queue for queue in owned if queue.topic not in topics]
+        gained: list[MessageQueue] = []
+        unknown: list[str] = []
+        for topic in topics:
+            allocated = await self._allocated(topic, queues[topic] if topic in queues else await self._queues(topic))
+            if allocated is None:
+                unknown.append(topic)
+                continue
+            change = difference((queue for queue in owned if queue.topic == topic), allocated)
+            lost += change.lost
+            gained += change.gained
+        if lost:
+            log.info("group %s: this consumer stops reading %s", self._group, ", ".join(map(str, lost)))
+            await self._holder.let_go(lost)
+        self._is_locked_out = False
+        taken = await asyncio.gather(*map(self._take_up, gained))
+        # Nobody waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
+        if all(taken) and all(map(is_retry_topic, unknown)):
+            async with self._round_over:
+                self._settled = asked
+                self._round_over.notify_all()
+        if all(taken) and not unknown:
+            self._pause_s = INTERVAL_S
+        elif self._is_locked_out:
+            self._pause_s = RETRY_S
+        else:
+            self._pause_s = RETRY_S if self._pause_s >= INTERVAL_S else min(INTERVAL_S, 2 * self._pause_s)
+
+    async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
+        try:
+            route = await self._instance.routes.of(topic)
+        except TernError as error:
+            # Once, not with each attempt; and a retry topic is not missed, it comes with the group's first heartbeat.
+            if topic not in self._missing and not is_retry_topic(topic):
+                log.warning("topic %s has no route: %s", topic, error)
+            self._missing.add(topic)
+            return None
+        self._missing.discard(topic)
+        return route.to_read
+
+    async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
+        if queues is None or self._model is MessageModel.BROADCASTING:
+            return queues
+        try:
+            members = await self._members(topic)
+        except TernError as error:
+            log.warning(
+                "cannot get the members of group %s: %s; the queues of topic %s stay as they are",
+                self._group,
+                error,
+                topic,
+            )
+            return None
+        try:
+            return self._allocation.allocate(self._instance.client_id, queues, members)
+        except Exception:
+            log.exception("the allocation strategy failed; the queues of topic %s stay as they are", topic)
+            return None
+
+    async def _members(self, topic: str) -> list[str]:
+        """Client ids of the group, from any broker of the topic: all members send heartbeats to all of them."""
+        header = ConsumerGroup(consumer_group=self._group)
+        address = await self._any_broker(topic)
+        response = await self._instance.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        return decode(response.body, MemberList).consumer_id_list
+
+    async def _any_broker(self, topic: str) -> str:
+        route = await self._instance.routes.of(topic)
+        addresses = [address for by_id in route.brokers.values() for address in by_id.values()]
+        if not addresses:
+            raise NetworkError(f"no broker of topic {topic!r} has an address now", address=topic)
+        return self._instance.env.random.choice(addresses)
+
+    async def _take_up(self, queue: MessageQueue) -> bool:
+        try:
+            await self._holder.take_up(queue)
+        except QueueLocked as error:
+            log.info("%s is still locked by another consumer: %s", queue, error)
+            self._is_locked_out = True
+            return False
+        except TernError as error:
+            log.warning("cannot start reading %s: %s; retrying with the next rebalance", queue, error)
+            return False
+        log.info("group %s: this consumer starts reading %s", self._group, queue)
+        return True

@@ -1,0 +1,1 @@
+"""Producers. Start reading at ``producer.py``."""

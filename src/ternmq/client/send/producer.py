@@ -1,0 +1,380 @@
+"""Producers: send messages and wait for the broker's word, or not (E1–E8).
+
+::
+
+    async with Producer("shop", name_servers="127.0.0.1:9876") as producer:
+        receipt = await producer.send(Message("orders", b"one book", tags="new", keys="order-1"))
+
+What is promised: when ``send`` returns a receipt with status OK, the broker has the message as safely as its flush and
+replication modes say. When it raises, the message may be stored all the same (the answer may have been lost), and a
+send that was tried twice may be stored twice; consumers tell copies by ``message_id``. Messages that go to one queue
+are stored in the order of their sends, if each is awaited before the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from ternmq.client.config import COMPRESSIONS, ClientConfig, ProducerConfig
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.connect.namespace import wrap
+from ternmq.client.connect.routes import TopicRoute
+from ternmq.client.send.gatherer import Gatherer
+from ternmq.client.send.hooks import SendHook
+from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink, split_receipt
+from ternmq.client.send.queue_choice import Selector, by_sharding_key
+from ternmq.client.send.request import Requester, reply_properties, to_reply
+from ternmq.client.send.sender import Pick, Sender
+from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue
+from ternmq.env import Env
+from ternmq.errors import NotRunning
+from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
+from ternmq.names import RETRY_PREFIX, check_group
+from ternmq.tasks import Tasks
+from ternmq.wire.compress import compress
+
+#: How long a request waits for its reply.
+REQUEST_TIMEOUT_MS: Final = 3_000
+
+
+class Producer:
+    """Sends messages.
+
+    ::
+
+        async with Producer("shop", name_servers="127.0.0.1:9876") as producer:
+            receipt = await producer.send(Message("orders", b"one book", tags="new", keys="order-1"))
+
+    When ``send`` returns a receipt with status OK, the broker has stored the message, as safely as its flush and
+    replication modes say. When it raises, the message may have been stored nevertheless.
+
+    Call its methods on the event loop's thread; programs without asyncio use ``SyncProducer``.
+
+    Args:
+        group: Name of the producer group, usually the name of the application. Brokers list producers by it.
+        name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
+            sequence. Empty: the environment variable ``NAMESRV_ADDR``.
+        client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
+            Clients with equal settings share connections.
+        config: Settings of the producer: time-outs, retries, compression, batches. Default: ``ProducerConfig()``.
+        hooks: Objects that are called before and after each attempt to send, in this order.
+        env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] = "",
+        client: ClientConfig | None = None,
+        config: ProducerConfig | None = None,
+        hooks: Sequence[SendHook] = (),
+        env: Env | None = None,
+    ) -> None:
+        self.group = check_group(group)
+        self.config = config or ProducerConfig()
+        self._client = client or ClientConfig(name_servers)
+        self._namespace = self._client.namespace
+        self._hooks = tuple(hooks)
+        self._env = env
+        self._compression = COMPRESSIONS[self.config.compression]
+        # A missing package shows now, not with the first large message.
+        compress(b"", self._compression)
+        self._running: _Running | None = None
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.group}>"
+
+    async def __aenter__(self) -> Self:
+        stack = AsyncExitStack()
+        instance = await stack.enter_async_context(ClientInstance.shared(self._client, env=self._env))
+        tasks = await stack.enter_async_context(Tasks())
+        group = wrap(self._namespace, self.group)
+        self._running = _Running(Sender(instance, group, self.config, self._hooks), tasks, stack)
+        if self.config.auto_batch:
+            self._running.gatherer = Gatherer(self.config, self._send_together)
+        instance.register_producer(group)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what is on its way, at most for its time-out; then tell the brokers and leave."""
+        running = self._now_running()
+        try:
+            if running.gatherer is not None:
+                running.gatherer.flush()
+            if flying := running.sender.flying:
+                await asyncio.wait([send.receipt for send in flying])
+        finally:
+            self._running = None
+            for send in list(running.sender.flying):
+                send.abandon()
+            await running.sender.instance.unregister_producer(wrap(self._namespace, self.group))
+            await running.stack.aclose()
+
+    # --- Sending ---------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendReceipt:
+        """Send a ``message`` and wait until the broker has it.
+
+        A ``queue``, a ``selector`` (a function of the topic's queues and the message) or the message's ``sharding_key``
+        fixes where it goes, for messages that must keep their order; such a send is not retried. ``timeout_ms`` is the
+        limit for all attempts together. Raises ``InvalidMessage`` and ``InvalidName`` before anything is sent,
+        ``RouteMissing``, ``NameServersUnreachable``, ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and
+        ``SendFailed`` after several failed attempts.
+
+        ::
+
+            receipt = await producer.send(Message("orders", b"paid", sharding_key="order-1"))
+            print(receipt.message_id, receipt.queue, receipt.queue_offset)
+        """
+        running = self._now_running()
+        sender = running.sender
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(message, queue, selector)
+        timeout_ms = timeout_ms or self.config.send_timeout_ms
+        if running.gatherer is not None and _can_gather(message):
+            if pick is not None:
+                queue = pick(await self._route(message.topic, timeout_ms))
+            return await running.gatherer.add(message, queue)
+        return await sender.deliver(self._prepare(sender, message), pick=pick, timeout_ms=timeout_ms)
+
+    def send_nowait(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> asyncio.Future[SendReceipt]:
+        """Send a ``message`` and return at once; the future gets the receipt or the error.
+
+        ``queue``, ``selector`` and ``timeout_ms`` are those of ``send``. Many such sends share a connection without
+        waiting for each other. At most ``async_bytes_max`` may be on their way; beyond that ``TooManyCalls`` is raised,
+        and awaiting some of the futures makes room. Leaving the producer's block waits for all of them. Raises
+        ``InvalidMessage`` and ``InvalidName`` at once.
+
+        ::
+
+            receipts = await asyncio.gather(*map(producer.send_nowait, messages))
+
+            producer.send_nowait(message).add_done_callback(lambda sent: print(sent.result().message_id))
+        """
+        running = self._now_running()
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(message, queue, selector)
+        if running.gatherer is not None and _can_gather(message):
+            route = running.sender.instance.routes.known(wrap(self._namespace, message.topic))
+            if pick is None or (route is not None and route.to_write):
+                chosen = pick(route) if pick is not None and route is not None else None
+                return running.gatherer.add(message, chosen)
+        outgoing = self._prepare(running.sender, message)
+        return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+
+    async def send_oneway(
+        self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
+    ) -> None:
+        """Send a ``message`` without asking for an answer: fast, but a message that gets lost causes no error.
+
+        ``queue`` and ``selector`` are those of ``send``. Waits only for a route and a connection, and while the broker
+        does not read. Raises ``InvalidMessage`` and, when no broker can be reached, what ``send`` raises.
+
+        ::
+
+            await producer.send_oneway(Message("clicks", b"…"))
+        """
+        sender = self._now_running().sender
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(message, queue, selector)
+        outgoing = self._prepare(sender, message)
+        await sender.deliver_oneway(outgoing, pick=pick, timeout_ms=self.config.send_timeout_ms)
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> list[SendReceipt]:
+        """Send ``messages`` of one topic in one request and return a receipt for each, in the same order.
+
+        They get consecutive queue offsets in one queue. ``queue`` chooses it, ``timeout_ms`` is the limit for all
+        attempts together. All messages must have the same ``wait_store_ok``, none a delay, and together they must fit
+        ``body_bytes_max`` (``split_batch`` cuts longer lists).
+
+        ::
+
+            for part in split_batch(messages):
+                receipts = await producer.send_batch(part)
+                print(receipts[0].queue, receipts[0].queue_offset)
+        """
+        sender = self._now_running().sender
+        check_batch(messages, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(messages[0], queue, None) if queue is not None else None
+        outgoing = self._prepare_batch(sender, messages)
+        receipt = await sender.deliver(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+        return split_receipt(receipt)
+
+    # --- Request–reply (E7) ----------------------------------------------------------------------------------
+
+    async def request(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int = REQUEST_TIMEOUT_MS,
+    ) -> ReceivedMessage:
+        """Send a ``message`` and wait until its consumer has replied; ``timeout_ms`` is the limit for both.
+
+        ``queue`` and ``selector`` are those of ``send``. Raises ``RequestTimeout`` when no reply comes in time,
+        ``CorruptRecord`` for a reply whose body cannot be decompressed, and what ``send`` raises.
+
+        ::
+
+            reply = await producer.request(Message("sums", b"2 + 2"))
+            print(reply.body)
+        """
+        running = self._now_running()
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        pick = self._pick(message, queue, selector)
+        system = running.requester.properties(timeout_ms)
+        outgoing = self._prepare(running.sender, message, system)
+        correlation_id = system[Property.CORRELATION_ID]
+        return await running.requester.request(outgoing, correlation_id, pick=pick, timeout_ms=timeout_ms)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: dict[str, str] | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendReceipt:
+        """Answer a consumed ``request`` with a ``body`` and ``properties``. Returns when the requester has the reply.
+
+        Any producer can reply. ``timeout_ms`` is the limit for all attempts. Raises ``InvalidMessage`` for a message
+        that is no request (``message.is_request``), ``SystemFailure`` when the requester has left, and what ``send``
+        raises.
+
+        ::
+
+            async for message in consumer.messages():
+                await producer.reply(message, b"4")
+        """
+        running = self._now_running()
+        message = to_reply(request, body, properties or {})
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        # The reply topic belongs to a cluster, not to a namespace.
+        outgoing = self._prepare(running.sender, message, reply_properties(request), namespace="")
+        outgoing.is_reply = True
+        timeout_ms = timeout_ms or self.config.send_timeout_ms
+        return await running.requester.reply(outgoing, request.broker_name, timeout_ms=timeout_ms)
+
+    async def send_prepared(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> SendReceipt:
+        """Send an ``outgoing`` message that ``outgoing.prepare`` made, for features whose messages carry system
+        properties. ``timeout_ms`` is the limit for all attempts.
+        """
+        sender = self._now_running().sender
+        return await sender.deliver(outgoing, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of ``topic`` that can be written to, in the order that selectors see.
+
+        ::
+
+            first, *_ = await producer.queues("orders")
+            await producer.send(Message("orders", b"…"), queue=first)
+        """
+        route = await self._route(topic, self.config.send_timeout_ms)
+        return _as_seen(route, topic)
+
+    # --- Parts -----------------------------------------------------------------------------------------------
+
+    def _now_running(self) -> _Running:
+        if self._running is None:
+            raise NotRunning(f"the producer {self.group!r} is not running; send inside `async with Producer(…)`")
+        return self._running
+
+    async def _route(self, topic: str, timeout_ms: int) -> TopicRoute:
+        sender = self._now_running().sender
+        name = wrap(self._namespace, topic)
+        route = sender.instance.routes.known(name)
+        if route is None or not route.to_write:
+            route = await sender.route(name, timeout_ms=timeout_ms)
+        return route
+
+    def _pick(self, message: Message, queue: MessageQueue | None, selector: Selector | None) -> Pick | None:
+        """What fixes the queue of a message: the caller's queue, the caller's selector, or the message's key."""
+        if queue is not None:
+            check_queue(message, queue)
+            return lambda _: queue
+        if selector is None:
+            if not message.sharding_key:
+                return None
+            selector = by_sharding_key
+        return lambda route: selector(_as_seen(route, message.topic), message)
+
+    def _prepare(
+        self,
+        sender: Sender,
+        message: Message,
+        system: Mapping[str, str] | None = None,
+        *,
+        namespace: str | None = None,
+    ) -> Outgoing:
+        outgoing = prepare(
+            message,
+            message_id=sender.instance.unique_ids.next(),
+            namespace=self._namespace if namespace is None else namespace,
+            system=system,
+        )
+        if len(message.body) >= self.config.compress_from_bytes:
+            shrink(outgoing, kind=self._compression, level=self.config.compress_level)
+        return outgoing
+
+    def _prepare_batch(self, sender: Sender, messages: Sequence[Message]) -> Outgoing:
+        ids = sender.instance.unique_ids
+        outgoing = prepare_batch(messages, message_ids=[ids.next() for _ in messages], namespace=self._namespace)
+        check_batch_bytes(len(outgoing.body), body_bytes_max=self.config.body_bytes_max)
+        return outgoing
+
+    def _send_together(self, messages: Sequence[Message], queue: MessageQueue | None) -> asyncio.Future[SendReceipt]:
+        """Send what the gatherer has gathered."""
+        running = self._now_running()
+        pick = self._pick(messages[0], queue, None) if queue is not None else None
+        outgoing = (
+            self._prepare(running.sender, messages[0])
+            if len(messages) == 1
+            else self._prepare_batch(running.sender, messages)
+        )
+        return running.sender.start(outgoing, pick=pick, timeout_ms=self.config.send_timeout_ms)
+
+
+class _Running:
+    """What a producer has between its start and its end."""
+
+    __slots__ = ("gatherer", "requester", "sender", "stack")
+
+    def __init__(self, sender: Sender, tasks: Tasks, stack: AsyncExitStack) -> None:
+        self.sender = sender
+        self.stack = stack
+        self.requester = Requester(sender, tasks)
+        self.gatherer: Gatherer | None = None
+
+
+def _as_seen(route: TopicRoute, topic: str) -> list[MessageQueue]:
+    """The queues to write to, with the topic's name as the application knows it."""
+    return [queue._replace(topic=topic) for queue in route.to_write] if route.topic != topic else list(route.to_write)
+
+
+def _can_gather(message: Message) -> bool:
+    return not message.delay_level and not message.topic.startswith(RETRY_PREFIX)

@@ -1,0 +1,81 @@
+"""Time limits of many sends with few timers.
+
+A timer of the event loop for each send costs more than the rest of its bookkeeping, and nearly all sends end long
+before their time. Sends with the same time-out end in the order in which they began, so one timer for each length is
+enough: it is set for the oldest send that was in progress when it was set, and looks at the others when it fires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+#: Timers fire up to one tick of the loop's clock early.
+_TICK_S: Final = 0.001
+
+
+class Expiring(Protocol):
+    """What has a time limit."""
+
+    def expire(self) -> None:
+        """The time is over; called once."""
+        ...
+
+
+class _Line:
+    """What has one and the same time-out, oldest first, each with its deadline (the loop's time)."""
+
+    __slots__ = ("timer", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[Expiring, float] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class TimeLimits:
+    """Calls ``expire`` of what was added and not removed in time. All methods belong to the loop's thread."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, _Line] = {}
+
+    def add(self, item: Expiring, timeout_ms: int) -> None:
+        line = self._lines.get(timeout_ms)
+        if line is None:
+            line = self._lines[timeout_ms] = _Line()
+        loop = asyncio.get_running_loop()
+        deadline = line.waiting[item] = loop.time() + timeout_ms / 1000
+        if line.timer is None:
+            line.timer = loop.call_at(deadline, self._look, timeout_ms)
+
+    def remove(self, item: Expiring, timeout_ms: int) -> None:
+        """``item`` has ended; ``timeout_ms`` as it was added with. Does nothing if it is not there any more."""
+        line = self._lines.get(timeout_ms)
+        if line is not None:
+            line.waiting.pop(item, None)
+
+    def close(self) -> None:
+        """Set no more timers; what is left ends in another way."""
+        for line in self._lines.values():
+            if line.timer is not None:
+                line.timer.cancel()
+        self._lines.clear()
+
+    def _look(self, timeout_ms: int) -> None:
+        line = self._lines[timeout_ms]
+        loop = asyncio.get_running_loop()
+        now = loop.time() + _TICK_S
+        due = []
+        for item, deadline in line.waiting.items():
+            if deadline > now:
+                break
+            due.append(item)
+        for item in due:
+            del line.waiting[item]
+        oldest = next(iter(line.waiting.values()), None)
+        if oldest is None:
+            # A line without sends is dropped, or every time-out ever used would keep one.
+            del self._lines[timeout_ms]
+        else:
+            line.timer = loop.call_at(oldest, self._look, timeout_ms)
+        for item in due:
+            item.expire()

@@ -1,0 +1,121 @@
+"""What a message must be before it goes to the network (E2, E6): each check refuses with the reason and the cure.
+
+A broker checks the same and more, but its answer comes a round trip later and, for one-way sends, never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from ternmq.errors import InvalidMessage
+from ternmq.message import RESERVED_PROPERTIES, Message, MessageQueue, Property
+from ternmq.names import RETRY_PREFIX, check_topic, may_send
+
+#: E1; RocketMQ's ``maxMessageSize``. Brokers have the same limit.
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+#: A record has two signed bytes for their length.
+PROPERTIES_BYTES_MAX: Final = 32_767
+
+#: Properties that have an attribute of ``Message`` to set them by.
+_ATTRIBUTES: Final = {
+    Property.KEYS: "keys",
+    Property.TAGS: "tags",
+    Property.WAIT: "wait_store_ok",
+    Property.DELAY: "delay_level",
+    Property.SHARDING_KEY: "sharding_key",
+}
+
+
+def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise ``InvalidMessage`` or ``InvalidName`` for what no broker should see, ``TypeError`` for a text as body."""
+    topic, body = message.topic, message.body
+    _check_sendable(topic)
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise TypeError(f"invalid body of type {type(body).__name__}: expected bytes; for text use text.encode()")
+    if not body:
+        raise InvalidMessage(f"the message to {topic!r} has an empty body; send at least one byte")
+    if len(body) > body_bytes_max:
+        raise InvalidMessage(
+            f"the body of {len(body)} bytes to {topic!r} is larger than the {body_bytes_max} allowed; split it, "
+            "or store it elsewhere and send its address"
+        )
+    if "||" in message.tags:
+        raise InvalidMessage(
+            f"invalid tag {message.tags!r}: it contains '||', which separates tags in subscriptions; give a single tag"
+        )
+    if message.delay_level < 0:
+        raise InvalidMessage(f"invalid delay_level {message.delay_level}: expected 1 to 18, or 0 for no delay")
+    if message.properties and not RESERVED_PROPERTIES.isdisjoint(message.properties):
+        _refuse_reserved(message)
+
+
+@lru_cache(1024)
+def _check_sendable(topic: str) -> None:
+    # Kept, as programs send to the same few topics again and again; errors are not.
+    check_topic(topic)
+    if not may_send(topic):
+        raise InvalidMessage(f"{topic!r} is a system topic; send to another topic")
+
+
+def check_queue(message: Message, queue: MessageQueue) -> None:
+    """Raise ``InvalidMessage`` if a queue chosen by the caller is not one of the message's topic."""
+    if queue.topic != message.topic:
+        raise InvalidMessage(f"the queue {queue} is not one of topic {message.topic!r}; choose from producer.queues()")
+
+
+def check_properties_text(properties: str) -> None:
+    """Raise ``InvalidMessage`` if the properties of a message do not fit a record, or are no text at all."""
+    if properties.isascii():
+        properties_bytes = len(properties)
+    else:
+        try:
+            properties_bytes = len(properties.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(
+                f"the tags, keys or properties contain a lone surrogate ({error.object[error.start]!r}), which "
+                "UTF-8 cannot encode; it often comes from decoding with surrogateescape, so put such bytes into "
+                "the body"
+            ) from None
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise InvalidMessage(
+            f"the properties need {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are allowed; put long "
+            "values into the body"
+        )
+
+
+def check_batch(messages: Sequence[Message], *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise if ``messages`` cannot travel as one batch (E6). Its size is checked once it is packed."""
+    if not messages:
+        raise InvalidMessage("the batch is empty; give at least one message")
+    first = messages[0]
+    for message in messages:
+        check_message(message, body_bytes_max=body_bytes_max)
+        if message.topic != first.topic:
+            raise InvalidMessage(
+                f"the batch contains the topics {first.topic!r} and {message.topic!r}; send one batch per topic"
+            )
+        if message.wait_store_ok != first.wait_store_ok:
+            raise InvalidMessage("the batch contains different values of wait_store_ok; send one batch per value")
+        if message.delay_level:
+            raise InvalidMessage("a batch cannot be delayed; send messages with a delay_level one by one")
+    if first.topic.startswith(RETRY_PREFIX):
+        raise InvalidMessage(f"a batch cannot go to the retry topic {first.topic!r}; send its messages one by one")
+
+
+def check_batch_bytes(batch_bytes: int, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """Raise ``InvalidMessage`` if a packed batch is too large."""
+    if batch_bytes > body_bytes_max:
+        raise InvalidMessage(
+            f"the batch needs {batch_bytes} bytes, at most {body_bytes_max} are allowed; split it with "
+            "ternmq.split_batch()"
+        )
+
+
+def _refuse_reserved(message: Message) -> None:
+    for name in message.properties:
+        if name in RESERVED_PROPERTIES:
+            attribute = _ATTRIBUTES.get(name)
+            cure = f"set Message.{attribute} instead" if attribute else "choose another name"
+            raise InvalidMessage(f"the property {name!r} is reserved; {cure}")

@@ -1,0 +1,282 @@
+"""Sockets: the only place where connections are accepted and dialled (B2, B4).
+
+``bind`` holds a port, ``listen`` accepts its connections, ``dial`` and ``dial_blocking`` make connections. Each
+takes an ``ssl.SSLContext``; without one, connections are plain. Simulated loops (``testing.loop``) have ports of their
+own, and plain connections only.
+
+A port with TLS may also accept plain connections (RocketMQ's ``tls.server.mode=permissive``). The first byte of a
+connection tells which kind it is: 22 begins a TLS handshake, and no frame that is allowed. This byte must be looked at
+before there is a transport, as bytes that a protocol has read cannot be given to a handshake any more. So such a port
+goes through four steps: accept, look, handshake, protocol. The first three are bounded in number and in time, because
+``net.limits`` counts a connection only when it has a protocol. A plain port leaves all of it to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, TypeVar, cast, runtime_checkable
+
+from ternmq.errors import ConfigError, NetworkError
+from ternmq.net.limits import RareLog
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
+
+#: Connections that may wait in the kernel to be accepted (RocketMQ's ``serverSocketBacklog``).
+BACKLOG: Final = 1024
+#: Connections of a TLS port that have no protocol yet. Beyond the limit the oldest one is closed: a handshake takes
+#: milliseconds, so it is the one that most probably never ends.
+OPENING_MAX: Final = 1024
+#: How long such a connection may take for its first byte and its handshake.
+OPENING_S: Final = 30.0
+#: How long to wait when the kernel has no file descriptor for a connection; asyncio's own servers wait as long.
+_ACCEPT_RETRY_S: Final = 1.0
+#: The first byte of a TLS handshake (record type 22).
+_TLS_HANDSHAKE: Final = b"\x16"
+
+
+class Bound(Protocol):
+    """A port that is held: a socket, or what stands for one in a simulation."""
+
+    def getsockname(self) -> tuple[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class Acceptor(Protocol):
+    """Accepts the connections of a port until it is closed. Connections that have a protocol stay open."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class HasPorts(Protocol):
+    """A loop with a network of its own (``testing.loop``): it holds the ports, too."""
+
+    def bind(self, host: str, port: int) -> Bound:
+        """Hold a port; ``create_server`` takes the result as its ``sock``. Raises ``OSError`` as a socket does."""
+        ...
+
+
+# --- Accepting ------------------------------------------------------------------------------------------------
+
+
+def bind(host: str, port: int) -> Bound:
+    """A socket that holds a port (0: a free one) but accepts no connections yet, for ``listen``.
+
+    A server that must know its port to build what stands behind it binds first, and listens when all is ready.
+    Raises ``NetworkError`` when the port is in use, ``ConfigError`` when the address is not of this machine.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        return loop.bind(host, port) if isinstance(loop, HasPorts) else _socket(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise NetworkError(
+                f"port {port} on {host} is in use; stop the program that uses it, or choose another port",
+                address=f"{host}:{port}",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(
+                f"no permission to listen on port {port}; choose a port above 1023, or run as a user that may use it"
+            ) from None
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; check the address") from None
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # A port whose last connections still linger can be taken; on Windows the option means something else.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        # With the option, two may bind one port; the second to listen finds it in use. So listen here already: clients
+        # that connect now wait in the kernel until ``listen`` of this module.
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+async def listen(
+    bound: Bound,
+    factory: Callable[[], asyncio.Protocol],
+    tls: ssl.SSLContext | None = None,
+    *,
+    tasks: Tasks,
+    plain_too: bool = False,
+) -> Acceptor:
+    """Accept connections on a port of ``bind``, which the acceptor owns from now on; each gets a protocol.
+
+    ``plain_too`` lets a port with ``tls`` accept plain connections as well; otherwise it closes them. ``tasks`` owns
+    the tasks that a port with ``tls`` needs; close the acceptor before it ends.
+    """
+    loop = asyncio.get_running_loop()
+    listening = cast("socket.socket", bound)
+    if tls is None:
+        return await loop.create_server(factory, sock=listening, backlog=BACKLOG)
+    return _TlsAcceptor(listening, factory, tls, tasks, plain_too=plain_too)
+
+
+class _TlsAcceptor:
+    """Accepts, looks at the first byte, and makes the transport that the byte asks for."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        factory: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext,
+        tasks: Tasks,
+        *,
+        plain_too: bool,
+    ) -> None:
+        self._listening = listening
+        self._factory = factory
+        self._tls = tls
+        self._plain_too = plain_too
+        self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
+        #: Scanners and load balancers open connections and close them again all the time.
+        self._logs = RareLog()
+        #: The oldest first.
+        self._opening: dict[asyncio.Task[bool], None] = {}
+        self._accepting = self._tasks.create_task(self._accept(), name="accept connections")
+        # Not before the loop has forgotten the socket: its number may be given to another one at once.
+        self._accepting.add_done_callback(lambda _: listening.close())
+
+    def close(self) -> None:
+        self._accepting.cancel()
+        for opening in self._opening:
+            opening.cancel()
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = await self._loop.sock_accept(self._listening)
+            except ConnectionError:
+                continue  # The client has gone already.
+            except OSError as error:
+                log.warning("cannot accept connections: %s; retrying in %s s", error.strerror, _ACCEPT_RETRY_S)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            if len(self._opening) >= OPENING_MAX:
+                oldest = next(iter(self._opening))
+                oldest.cancel()
+                del self._opening[oldest]
+            opening = self._tasks.create_task(self._open(connection, address))
+            self._opening[opening] = None
+            opening.add_done_callback(partial(self._opened, connection))
+
+    def _opened(self, connection: socket.socket, opening: asyncio.Task[bool]) -> None:
+        """Close what got no protocol. Not the task does this: one that is cancelled early never runs at all."""
+        self._opening.pop(opening, None)
+        if opening.cancelled() or opening.exception() is not None or not opening.result():
+            connection.close()
+
+    async def _open(self, connection: socket.socket, address: tuple[str, int]) -> bool:
+        """Give a connection its protocol; False if it must be closed."""
+        try:
+            async with asyncio.timeout(OPENING_S):
+                first = await self._first_byte(connection)
+                is_tls = first == _TLS_HANDSHAKE
+                if is_tls or (first and self._plain_too):
+                    tls = self._tls if is_tls else None
+                    await self._loop.connect_accepted_socket(self._factory, connection, ssl=tls)
+                    return True
+        except OSError as error:  # Errors of TLS and of time are such, too.
+            reason = str(error) or f"the handshake did not finish within {OPENING_S} s"
+        else:
+            reason = "this port needs TLS; turn it on in the client (useTLS, tls.enable)" if first else "it has ended"
+        self._logs.warning("opening", f"closing a connection from {address[0]}: {reason}")
+        return False
+
+    async def _first_byte(self, connection: socket.socket) -> bytes:
+        """The first byte, which stays in the kernel; none if the connection has ended."""
+        readable = asyncio.Event()
+        self._loop.add_reader(connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(connection)
+        return connection.recv(1, socket.MSG_PEEK)
+
+
+# --- Dialling -------------------------------------------------------------------------------------------------
+
+
+async def dial(
+    address: str, factory: Callable[[], ProtocolT], tls: ssl.SSLContext | None = None, *, timeout_ms: int = 3000
+) -> ProtocolT:
+    """Connect a protocol to ``host:port``; raises ``NetworkError`` that names the address and the reason."""
+    loop = asyncio.get_running_loop()
+    try:
+        host, port = split_address(address)
+        async with asyncio.timeout(timeout_ms / 1000):
+            _, protocol = await loop.create_connection(factory, host, port, ssl=tls)
+    except (OSError, ValueError) as error:
+        raise _not_connected(address, error, timeout_ms) from None
+    return protocol
+
+
+def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms: int = 3000) -> socket.socket:
+    """A connected socket for a thread that has no loop; ``timeout_ms`` stays its limit for each call.
+
+    Raises as ``dial``.
+    """
+    try:
+        host, port = split_address(address)
+        connection = socket.create_connection((host, port), timeout_ms / 1000)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection if tls is None else tls.wrap_socket(connection, server_hostname=host)
+        except BaseException:
+            connection.close()
+            raise
+    except (OSError, ValueError) as error:
+        raise _not_connected(address, error, timeout_ms) from None
+
+
+def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int) -> NetworkError:
+    """An invalid address (``ConfigError``) or name (``ValueError`` of the resolver) may come from a route: then one
+    broker cannot be reached."""
+    if isinstance(error, TimeoutError):
+        return NetworkError(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
+    reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, ssl.SSLError):
+        reason = f"{reason}; check that this port speaks TLS, and that its certificate is trusted here"
+    return NetworkError(f"cannot connect to {address}: {reason}", address=address)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``; raises ``ConfigError`` with the form expected."""
+    host, separator, port = address.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+        raise ConfigError(f"invalid address {address!r}: expected host:port, as in 127.0.0.1:9876")
+    return host, int(port)
+
+
+def outward_ip(host: str, port: int) -> str:
+    """The address of this machine on the way to another; raises ``OSError`` if there is no way.
+
+    Blocks while a name is looked up. Nothing is sent: connecting a datagram socket only asks the kernel which way it
+    would go.
+    """
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

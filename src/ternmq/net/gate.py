@@ -1,0 +1,147 @@
+"""Admission: what a request needs, and whether its caller has it (N1).
+
+Each route has a ``Rule``: the action, and where the request names the topics, groups and clusters that it is about.
+``Peer.run`` asks its ``Gate`` before anything else, also before it reports a field of the wrong type: a caller that is
+not admitted learns nothing. A gate is a row of validators; the first that objects raises ``NoPermission``, which is the
+answer. A server without a gate admits every request, and nothing is called.
+
+A signature covers all ext fields and the body, also fields that the typed header leaves out. So the gate reads the
+fields from the bytes of the header once, gives them to the validators, and makes the typed header from the same
+fields: what is handled is what was checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple, Protocol
+
+from ternmq.errors import NoPermission, RemoteProtocolError
+from ternmq.names import RETRY_PREFIX, is_retry_topic, popped_topic
+from ternmq.wire.header import Fields, Request, decode_fields, give_header
+
+
+class Action(Enum):
+    """What a request does, in the words of RocketMQ's access control."""
+
+    #: Any caller whose identity is proved.
+    ANY = "ANY"
+    #: Sends to a topic.
+    PUB = "PUB"
+    #: Reads from a topic, or acts as a member of a group.
+    SUB = "SUB"
+    #: Changes what others use: topics, groups, settings, other clients' progress.
+    ADMIN = "ADMIN"
+
+
+class ResourceKind(Enum):
+    TOPIC = "topic"
+    GROUP = "group"
+    CLUSTER = "cluster"
+
+
+class Resource(NamedTuple):
+    kind: ResourceKind
+    name: str
+
+
+class Need(NamedTuple):
+    """A permission without which a request is refused."""
+
+    action: Action
+    resource: Resource
+
+
+@dataclass(slots=True, frozen=True)
+class Rule:
+    """What requests of one code need. ``topic``, ``group`` and ``cluster`` are names of ext fields on the wire."""
+
+    action: Action
+    topic: str | None = None
+    group: str | None = None
+    cluster: str | None = None
+    #: Reads resources that stand in the body; raises ``RemoteProtocolError`` if it cannot.
+    in_body: Callable[[memoryview], Iterable[Resource]] | None = None
+
+    def needs(self, fields: Fields, body: memoryview) -> list[Need]:
+        """The permissions that a request needs, by its ext fields and body.
+
+        A resource that the request does not name is not needed: where the handler cannot do without, the typed header
+        cannot, either. Raises ``RemoteProtocolError`` for a body that cannot be read.
+        """
+        group = fields.get(self.group) if self.group else None
+        resources = [Resource(ResourceKind.GROUP, group)] if group else []
+        for kind, name in ((ResourceKind.TOPIC, self.topic), (ResourceKind.CLUSTER, self.cluster)):
+            value = fields.get(name) if name else None
+            if value:
+                resources.append(Resource(kind, value))
+        if self.in_body is not None:
+            resources += self.in_body(body)
+        groups = [resource.name for resource in resources if resource.kind is ResourceKind.GROUP]
+        return list(dict.fromkeys(self._need(resource, groups) for resource in resources))
+
+    def _need(self, resource: Resource, groups: list[str]) -> Need:
+        """Retry topics belong to their group: its members send to them and read from them.
+
+        RocketMQ takes the group for a send to a retry topic from the header, where its clients write the name of an
+        internal producer, so consumers cannot send their retries there. Here the name of the topic tells it.
+        """
+        if resource.kind is not ResourceKind.TOPIC or not is_retry_topic(resource.name):
+            return Need(self.action, resource)
+        action = Action.SUB if self.action is Action.PUB else self.action
+        for group in groups:
+            # Of messages that were popped; the group itself is needed anyway.
+            popped = popped_topic(group, resource.name)
+            if popped != resource.name:
+                return Need(action, Resource(ResourceKind.TOPIC, popped))
+        return Need(action, Resource(ResourceKind.GROUP, resource.name.removeprefix(RETRY_PREFIX)))
+
+
+#: A rule for requests that are about no topic, group or cluster, and change nothing.
+ANY_CALLER: Final = Rule(Action.ANY)
+
+
+class Caller(Protocol):
+    """What validators may know of a ``Peer``."""
+
+    #: ``ip:port``.
+    address: str
+
+    @property
+    def remote_ip(self) -> str: ...
+
+
+class Validator(Protocol):
+    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
+        """Return if a request may go on; raise ``NoPermission`` with the reason and the cure if not.
+
+        ``fields`` are all ext fields as they arrived, and ``request.body`` is the whole body; ``request.header`` is not
+        checked yet. ``rule.needs`` tells what to look for. Runs on the loop, before each request: it must not block.
+        """
+        ...
+
+
+class Gate:
+    """``Gate([validator, …])``: admits what all of them let pass."""
+
+    def __init__(self, validators: Iterable[Validator]) -> None:
+        self._validators = tuple(validators)
+
+    def admit(self, caller: Caller, request: Request[Any], rule: Rule) -> None:
+        """Return if a request may be handled, with its header made of the fields that were checked.
+
+        Raises ``NoPermission``, or any error of a validator: then the request must not be handled, either.
+        """
+        fields = decode_fields(request.raw, request.serial)
+        try:
+            for validate in self._validators:
+                validate(caller, request, fields, rule)
+        except RemoteProtocolError:
+            raise NoPermission(
+                "this request is refused: the topics and groups in its body cannot be read; check that the "
+                "client and its version are supported"
+            ) from None
+        give_header(request, fields)
+        # It can be as long as a frame, and a request that is handled may wait for long.
+        request.raw = b""

@@ -1,0 +1,1 @@
+"""Parquet files of topics, each message once. Start reading at ``lake.py``."""

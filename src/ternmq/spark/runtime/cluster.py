@@ -1,0 +1,242 @@
+"""The client of one Python process of Spark: planner or executor (U1, V2).
+
+Spark runs Python in processes of its own, forks and reuses them as it likes, and pickles what it sends there. So a
+client never travels: ``cluster_at`` makes it where it is first needed, on the loop thread of that process, and keeps it
+for the next task. Its end is that of the process, or of ``close_all`` in a program that outlives the clusters it reads.
+
+All questions are asked as nobody's member, under the group that every broker has for tools; only ``report`` names a
+group, whose progress it stores. An administrator who resets that group therefore never moves a Spark job: its offsets
+are in Spark's checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ternmq.admin.brokers import MASTER_ID, BrokerInfo, Brokers
+from ternmq.admin.queues import Queues
+from ternmq.admin.topics import Topics
+from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
+from ternmq.client.config import ClientConfig
+from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.offsets import BrokerOffsets
+from ternmq.errors import NetworkError, RouteMissing, TernError
+from ternmq.message import MessageQueue
+from ternmq.names import SPARK_PREFIX
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAUSE_S: Final = 0.1
+_PAUSE_MAX_S: Final = 2.0
+#: Between two lines in the log about the same wait.
+_TELL_S: Final = 30.0
+
+
+@dataclass(slots=True, frozen=True)
+class Bounds:
+    """What a queue holds: the queue offsets from ``first`` to before ``end``."""
+
+    first: int
+    end: int
+
+
+class Cluster:
+    """The brokers behind some name servers. Its methods block, and may be called from any thread."""
+
+    def __init__(self, name_servers: str, thread: LoopThread) -> None:
+        self.name_servers = name_servers
+        self.thread = thread
+        self.instance = thread.run(self._open())
+        self._queues = Queues(self.instance)
+        self._brokers = Brokers(self.instance)
+        self._topics = Topics(self.instance, self._brokers)
+
+    async def _open(self) -> ClientInstance:
+        return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
+
+    def close(self) -> None:
+        self.run(self.instance.__aexit__(None, None, None))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work on the loop and wait for it."""
+        return self.thread.run(work)
+
+    # --- Topics and queues ------------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The topics of applications: none of the system's or the sink's, no retries or dead letters."""
+        return self.run(self.topics_on_loop())
+
+    async def topics_on_loop(self) -> list[str]:
+        found = (topic for topic in await self._topics.all() if not topic.is_system)
+        return [topic.name for topic in found if not topic.name.startswith(SPARK_PREFIX)]
+
+    def queues(self, topics: Iterable[str]) -> list[MessageQueue]:
+        """The queues of topics as the name server knows them now; raises ``RouteMissing``."""
+        return self.run(self.queues_on_loop(topics))
+
+    async def queues_on_loop(self, topics: Iterable[str], *, leave_out_missing: bool = False) -> list[MessageQueue]:
+        """The same on the loop; topics that no name server knows may be left out."""
+
+        async def of(topic: str) -> list[MessageQueue]:
+            try:
+                return await self._queues.of(topic)
+            except RouteMissing:
+                if leave_out_missing:
+                    return []
+                raise
+
+        return [queue for queues in await asyncio.gather(*map(of, topics)) for queue in queues]
+
+    async def check_brokers(self) -> None:
+        """Raise ``NetworkError`` if no broker at all is registered: then the topics are not known."""
+        if not await self._brokers.all():
+            raise NetworkError(
+                f"no broker is registered at {self.name_servers}; start the brokers, or check their namesrvAddr",
+                address=self.name_servers,
+            )
+
+    def removed(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+        """Which of these queues exist no more, as their own brokers say: topics were deleted, or have fewer queues.
+
+        Only the broker can tell. To a name server, a topic that was deleted and one whose brokers are down are the
+        same. Queues of a broker that does not answer are not among them.
+        """
+
+        async def ask(broker: BrokerInfo) -> set[MessageQueue]:
+            try:
+                table = await self._topics.table(broker)
+            except TernError as error:
+                if not error.retriable:
+                    raise
+                return set()
+            mine = [queue for queue in queues if queue.broker_name == broker.name]
+            counts = {topic: config.read_queue_nums for topic, config in table.items()}
+            return {queue for queue in mine if queue.queue_id >= counts.get(queue.topic, 0)}
+
+        async def ask_all() -> set[MessageQueue]:
+            names = {queue.broker_name for queue in queues}
+            masters = [broker for broker in await self._brokers.all() if broker.broker_id == MASTER_ID]
+            found = await asyncio.gather(*(ask(broker) for broker in masters if broker.name in names))
+            return set().union(*found)
+
+        return self.run(ask_all())
+
+    # --- Offsets ----------------------------------------------------------------------------------------------
+
+    def bounds(self, queues: Collection[MessageQueue], *, timeout_ms: int) -> dict[MessageQueue, Bounds]:
+        """What each queue holds; a broker that does not answer is asked again until the time is over."""
+
+        async def ask(queue: MessageQueue) -> Bounds:
+            first, end = await asyncio.gather(self._queues.bounds.min(queue), self._queues.bounds.max(queue))
+            return Bounds(first, end)
+
+        return self._each(queues, lambda queue: self.patiently(queue, lambda: ask(queue), timeout_ms=timeout_ms))
+
+    def ends(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        """The end of each queue whose broker answers at once; the others are left out, with a warning."""
+        return self._answered(queues, self._queues.bounds.max)
+
+    def starts_since(self, queues: Collection[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
+        """The first offset stored at a time or later, of each queue whose broker answers at once."""
+        if not time_ms:
+            return self._answered(queues, self._queues.bounds.min)
+        return self._answered(queues, lambda queue: self._queues.first_since(queue, time_ms))
+
+    def first_since(self, times_ms: Mapping[MessageQueue, int], *, timeout_ms: int) -> dict[MessageQueue, int]:
+        """In each queue, the first offset stored at its time or later; its end if there is none."""
+        return self._each(
+            times_ms,
+            lambda queue: self.patiently(
+                queue, lambda: self._queues.first_since(queue, times_ms[queue]), timeout_ms=timeout_ms
+            ),
+        )
+
+    def report(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Store a group's progress; what a broker does not take is logged, as Spark's checkpoint is what counts."""
+        self.run(BrokerOffsets(self.instance, group).save(offsets, wait=True))
+
+    # --- Patience ---------------------------------------------------------------------------------------------
+
+    async def patiently(self, queue: MessageQueue | None, ask: Callable[[], Awaitable[T]], *, timeout_ms: int) -> T:
+        """Ask again, with growing pauses, while the error is one that may pass; a ``timeout_ms`` of 0 has no end. On
+        the loop. ``queue`` is what the question is about; None: which queues there are."""
+        clock = self.instance.env.clock
+        began_s = told_s = clock.monotonic()
+        what = str(queue) if queue is not None else f"the topics at {self.name_servers}"
+        pause_s = _PAUSE_S
+        while True:
+            try:
+                return await ask()
+            except TernError as error:
+                if not error.retriable or isinstance(error, RouteMissing):
+                    raise
+                now_s = clock.monotonic()
+                if timeout_ms and now_s + pause_s > began_s + timeout_ms / 1000:
+                    cure = f"check that broker {queue.broker_name} is running, or " if queue is not None else ""
+                    raise NetworkError(
+                        f"cannot read {what} within {timeout_ms} ms: {error}; {cure}raise the option "
+                        "retryTimeoutMs (0: no limit)",
+                        address=queue.broker_name if queue is not None else self.name_servers,
+                    ) from error
+                if now_s - told_s >= _TELL_S or pause_s == _PAUSE_S:
+                    told_s = now_s
+                    limit = f"for at most {timeout_ms} ms" if timeout_ms else "without a limit"
+                    log.warning("cannot read %s: %s; retrying since %.0f s, %s", what, error, now_s - began_s, limit)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _PAUSE_MAX_S)
+                # Its place may have been taken by another.
+                self.instance.refresh_routes_soon()
+
+    def _answered(
+        self, queues: Collection[MessageQueue], ask: Callable[[MessageQueue], Awaitable[int]]
+    ) -> dict[MessageQueue, int]:
+        """The answers of those brokers that give one at once."""
+
+        async def ask_once(queue: MessageQueue) -> int | None:
+            try:
+                return await ask(queue)
+            except TernError as error:
+                # One that is only busy is no reason to end a stream either.
+                if not error.retriable:
+                    raise
+                log.warning("cannot read %s: %s; its messages are read when the broker answers", queue, error)
+                self.instance.refresh_routes_soon()
+                return None
+
+        return {queue: answer for queue, answer in self._each(queues, ask_once).items() if answer is not None}
+
+    def _each(
+        self, queues: Collection[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]
+    ) -> dict[MessageQueue, T]:
+        async def run() -> dict[MessageQueue, T]:
+            return dict(zip(queues, await self._queues.each(queues, ask), strict=True))
+
+        return self.run(run())
+
+
+_clusters: dict[str, Cluster] = {}
+
+
+def cluster_at(name_servers: str) -> Cluster:
+    """The client of this process for these name servers."""
+    thread = loop_thread()
+    known = _clusters.get(name_servers)
+    # After a fork the parent's client is still in the table, and of no use.
+    if known is None or known.thread is not thread:
+        known = _clusters[name_servers] = Cluster(name_servers, thread)
+    return known
+
+
+def close_all() -> None:
+    """Close all clients of this process; who needs one again gets a new one."""
+    while _clusters:
+        _, known = _clusters.popitem()
+        if known.thread is loop_thread():
+            known.close()

@@ -1,0 +1,1 @@
+"""Rows into topics. Start reading at ``sink.py``."""

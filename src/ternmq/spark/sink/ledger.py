@@ -1,0 +1,281 @@
+"""What was decided for each micro-batch, kept in a topic: the memory of the exactly-once sink (U2).
+
+Spark may run a micro-batch again, after any failure and with other tasks. The ledger makes all runs of one batch write
+the same rows: the first run whose *decision* is in the ledger names the chunks to publish, and later runs finish that
+one. The batch is known by the query's id, which lives in Spark's checkpoint, and its number.
+
+``ledger_entries`` tells what the records are, and when a run contradicts an earlier one: that is an error, because to
+go on would drop its rows or finish what belongs to another query.
+
+Looking without overlooking
+    What a dead driver sent may be under way still. So a driver first puts a mark into the ledger of every broker
+    and waits until it shows: then all that its broker took before shows as well, in every queue. Two marks, one after
+    the other: what a broker had received, but not yet taken up, when the first one came is taken up before the second.
+    A query's records are in one queue of each broker, and are read from where the key index knows the batch before to
+    be done; where it does not, from the beginning. (The index only saves time. RocketMQ loses parts of it when it is
+    killed, and an answer of it has 64 records at most. Marks of the batch before are no place to begin: a checkpoint
+    that was rewound leaves some behind the decision that is looked for.) A broker that an earlier mark names and that
+    is not there now may hold the decision: that is an error, not a «no», until the option ``retiredBrokers`` says that
+    it never comes back.
+
+    Decisions go to one broker, chosen by the query's id among those that have the ledger. Who has written one reads
+    that queue again up to it: should two drivers have decided, the first decision counts, for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from ternmq.client.send.validate import BODY_BYTES_MAX
+from ternmq.errors import ConfigError, NetworkError, RouteMissing, TernError
+from ternmq.message import MessageQueue, Property
+from ternmq.spark.sink.ledger_entries import (
+    LEDGER_TOPIC,
+    NO_ROWS,
+    Claim,
+    Decision,
+    Done,
+    Entry,
+    Found,
+    Kind,
+    Mark,
+    Outcome,
+    Staged,
+    Work,
+    check_same,
+    decode,
+    encode,
+    latest_decided,
+    orphans,
+    outcome,
+)
+from ternmq.spark.sink.logs import Logs, Parcel, patiently, shown
+from ternmq.wire.ids import java_hash
+from ternmq.wire.properties import join
+
+log = logging.getLogger(__name__)
+
+#: Queries are spread over these by their ids. Never another number: the next driver would look in another queue.
+LEDGER_QUEUES: Final = 16
+#: Marks of a fence, one after the other.
+FENCE_MARKS: Final = 2
+
+
+class Ledger:
+    """The ledger of one work, for one run of it. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        logs: Logs,
+        work: Work,
+        claim: Claim,
+        *,
+        retired: Collection[str] = (),
+        new_id: Callable[[], str],
+        timeout_ms: int,
+    ) -> None:
+        self.work = work
+        self._logs = logs
+        self._claim = claim
+        #: Brokers that never come back.
+        self.retired = frozenset(retired)
+        self._new_id = new_id
+        self._timeout_ms = timeout_ms
+        self._queue_id = abs(java_hash(work.query)) % LEDGER_QUEUES
+        #: The brokers that have the ledger, and behind which marks this run stands.
+        self.brokers: list[str] = []
+        self._fences: dict[str, int] = {}
+        #: The id of the decision that counts.
+        self._decided: str | None = None
+        #: Whether a later batch has a decision.
+        self._is_past = False
+
+    async def open(self) -> None:
+        """Find the brokers that have the ledger; make it if none has."""
+        what = f"looking for the ledger of {self.work.key}"
+        await patiently(self._logs, what, self._open, timeout_ms=self._timeout_ms)
+        if running := sorted(self.retired.intersection(self.brokers)):
+            raise ConfigError(
+                f"the option retiredBrokers contains {', '.join(running)}, which is registered; remove it from "
+                "the option, so that its records are used"
+            )
+
+    async def _open(self) -> None:
+        try:
+            self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
+        except RouteMissing:
+            if self.work.kind is Kind.STREAM and self.work.batch > 0:
+                # A new one would know nothing of what the brokers that are away have decided.
+                raise NetworkError(
+                    f"no registered broker has the topic {LEDGER_TOPIC}, which earlier batches used; start its "
+                    "brokers. If earlier batches were written with at-least-once, create it: `tern topic create "
+                    f"{LEDGER_TOPIC} --queues {LEDGER_QUEUES}`"
+                ) from None
+            await self.extend()
+
+    async def extend(self) -> None:
+        """Let every broker have the ledger: only who has it can be fenced."""
+        await self._logs.make(LEDGER_TOPIC, queues=LEDGER_QUEUES)
+        self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
+
+    async def look(self, staged: Sequence[Staged]) -> Outcome | None:
+        """What earlier runs left: the decision that counts, or nothing. Fences every broker.
+
+        Raises ``BatchConflict`` unless this run, which has staged these chunks, repeats that one.
+        """
+        await asyncio.gather(*map(self.fence, self.brokers))
+        found = await asyncio.gather(*map(self._entries_on, self.brokers))
+        entries = [one for entries in found for one in entries]
+        self._check_all_there(entries)
+        for orphan in orphans(entries, self.work.batch):
+            log.warning(
+                "ignoring record %d of %s: it marks batch %s as done, but the ledger has no decision of this batch",
+                orphan.queue_offset,
+                orphan.queue,
+                self.work.key,
+            )
+        known = outcome(entries, self.work.batch)
+        decision = None if known is None else known.decision
+        latest = latest_decided(entries)
+        check_same(self.work, self._claim, staged, decision, latest)
+        if known is not None:
+            self._decided = known.decision_id
+        self._is_past = latest is not None and latest > self.work.batch
+        return known
+
+    async def fence(self, broker: str) -> None:
+        """Return when all that a broker took before shows in its queues."""
+        queue = self._queue_on(broker)
+        for _ in range(FENCE_MARKS):
+            self._fences[broker] = await self._append(queue, Mark(self.brokers), self._new_id())
+        await shown(self._logs, queue, self._fences[broker], timeout_ms=self._timeout_ms)
+
+    def decision(
+        self, chunks: Sequence[Staged], ends: Sequence[tuple[MessageQueue, int]], *, replaces: str
+    ) -> Decision:
+        """A decision of this run, not written yet."""
+        return Decision(list(chunks), list(ends), self._claim.target, self._claim.checkpoint, replaces)
+
+    async def note(self, decision: Decision) -> None:
+        """Write the decision of a work whose id is new, so that no other can be there."""
+        queue, decision_id = self._home(), self._new_id()
+        await self._append(queue, decision, decision_id)
+        self._decided = decision_id
+
+    async def decide(self, decision: Decision) -> Decision:
+        """Write a decision, after ``look`` found none that counts; returns the one that does.
+
+        Raises ``BatchConflict`` if that is another query's.
+        """
+        queue = self._home()
+        at = await self._append(queue, decision, self._new_id())
+        await shown(self._logs, queue, at, timeout_ms=self._timeout_ms)
+        for one in await self._entries(queue, self._fences[queue.broker_name] + 1, at + 1):
+            if isinstance(one.entry, Decision) and one.batch == self.work.batch:
+                check_same(self.work, self._claim, decision.chunks, one.entry, None)
+                self._decided = one.entry_id
+                return one.entry
+        raise AssertionError(f"{queue} shows its end {at + 1}, but not the decision there")
+
+    async def finish(self) -> None:
+        """Say that all is published. Without it a later run finds the same out by looking at each chunk."""
+        assert self._decided is not None
+        await self._finish(self._decided)
+
+    async def finish_empty(self) -> None:
+        """Say that the batch has no rows, and so no decision: the run of the next one need not read what is before."""
+        await self._finish(NO_ROWS)
+
+    async def _finish(self, decision_id: str) -> None:
+        if self._is_past:
+            # The run of the next batch reads from here on, and would miss what stands before.
+            return
+        queues = map(self._queue_on, self.brokers)
+        parcel = self._parcel(Done(decision_id), self._new_id())
+        try:
+            await asyncio.gather(*(self._logs.append(queue, parcel) for queue in queues))
+        except TernError as error:
+            log.warning(
+                "cannot record the end of batch %s: %s; another run of it would check each of its chunks",
+                self.work.key,
+                error,
+            )
+
+    # --- Records ----------------------------------------------------------------------------------------------
+
+    def _queue_on(self, broker: str) -> MessageQueue:
+        return MessageQueue(LEDGER_TOPIC, broker, self._queue_id)
+
+    def _home(self) -> MessageQueue:
+        """Where decisions go."""
+        return self._queue_on(self.brokers[abs(java_hash(self.work.query)) % len(self.brokers)])
+
+    async def _append(self, queue: MessageQueue, entry: Entry, entry_id: str) -> int:
+        # To append an entry twice does no harm, so a failed attempt is simply repeated.
+        parcel = self._parcel(entry, entry_id)
+        what = f"writing to the ledger of {self.work.key} on {queue.broker_name}"
+        return await patiently(self._logs, what, lambda: self._logs.append(queue, parcel), timeout_ms=self._timeout_ms)
+
+    def _parcel(self, entry: Entry, entry_id: str) -> Parcel:
+        tag = type(entry).__struct_config__.tag
+        pairs = {Property.UNIQUE_KEY: entry_id, Property.KEYS: self.work.key, Property.TAGS: str(tag)}
+        body = encode(entry)
+        if len(body) > 8 * BODY_BYTES_MAX:  # it shrinks to a tenth
+            raise ConfigError(
+                "the batch has too many chunks; make the batch smaller (maxMessagesPerTrigger), or the chunks "
+                "larger (chunkBytes)"
+            )
+        return Parcel(body, join(pairs), is_text=True)
+
+    async def _entries_on(self, broker: str) -> list[Found]:
+        queue = self._queue_on(broker)
+        start = (await self._logs.bounds(queue)).first
+        if self.work.batch > 0:
+            before = self.work._replace(batch=self.work.batch - 1)
+            # Batches may be tried in any order, and leave marks. They are done in order.
+            start = max(start, await self._logs.hint(queue, before.key, "done") or 0)
+        return await self._entries(queue, start, self._fences[broker] + 1)
+
+    async def _entries(self, queue: MessageQueue, start: int, end: int) -> list[Found]:
+        """The entries of this work, and of others of its query that are later; without those that cannot be true."""
+        found: list[Found] = []
+        async for stored in self._logs.read(queue, start, end):
+            for one in stored:
+                batch = self.work.batch_of_key(one.keys)
+                if batch is None or batch < self.work.batch:
+                    continue
+                try:
+                    entry = decode(one.body)
+                except (ValueError, RecursionError) as error:  # also msgspec's and Unicode's
+                    log.warning(
+                        "ignoring record %d of %s with the key %s: it is not a valid entry of the ledger: %s. "
+                        "Only the sink should write to this topic",
+                        one.queue_offset,
+                        queue,
+                        one.keys,
+                        error,
+                    )
+                    continue
+                found.append(Found(one.store_time_ms, one.queue_offset, queue, one.unique_key, batch, entry))
+        return found
+
+    def _check_all_there(self, entries: Sequence[Found]) -> None:
+        marks = [one.entry for one in entries if isinstance(one.entry, Mark) and one.batch == self.work.batch]
+        missing = sorted({broker for mark in marks for broker in mark.brokers}.difference(self.brokers))
+        if retired := [broker for broker in missing if broker in self.retired]:
+            log.warning(
+                "%s may have had the decision of batch %s and is retired (option retiredBrokers); rows that an "
+                "earlier run published may be written twice",
+                ", ".join(retired),
+                self.work.key,
+            )
+        if missing := [broker for broker in missing if broker not in self.retired]:
+            raise NetworkError(
+                f"{', '.join(missing)} may have the decision of batch {self.work.key}, but is not registered; "
+                "start the broker, then the job again. If the broker is lost, add it to the option "
+                "retiredBrokers: rows that an earlier run published may then be written twice",
+                address=missing[0],
+            )

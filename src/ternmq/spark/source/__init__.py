@@ -1,0 +1,1 @@
+"""Topics as tables and streams. Start reading at ``source.py``."""

@@ -1,0 +1,258 @@
+"""Pulls of a slice: from its broker, in order, each message once (U1, V2).
+
+``read_slice`` is the way of tasks: pulls over a ``Line``, some ahead, and records that are looked at where they fell. A
+line that breaks is replaced by the patient way, a pull through the client: the same offset is asked for again, until
+the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is a line again.
+
+``read_slice_on_loop`` is the way of the sink's ledger, which reads little and belongs to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from ternmq.admin.queues import LOOKING_GROUP
+from ternmq.client.connect.routes import MASTER_ID
+from ternmq.errors import NetworkError, RouteMissing, TernError, refused
+from ternmq.message import MessageQueue
+from ternmq.spark.runtime.cluster import Cluster
+from ternmq.spark.source.cursor import Cursor, Expected, Pulled, Step, Wanted
+from ternmq.spark.source.line import Line
+from ternmq.spark.source.plan import Slice
+from ternmq.spark.source.records import Int64s, Records, find_starts
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
+from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+
+#: What a pull asks for. Brokers have limits of their own, of 32 messages and 256 KiB.
+BYTES_MAX: Final = 1 << 20
+#: Pulls of one slice under way at once.
+AHEAD_MAX: Final = 8
+#: What is handed on together: enough to make the fixed cost of a batch small, little enough to start early.
+CHUNK_BYTES: Final = 4 << 20
+
+#: What is looked at to tell how large messages are.
+SAMPLE_MESSAGES: Final = 32
+
+ANSWER_MS: Final = 10_000
+_END_PAUSE_S: Final = 0.2
+
+#: The remark of an answer that passes over deleted records (RocketMQ's ``GetMessageStatus``).
+_REMOVED: Final = "MESSAGE_WAS_REMOVING"
+_ANSWERS: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+
+
+def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Records]:
+    """The records of a slice in order, some megabytes at a time. Their bytes are valid until the next are asked for.
+    Bodies are not checked.
+
+    Raises ``MessagesLost``, ``NetworkError``, ``BrokerRefused``, ``CorruptRecord``.
+    """
+    reader = _SliceReader(cluster, part, wanted)
+    expected = Expected(part, wanted)
+    try:
+        while not reader.is_done:
+            records = _inside(reader.chunk(), part)
+            expected.check(records.queue_offsets)
+            if len(records):
+                yield records
+        expected.check_end()
+    finally:
+        # A query with a limit stops reading in the middle.
+        reader.close()
+
+
+async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> AsyncIterator[Records]:
+    """The same over the client, one pull after the other. Belongs to the loop's thread."""
+    cursor = Cursor(part, wanted)
+    expected = Expected(part, wanted)
+    while not cursor.is_done:
+        ((at, count),) = cursor.to_ask()
+        pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
+        step = cursor.take(pulled)
+        if step is Step.AGAIN:
+            await asyncio.sleep(_END_PAUSE_S)
+        elif step is Step.RECORDS:
+            records = _inside(Records(bytes(body)), part)
+            records.check_bodies()
+            expected.check(records.queue_offsets)
+            yield records
+    expected.check_end()
+
+
+def record_bytes(cluster: Cluster, places: Mapping[MessageQueue, int], wanted: Wanted) -> dict[MessageQueue, float]:
+    """How many bytes a record has in each queue from an offset on, by a look at the first ones there.
+
+    A queue that shows none costs nothing: there is nothing to read in it, or what there is does not pass the filter.
+    """
+
+    async def ask(queue: MessageQueue, at: int) -> float:
+        pulled, body = await _pull_patiently(cluster, queue, at, SAMPLE_MESSAGES, wanted, MASTER_ID)
+        return len(body) / max(1, pulled.next_offset - at)
+
+    async def ask_all() -> list[float]:
+        return await asyncio.gather(*(ask(queue, at) for queue, at in places.items()))
+
+    return dict(zip(places, cluster.run(ask_all()), strict=True))
+
+
+def _inside(records: Records, part: Slice) -> Records:
+    """The records without those beyond the end that a filter let through."""
+    return records.select(records.queue_offsets < part.end)
+
+
+class _SliceReader:
+    """Pulls one slice over lines. Belongs to one thread, which is not the loop's."""
+
+    def __init__(self, cluster: Cluster, part: Slice, wanted: Wanted) -> None:
+        self._cluster = cluster
+        self._queue = part.queue
+        self._wanted = wanted
+        self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
+        self._line: Line | None = None
+        #: Which broker of the set the line is for.
+        self._broker_id = MASTER_ID
+        self._is_broken = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._cursor.is_done
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._line = None
+        self._cursor.forget()
+
+    def chunk(self) -> Records:
+        """The next records, if any come together; valid until the next call."""
+        return self._patient_chunk() if self._is_broken else self._line_chunk()
+
+    def _patient_chunk(self) -> Records:
+        cursor, cluster = self._cursor, self._cluster
+        self._is_broken = False
+        ((at, count),) = cursor.to_ask()
+        asked = _pull_patiently(cluster, self._queue, at, count, self._wanted, cursor.broker_id)
+        pulled, body = cluster.run(asked)
+        return Records(bytes(body) if self._take(pulled) else b"")
+
+    def _line_chunk(self) -> Records:
+        cursor = self._cursor
+        line: Line | None = None
+        starts: list[Int64s] = []
+        chunk_bytes = 0
+        while not cursor.is_done and chunk_bytes < CHUNK_BYTES:
+            try:
+                if line is None:
+                    line = self._to_broker()
+                    line.turn()
+                headers = [_pull_header(self._queue, at, count, self._wanted) for at, count in cursor.to_ask()]
+                last = line.ask(RequestCode.PULL_MESSAGE, headers)
+                # Those under way are the last that were asked; this is the first of them.
+                answer = line.answer(last + 1 - len(cursor.asked))
+                pulled = _pulled(answer.response, self._queue, cursor.at)
+            except TernError:
+                # What came before it is good; whether it can be mended, or what to say, the patient way knows.
+                self.close()
+                self._is_broken = True
+                break
+            if self._take(pulled):
+                starts.append(find_starts(line.data, answer.begin, answer.end))
+                chunk_bytes += answer.end - answer.begin
+            if self._broker_id != cursor.broker_id:
+                self.close()
+                break
+        return Records(line.data, starts=np.concatenate(starts)) if line is not None and starts else Records(b"")
+
+    def _take(self, pulled: Pulled) -> bool:
+        """Whether there are records in an answer."""
+        step = self._cursor.take(pulled)
+        if step is Step.AGAIN:
+            self._cluster.run(asyncio.sleep(_END_PAUSE_S))
+        return step is Step.RECORDS
+
+    def _to_broker(self) -> Line:
+        if self._line is None:
+            self._broker_id = self._cursor.broker_id
+            address = self._cluster.run(_address(self._cluster, self._queue, self._broker_id))
+            form = self._cluster.instance.form_of(RequestCode.PULL_MESSAGE)
+            self._line = Line(address, form=form, room_bytes=CHUNK_BYTES + BYTES_MAX, timeout_ms=ANSWER_MS)
+        return self._line
+
+
+# --- One pull -----------------------------------------------------------------------------------------------------
+
+
+async def _pull_patiently(
+    cluster: Cluster, queue: MessageQueue, at: int, count: int, wanted: Wanted, broker_id: int
+) -> tuple[Pulled, memoryview]:
+    """A pull through the client, and its body; again while the error is one that may pass."""
+    header = _pull_header(queue, at, count, wanted)
+
+    async def ask() -> tuple[Pulled, memoryview]:
+        nonlocal broker_id
+        address = await _address(cluster, queue, broker_id)
+        try:
+            response = await cluster.instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
+        except NetworkError:
+            broker_id = MASTER_ID
+            raise
+        return _pulled(response, queue, at), response.body
+
+    return await cluster.patiently(queue, ask, timeout_ms=wanted.retry_timeout_ms)
+
+
+async def _address(cluster: Cluster, queue: MessageQueue, broker_id: int) -> str:
+    """Of that broker of the set; of the master where there is no such broker."""
+    instance = cluster.instance
+    try:
+        await instance.routes.of(queue.topic)
+    except RouteMissing as error:
+        # The queue was there when the read was planned, so its brokers are away.
+        raise NetworkError(str(error), address=queue.broker_name) from error
+    return instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
+
+
+def _pull_header(queue: MessageQueue, at: int, count: int, wanted: Wanted) -> PullMessage:
+    return PullMessage(
+        consumer_group=LOOKING_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=at,
+        count_max=count,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription=wanted.sql or wanted.tags,
+        expression_type="SQL92" if wanted.sql else "TAG",
+        bytes_max=BYTES_MAX,
+    )
+
+
+def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:
+    if response.code not in _ANSWERS:
+        raise refused(
+            response.code,
+            f"{queue.broker_name} refused a pull of {queue} at {at}: {response.remark}",
+            broker=queue.broker_name,
+        )
+    reply = response.read(PullReply)
+    is_gone = response.code == ResponseCode.PULL_NOT_FOUND or response.remark == _REMOVED
+    return Pulled(
+        at,
+        response.code,
+        reply.next_offset,
+        reply.min_offset,
+        len(response.body),
+        is_gone,
+        reply.suggested_broker_id,
+    )

@@ -1,0 +1,254 @@
+"""``spark.readStream.format("ternmq")``: the next messages of all queues, again and again (U1).
+
+Spark asks where the queues end now, cuts what lies between that and the last end into tasks, and keeps the ends in its
+checkpoint. Queues, brokers and topics that came meanwhile are looked for as often as ``discoverIntervalMs`` says.
+
+Where a new queue begins is decided once. The batch in which it appears only has Spark keep its start, and the next one
+reads from there: done again, each batch reads the same. A queue may be new to the stream and not to its broker, which
+was down when the stream began. So the start of a stream that begins with ``latest`` or at a time counts for all queues,
+whenever they appear: it stands in the checkpoint as a time (``options.SINCE``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from ternmq.errors import ConfigError, NetworkError
+from ternmq.message import MessageQueue
+from ternmq.spark.source import plan
+from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.options import (
+    LATEST,
+    OffsetTable,
+    Position,
+    SourceOptions,
+    checkpoint_of,
+    checkpoint_table,
+    offset_table,
+)
+from ternmq.spark.source.plan import Slice
+from ternmq.spark.source.pulls import record_bytes
+from ternmq.spark.source.reading import Reading
+
+log = logging.getLogger(__name__)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Planner (one process for the whole stream), and executor for ``read``."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        options.check_for_stream()
+        self._reading = Reading(options, schema)
+        #: The queues as last seen, and when they were looked for; None: not yet.
+        self._queues: list[MessageQueue] = []
+        self._looked_s: float | None = None
+        #: Queues that were not among them and are not known to be deleted: their brokers are away.
+        self._away: set[MessageQueue] = set()
+        #: Where a stream that reads what is there now, and no more, ends.
+        self._target: dict[MessageQueue, int] | None = None
+        #: What brokers were last told about the progress of the option ``group``.
+        self._reported: dict[MessageQueue, int] = {}
+        #: When the last batch began.
+        self._batch_s: float | None = None
+
+    # Spark's names and argument types for the rest of this class.
+    # ruff: noqa: N802
+
+    def initialOffset(self) -> dict[str, object]:
+        options, reading = self._reading.options, self._reading
+        start = options.start or Position(where=LATEST)
+        # Taken before any queue is looked at: what comes from now on is read, wherever it is stored.
+        now_ms = reading.cluster().instance.env.clock.now_ms()
+        queues = reading.queues()
+        reading.check_named(start, queues)
+        bounds = reading.cluster().bounds(queues, timeout_ms=options.retry_timeout_ms)
+        since_ms = now_ms if start.where == LATEST else start.time_ms or 0
+        starts = reading.resolve(start, queues, bounds)
+        if self._target is not None:
+            # Spark asks for the end first: what came between the two looks is not lost, and not read either.
+            self._target |= {queue: max(end, starts.get(queue, 0)) for queue, end in self._target.items()}
+        return checkpoint_table(starts, since_ms)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        options = self._reading.options
+        if options.max_messages_per_trigger is not None:
+            return ReadMaxRows(options.max_messages_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_messages_per_trigger is not None:
+            return ReadMinRows(options.min_messages_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        queues = self._reading.existing_queues(wait=True)
+        bounds = self._reading.cluster().bounds(queues, timeout_ms=self._reading.options.retry_timeout_ms)
+        self._queues, self._target = queues, {queue: bound.end for queue, bound in bounds.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, object]:
+        starts, since_ms = self._checkpoint(start)
+        since_ms = since_ms or 0
+        # All before it is done. Spark says so with ``commit`` too, but not before the next batch.
+        self._report(starts)
+        is_new_look = self._target is not None or self._look()
+        ends = self._target if self._target is not None else self._reading.cluster().ends(self._queues)
+        if is_new_look:
+            starts = self._without_removed(starts)
+        new = self._starts_of_new([queue for queue in ends if queue not in starts], since_ms)
+        new = {queue: min(at, ends[queue]) for queue, at in new.items()}
+        # A queue whose broker is away stays where it is.
+        ends = {queue: ends.get(queue, at) for queue, at in starts.items()}
+        for queue, end in ends.items():
+            if end < starts[queue]:
+                self._wanted().lost(queue, end, starts[queue])
+        if not self._is_enough(starts, ends, limit):
+            ends = starts
+        return checkpoint_table({**self._trimmed(starts, ends, limit), **new}, since_ms)
+
+    def reportLatestOffset(self) -> OffsetTable:
+        self._look()
+        return offset_table(self._reading.cluster().ends(self._queues))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        options = self._reading.options
+        starts, _ = self._checkpoint(start)
+        ends, since_ms = self._checkpoint(end)
+        if since_ms is None:
+            # Planned by an earlier version, this batch reads new queues, too. It did not keep from where. A queue whose
+            # start is not known would count as read, so brokers are waited for.
+            starts |= self._patient_starts([queue for queue in ends if queue not in starts], 0)
+        # Of a queue that the start does not have, the end is where the next batch begins.
+        slices = plan.cut(
+            {**ends, **starts}, ends, slice_messages=options.slice_messages, min_partitions=options.min_partitions
+        )
+        return list(slices)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Executor."""
+        assert isinstance(partition, Slice)
+        return self._reading.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._report(self._checkpoint(end)[0])
+
+    def _report(self, offsets: dict[MessageQueue, int]) -> None:
+        """Tell brokers how far the stream is, under the option ``group``, so that its lag can be seen."""
+        group = self._reading.options.group
+        if group and offsets != self._reported:
+            self._reading.cluster().report(group, offsets)
+            self._reported = offsets
+
+    def _checkpoint(self, table: dict[str, Any]) -> tuple[dict[MessageQueue, int], int | None]:
+        offsets, since_ms = checkpoint_of(table)
+        options = self._reading.options
+        for queue in offsets:
+            if not options.selects(queue.topic):
+                wanted = ", ".join(options.topics) or options.topic_pattern
+                raise ConfigError(
+                    f"the checkpoint belongs to topic {queue.topic!r}, but the stream reads {wanted!r}; use "
+                    "another checkpointLocation"
+                )
+        return offsets, since_ms
+
+    # --- Queues that come and go ----------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Look for queues, if it is time to; whether it was. While no name server answers, those known are read."""
+        now_s = self._now_s()
+        if self._looked_s is not None and now_s - self._looked_s < self._reading.options.discover_interval_ms / 1000:
+            return False
+        try:
+            # A stream that has just been started again knows no queue, and no address to ask.
+            self._queues = self._reading.existing_queues(wait=not self._queues)
+        except NetworkError as error:
+            if not self._queues:
+                raise
+            log.warning("cannot search for new topics: %s; the stream continues with the known ones", error)
+            return False
+        finally:
+            self._looked_s = self._now_s()
+        return True
+
+    def _without_removed(self, starts: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The offsets without those of queues that exist no more. Raises ``MessagesLost``."""
+        missing = set(starts).difference(self._queues)
+        removed = self._reading.cluster().removed(missing) if missing else set()
+        for queue in sorted(removed):
+            self._wanted().removed(queue, starts[queue])
+        away = missing - removed
+        if away - self._away:
+            log.warning(
+                "the brokers of %s are not available; the stream waits for them", ", ".join(map(str, sorted(away)))
+            )
+        self._away = away
+        return {queue: at for queue, at in starts.items() if queue not in removed}
+
+    def _starts_of_new(self, queues: Collection[MessageQueue], since_ms: int) -> dict[MessageQueue, int]:
+        """Where queues that came while the stream ran are read from; those whose brokers do not answer come later."""
+        if not queues:
+            return {}
+        if self._target is not None:
+            # There is no later: the stream would end without them.
+            return self._patient_starts(queues, since_ms)
+        return self._reading.cluster().starts_since(queues, since_ms)
+
+    def _patient_starts(self, queues: Collection[MessageQueue], since_ms: int) -> dict[MessageQueue, int]:
+        """The same of all these queues; raises ``NetworkError`` after ``retryTimeoutMs``."""
+        reading = self._reading
+        return reading.cluster().first_since(
+            dict.fromkeys(queues, since_ms), timeout_ms=reading.options.retry_timeout_ms
+        )
+
+    # --- Limits ---------------------------------------------------------------------------------------------------
+
+    def _is_enough(
+        self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], limit: ReadLimit
+    ) -> bool:
+        """Whether a batch is worth its while now, by ``minMessagesPerTrigger`` and ``maxTriggerDelayMs``."""
+        options = self._reading.options
+        waiting = sum(max(0, end - starts[queue]) for queue, end in ends.items())
+        now_s = self._now_s()
+        # What is there at the start of a stream that ends by itself is all that comes.
+        is_bound = self._target is not None or isinstance(limit, ReadAllAvailable)
+        if options.min_messages_per_trigger is not None and not is_bound and self._batch_s is not None:
+            waited_s = now_s - self._batch_s
+            if waiting < options.min_messages_per_trigger and waited_s < options.max_trigger_delay_ms / 1000:
+                return False
+        if waiting:
+            self._batch_s = now_s
+        return True
+
+    def _trimmed(
+        self, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int], limit: ReadLimit
+    ) -> dict[MessageQueue, int]:
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        if isinstance(limit, ReadMaxRows):
+            ends = plan.trim(starts, ends, limit.max_rows)
+        # Spark takes one limit from us; the other one counts as well.
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._reading.options.max_bytes_per_trigger
+        if bytes_max is not None:
+            waiting = {queue: starts[queue] for queue, end in ends.items() if starts[queue] < end}
+            costs = record_bytes(self._reading.cluster(), waiting, self._wanted())
+            ends = plan.trim(starts, ends, bytes_max, cost=costs)
+        return ends
+
+    def _wanted(self) -> Wanted:
+        options = self._reading.options
+        return Wanted(self._reading.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
+
+    def _now_s(self) -> float:
+        return self._reading.cluster().instance.env.clock.monotonic()

@@ -1,0 +1,296 @@
+"""Dispatch: everything that is derived from the log is fed here, record by record, in log order (C5).
+
+The log is the truth. A *derived* part (queues, index, later the schedule, pop check points, …) is a fold over its
+records: it can be thrown away and folded again, and it never knows more than the log. ``Fact`` is what a fold learns
+of a record. There are two ways to one::
+
+    put      ── the draft's own values ride along, nothing is decoded ──┐
+                                                                        ├─▶ queues ▶ index ▶ further parts ▶ on_arrival
+    recovery ── the record is read back and decoded ────────────────────┘
+
+Both give the same facts, so after any crash a fold of the log equals what was there before. Only a *confirmed* record
+is dispatched. Fresh records of a plain log are confirmed with the append and dispatched in ``put`` itself: on the same
+thread, before the answer. Those of another log wait until it confirms them (``store.log.pending``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeAlias
+
+from ternmq.message import Property
+from ternmq.names import SCHEDULE_TOPIC
+from ternmq.store.derived.index import WAITING_MAX, Index
+from ternmq.store.derived.light import light_places
+from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.durable.deleted import DeletedTopics
+from ternmq.wire.layouts.queue_entry import ENTRY
+from ternmq.wire.properties import find
+from ternmq.wire.record import Record, Sysflag
+from ternmq.wire.tags import TagsCodes
+
+#: Set in a prepared half and in a rollback, which have no queue entry; a global is quicker than a class's attribute.
+_NOT_QUEUED: Final = Sysflag.PREPARED
+_TRANSACTION: Final = Sysflag.TRANSACTION_MASK
+_ROLLBACK: Final = Sysflag.ROLLBACK
+_pack_entry: Final = ENTRY.pack
+
+
+#: Told of a new entry: topic, queue id, its queue offset + 1, tags code, properties. These are None where it is told of
+#: several messages at once: whoever filters by them has to look for himself.
+OnArrival: TypeAlias = Callable[[str, int, int, int, str | None], None]
+
+
+@dataclass(slots=True)
+class Fact:
+    """What a fold learns of one record; the record itself lies in the log at ``log_offset``."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    sysflag: int
+    store_time_ms: int
+    tags_code: int
+    prepared_transaction_offset: int
+    properties: str
+
+    @property
+    def end_offset(self) -> int:
+        """Log offset behind the record."""
+        return self.log_offset + self.size
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether the record has a queue entry: a prepared half and a rollback, which has that bit, too, have none."""
+        return not self.sysflag & Sysflag.PREPARED
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.sysflag & Sysflag.TRANSACTION_MASK != Sysflag.ROLLBACK
+
+
+class Derived(Protocol):
+    """A further part that is derived from the log. Its folds run on the store's thread and must be quick."""
+
+    @property
+    def folded(self) -> int:
+        """Log offset up to which its saved state goes; the store starts feeding it from there."""
+        ...
+
+    def fold(self, fact: Fact) -> None:
+        """Take in the next record."""
+        ...
+
+    def cut(self, log_offset: int) -> None:
+        """Forget what came from ``log_offset`` on: the log ends there."""
+        ...
+
+    def save(self) -> None:
+        """Make the state durable, if it has any; called when the store closes."""
+        ...
+
+    @property
+    def needed(self) -> int | None:
+        """Log offset from which on it cannot do without the records yet: retention waits. None: it can."""
+        ...
+
+
+class Dispatcher:
+    """Feeds the derived parts of one store."""
+
+    __slots__ = (
+        "_delays_ms",
+        "_deleted",
+        "_index",
+        "_needs_facts",
+        "_queues",
+        "_tags_code",
+        "_with_units",
+        "deriveds",
+        "on_arrival",
+    )
+
+    def __init__(
+        self, queues: ConsumeQueues, index: Index | None, deleted: DeletedTopics, *, delays_ms: tuple[int, ...]
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._deleted = deleted
+        self._delays_ms = delays_ms
+        self._tags_code = TagsCodes().of_text
+        #: Whether each entry gets a unit beside it (C3), for which a fact is needed.
+        self._with_units = queues.exts is not None and queues.exts.writes
+        self.deriveds: list[Derived] = []
+        #: Whether anything else than plain queues and the index takes in records.
+        self._needs_facts = self._with_units
+        self.on_arrival: OnArrival | None = None
+
+    def add_derived(self, derived: Derived) -> None:
+        """Feed a further part, from now on."""
+        self.deriveds.append(derived)
+        self._needs_facts = True
+
+    def fresh(
+        self,
+        queue: ConsumeQueue,
+        properties: str,
+        sysflag: int,
+        log_offset: int,
+        size: int,
+        queue_offset: int,
+        store_time_ms: int,
+        prepared_transaction_offset: int,
+    ) -> None:
+        """Take in the record that was just appended. Hot: no decoding, no object but for further parts."""
+        topic = queue.topic
+        tags_code = self._tags_code(properties)
+        if queue.has_due_times:
+            tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
+        if self._needs_facts:
+            fact = Fact(
+                topic,
+                queue.queue_id,
+                queue_offset,
+                log_offset,
+                size,
+                sysflag,
+                store_time_ms,
+                tags_code,
+                prepared_transaction_offset,
+                properties,
+            )
+            self.confirmed(fact)
+            return
+        is_queued = not sysflag & _NOT_QUEUED
+        if is_queued:
+            queue.append(log_offset, size, tags_code)
+        index = self._index
+        if index is not None and sysflag & _TRANSACTION != _ROLLBACK:
+            waiting = index.waiting
+            waiting.append((topic, properties, log_offset, store_time_ms))
+            if len(waiting) >= WAITING_MAX:
+                index.overflow()
+        if is_queued and self.on_arrival is not None:
+            self.on_arrival(topic, queue.queue_id, queue_offset + 1, tags_code, properties)
+
+    def fresh_batch(
+        self,
+        queue: ConsumeQueue,
+        properties: list[str],
+        more_properties: str,
+        sizes: list[int],
+        log_offsets: list[int],
+        sysflag: int,
+        store_time_ms: int,
+    ) -> None:
+        """Take in records that were just appended to one queue.
+
+        ``more_properties`` stand behind those of each, and hold neither tags nor keys.
+        """
+        topic, first = queue.topic, queue.next_offset
+        get_tags_code, waiting = self._tags_code, self._index.waiting if self._index is not None else []
+        tags_codes: list[int] = []
+        entries: list[bytes] = []
+        for text, log_offset, size in zip(properties, log_offsets, sizes, strict=True):
+            tags_code = get_tags_code(text)
+            tags_codes.append(tags_code)
+            entries.append(_pack_entry(log_offset, size, tags_code))
+            waiting.append((topic, text, log_offset, store_time_ms))
+        facts: list[Fact] = []
+        if self._with_units or self.deriveds:
+            records = zip(properties, log_offsets, sizes, tags_codes, strict=True)
+            facts = [
+                Fact(
+                    topic,
+                    queue.queue_id,
+                    first + number,
+                    at,
+                    size,
+                    sysflag,
+                    store_time_ms,
+                    code,
+                    0,
+                    text + more_properties,
+                )
+                for number, (text, at, size, code) in enumerate(records)
+            ]
+        if self._with_units:
+            for fact in facts:
+                queue.add(fact)
+        else:
+            queue.extend(b"".join(entries), log_offsets[-1] + sizes[-1])
+        if self._index is not None and len(waiting) >= WAITING_MAX:
+            self._index.overflow()
+        for derived in self.deriveds:
+            for fact in facts:
+                derived.fold(fact)
+        if self.on_arrival is not None:
+            # Who waits is told once for all messages of a tag.
+            for tags_code in dict.fromkeys(tags_codes):
+                self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
+
+    def fact(self, record: Record) -> Fact:
+        """What a record that was read back tells: the same as when it was fresh."""
+        properties = record.properties
+        return Fact(
+            record.topic,
+            record.queue_id,
+            record.queue_offset,
+            record.log_offset,
+            record.size,
+            record.sysflag,
+            record.store_time_ms,
+            self.entry_code(record.topic, properties, record.store_time_ms),
+            record.prepared_transaction_offset,
+            properties,
+        )
+
+    def entry_code(self, topic: str, properties: str, store_time_ms: int) -> int:
+        """What the queue entry of a record has as its tags code."""
+        tags_code = self._tags_code(properties)
+        if topic == SCHEDULE_TOPIC:
+            tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
+        return tags_code
+
+    def is_deleted(self, fact: Fact) -> bool:
+        """Whether the record's topic was deleted after it was stored."""
+        return self._deleted.is_deleted(fact.topic, fact.log_offset)
+
+    def refold(self, record: Record) -> None:
+        """Take in a record from the log. Parts that have it already leave it."""
+        self._fold(self.fact(record))
+
+    def confirmed(self, fact: Fact) -> None:
+        """Take in a record that was appended some time ago."""
+        self._fold(fact)
+        if self.on_arrival is not None and fact.is_queued and not self.is_deleted(fact):
+            self.on_arrival(fact.topic, fact.queue_id, fact.queue_offset + 1, fact.tags_code, fact.properties)
+
+    def _fold(self, fact: Fact) -> None:
+        if not self.is_deleted(fact):
+            self._queues.fold(fact)
+            if self._queues.has_light:
+                for topic, queue_offset in light_places(fact.properties):
+                    self._queues.fold(replace(fact, topic=topic, queue_id=0, queue_offset=queue_offset))
+        if self._index is not None:
+            self._index.fold(fact)
+        for derived in self.deriveds:
+            if derived.folded <= fact.log_offset:
+                derived.fold(fact)
+
+
+def delay_level(properties: str, level_max: int) -> int:
+    """The delay level of a message (I1): one beyond the last is the last; 0 without one, or if it is no number."""
+    text = find(properties, Property.DELAY) or ""
+    # Ten digits are as many as Java's number has.
+    return min(int(text), level_max) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
+
+
+def due_time(properties: str, store_time_ms: int, delays_ms: tuple[int, ...]) -> int:
+    """When a message of the schedule topic is due, which its entry holds in place of the tags code (C2); 0: never."""
+    level = delay_level(properties, len(delays_ms))
+    return store_time_ms + delays_ms[level - 1] if level else 0

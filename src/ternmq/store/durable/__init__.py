@@ -1,0 +1,1 @@
+"""How the files survive: flush, checkpoint, recovery, retention. Start reading at ``flush.py``."""

@@ -1,0 +1,1 @@
+"""The log: what was written, record after record. Start reading at ``protocol.py``."""

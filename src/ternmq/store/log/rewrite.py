@@ -1,0 +1,47 @@
+"""A record under a new topic: the one act behind retry, delay, commit of a half message and pop's revive.
+
+The log cannot be changed, so a message moves by being written again: same body, flags, time and host of birth, another
+topic and queue, some properties changed. All else (offsets, store time and host) the store gives it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ternmq.store.log.draft import Draft
+from ternmq.wire import properties as props
+from ternmq.wire.record import Record
+
+#: Java's largest ``int``. A sender says how often its message was consumed already, and may say anything.
+_RECONSUME_MAX: Final = 2**31 - 1
+
+
+def rewrite(
+    record: Record,
+    topic: str,
+    queue_id: int,
+    changes: Mapping[str, str],
+    *,
+    reconsume_times: int | None = None,
+) -> Draft:
+    """The draft of ``record`` under ``topic``.
+
+    ``changes`` are properties to set; one set to "" is removed, all others stay byte for byte and in their order. None
+    keeps the record's ``reconsume_times``; others stop at the largest that a record can hold.
+    """
+    properties = record.properties
+    if changes:
+        kept = props.remove(props.closed(properties), *changes)
+        properties = kept + props.join({name: value for name, value in changes.items() if value})
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        body=record.body,
+        properties=properties,
+        born_time_ms=record.born_time_ms,
+        born_host=record.born_host,
+        flag=record.flag,
+        sysflag=record.sysflag,
+        reconsume_times=record.reconsume_times if reconsume_times is None else min(reconsume_times, _RECONSUME_MAX),
+    )

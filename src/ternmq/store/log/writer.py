@@ -1,0 +1,223 @@
+"""One message, appended and dispatched (C1, C5): the hottest function of a store, and the limits that it keeps."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+from zlib import crc32
+
+from ternmq.errors import RecordRefused
+from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
+from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.log.protocol import Log
+from ternmq.wire.record import (
+    BLANK_BYTES,
+    CRC_MASK,
+    FIXED_V4_BYTES,
+    HOST_V4_BYTES,
+    MAGIC_V1,
+    NO_HOST_FLAGS,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BYTES_MIN,
+    TOPIC_V1_BYTES_MAX,
+    Sysflag,
+    pack_fixed_v4_into,
+    pack_record,
+)
+
+#: Records up to this size are joined before they are copied.
+_PLAIN_BYTES_MAX: Final = 4096
+#: Makes a ``Placed`` without the call of its constructor, which is written in Python.
+_new_tuple: Final = tuple.__new__
+_pack_short: Final = struct.Struct(">h").pack
+_NOT_QUEUED: Final = Sysflag.PREPARED
+
+
+class Limits:
+    """What a record may have."""
+
+    __slots__ = ("_body_bytes_max", "_has_long_topics", "lead", "record_bytes_max", "unchecked_bytes_max")
+
+    def __init__(self, config: StoreConfig, *, lead: int) -> None:
+        #: Bytes that a log needs in front of each record.
+        self.lead = lead
+        self._body_bytes_max = config.max_message_size
+        self._has_long_topics = config.auto_message_version_on_topic_len
+        self.record_bytes_max = min(
+            config.max_message_size + RECORD_EXTRA_BYTES, config.mapped_file_size_commit_log - BLANK_BYTES - lead
+        )
+        #: A record of this size breaks no limit, whatever it is made of.
+        self.unchecked_bytes_max = min(PROPERTIES_BYTES_MAX, self._body_bytes_max, self.record_bytes_max)
+
+    def check_topic(self, topic: str) -> None:
+        """Raise ``RecordRefused`` for a topic that no record of this store can name."""
+        topic_bytes = len(topic.encode("utf-8", "replace"))
+        if topic_bytes > TOPIC_V1_BYTES_MAX and not self._has_long_topics:
+            raise RecordRefused(
+                f"the topic {topic[:40]!r}… has {topic_bytes} bytes, at most {TOPIC_V1_BYTES_MAX} are stored; use a "
+                "shorter name, or set autoMessageVersionOnTopicLen=true if no RocketMQ 4 has to read this log"
+            )
+
+    def check_sizes(self, body_bytes: int, properties_bytes: int, size: int) -> None:
+        """Raise ``RecordRefused`` for what a record may not have."""
+        if body_bytes > self._body_bytes_max:
+            raise RecordRefused(
+                f"the body has {body_bytes} bytes, at most {self._body_bytes_max} are stored; send less, compress it, "
+                "or raise maxMessageSize"
+            )
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordRefused(
+                f"the properties have {properties_bytes} bytes, at most {PROPERTIES_BYTES_MAX} are stored; move some "
+                "of them to the body"
+            )
+        if size > self.record_bytes_max:
+            raise RecordRefused(
+                f"the message takes {size} bytes, at most {self.record_bytes_max} are stored; send less, or raise "
+                "maxMessageSize and mappedFileSizeCommitLog"
+            )
+
+
+class RecordWriter:
+    """Belongs to the store's thread, like all that it writes to."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: Log,
+        queues: ConsumeQueues,
+        dispatch: Callable[[ConsumeQueue, str, int, int, int, int, int, int], None],
+        *,
+        store_host: bytes,
+        now_ms: Callable[[], int],
+        before_reserve: Callable[[], None],
+    ) -> None:
+        """``dispatch`` takes in what was sealed: ``Dispatcher.fresh``, or ``Pending.fresh`` if the log confirms later.
+        ``before_reserve`` is called when the log needs space, now and then; it may raise, and nothing is stored.
+        """
+        self.limits = Limits(config, lead=log.lead)
+        self._unchecked_bytes_max = self.limits.unchecked_bytes_max
+        self._window = log.window
+        self._seal = log.seal
+        self._reserve = log.reserve
+        self._before_reserve = before_reserve
+        self._queues = queues
+        self._table = queues.table
+        self._dispatch = dispatch
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        #: Told of each record that somebody may wait for on the disk.
+        self.wake: Callable[[], None] = _nobody
+        #: The part of a record that is the same for all, but for the born host.
+        self._fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(store_host)
+        #: Records up to this size can take the short way, if their born host is IPv4, too.
+        self._plain_bytes_max = _PLAIN_BYTES_MAX if len(store_host) == HOST_V4_BYTES else 0
+
+    def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue that a record goes to, new if there was none. Raises ``RecordRefused`` if no record can name it."""
+        self.limits.check_topic(topic)
+        return self._queues.make(topic, queue_id)
+
+    def reserve(self, record_bytes: int, count: int = 1) -> None:
+        """Let the log's window have room; see ``Log.reserve``."""
+        self._before_reserve()
+        self._reserve(record_bytes, count)
+
+    def put(self, draft: Draft) -> Placed:
+        """Append one record, and dispatch it if the log confirms it at once.
+
+        Raises ``RecordRefused``, ``DiskFull`` or ``NotRunning``; then nothing was stored.
+        """
+        topic, queue_id, body, text, sysflag = draft.topic, draft.queue_id, draft.body, draft.properties, draft.sysflag
+        queue = self._table.get((topic, queue_id)) or self.queue_of(topic, queue_id)
+        try:
+            properties = text.encode()
+        except UnicodeEncodeError:
+            properties, text = _encode_as_java(text)
+        born_host = draft.born_host
+        host_bytes, body_bytes, properties_bytes = len(born_host), len(body), len(properties)
+        size = self._fixed_bytes + host_bytes + body_bytes + queue.topic_record_bytes + properties_bytes
+        if size > self._unchecked_bytes_max:
+            self.limits.check_sizes(body_bytes, properties_bytes, size)
+
+        window = self._window
+        log_offset = window.at
+        end_offset = log_offset + size
+        if end_offset > window.limit:
+            self.reserve(size)
+            log_offset = window.at
+            end_offset = log_offset + size
+        at = log_offset - window.base
+        queue_offset = 0 if sysflag & _NOT_QUEUED else queue.next_offset + queue.pending
+        store_time_ms = self._now_ms()
+        prepared_offset = draft.prepared_transaction_offset
+        try:
+            if size <= self._plain_bytes_max and host_bytes == HOST_V4_BYTES and queue.topic_part:
+                # What pack_record does for such a record, at half the price. Small parts are joined first: one more
+                # copy of them is cheaper than five stores to the page.
+                pack_fixed_v4_into(
+                    window.page,
+                    at,
+                    size,
+                    MAGIC_V1,
+                    crc32(body) & CRC_MASK,
+                    queue_id,
+                    draft.flag,
+                    queue_offset,
+                    log_offset,
+                    sysflag & NO_HOST_FLAGS,
+                    draft.born_time_ms,
+                    born_host,
+                    store_time_ms,
+                    self._store_host,
+                    draft.reconsume_times,
+                    prepared_offset,
+                    body_bytes,
+                )
+                window.page[at + FIXED_V4_BYTES : at + size] = b"".join(
+                    (body, queue.topic_part, _pack_short(properties_bytes), properties)
+                )
+            else:
+                if not queue.topic_part:
+                    self.queue_of(topic, queue_id)  # made by others, or before the setting was changed
+                pack_record(
+                    window.page,
+                    at,
+                    size=size,
+                    queue_id=queue_id,
+                    flag=draft.flag,
+                    queue_offset=queue_offset,
+                    log_offset=log_offset,
+                    sysflag=sysflag,
+                    born_time_ms=draft.born_time_ms,
+                    born_host=born_host,
+                    store_time_ms=store_time_ms,
+                    store_host=self._store_host,
+                    reconsume_times=draft.reconsume_times,
+                    prepared_transaction_offset=prepared_offset,
+                    body=body,
+                    topic=queue.topic_bytes,
+                    properties=properties,
+                )
+        except struct.error as error:
+            raise RecordRefused(
+                f"a field of the message does not fit into a record ({error}); send a smaller number"
+            ) from None
+        self._seal(end_offset, store_time_ms)
+        self._dispatch(queue, text, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
+        if self._is_sync:
+            self.wake()
+        return _new_tuple(Placed, (log_offset, end_offset, queue_offset, store_time_ms))
+
+
+def _encode_as_java(text: str) -> tuple[bytes, str]:
+    """A text in UTF-8, and what it reads as. Half a surrogate pair, which JSON can carry, becomes ``?`` as in Java."""
+    data = text.encode("utf-8", "replace")
+    return data, data.decode()
+
+
+def _nobody() -> None:
+    """Nobody waits for the disk, or it is not known yet who has to be told."""

@@ -1,0 +1,91 @@
+"""Counters and rates (D5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ternmq.broker.tables.stats import Stats
+from tests.manual_clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def stats(clock: ManualClock) -> Stats:
+    return Stats(clock)
+
+
+def run(stats: Stats, clock: ManualClock, seconds: int, *, puts: int = 0, gets: int = 0) -> None:
+    """So many messages in and out in each second."""
+    for _ in range(seconds):
+        for _ in range(puts):
+            stats.put("t", 1, 100)
+        if gets:
+            stats.got("t", "g", gets, gets * 100)
+        else:
+            stats.missed()
+        clock.advance(1)
+        stats.sample()
+
+
+def rates(stats: Stats, name: str) -> list[float]:
+    return [float(rate) for rate in stats.runtime()[name].split()]
+
+
+def test_rates_are_over_ten_seconds_one_minute_and_ten(stats: Stats, clock: ManualClock) -> None:
+    """D5."""
+    run(stats, clock, 50, puts=6)
+    run(stats, clock, 10, puts=12, gets=8)
+
+    assert rates(stats, "putTps") == [12.0, 7.0, 7.0]
+    assert rates(stats, "getTransferredTps") == pytest.approx([8.0, 80 / 60, 80 / 60])
+    assert rates(stats, "getTransferedTps") == rates(stats, "getTransferredTps")
+    assert rates(stats, "getMissTps")[0] == 0.0
+    assert rates(stats, "getTotalTps")[1] == 1.0
+
+
+def test_an_idle_broker_has_rates_of_zero(stats: Stats) -> None:
+    assert rates(stats, "putTps") == [0.0, 0.0, 0.0]
+    assert stats.put_rate("t") == 0.0
+
+
+def test_totals_count_messages_calls_and_bytes(stats: Stats) -> None:
+    stats.put("t", 1, 100)
+    stats.put("t", 3, 500)
+
+    table = stats.runtime()
+    assert (table["putMessageTimesTotal"], table["putMessageSizeTotal"]) == ("2", "600")
+    assert table["putMessageAverageSize"] == "150.0"
+    assert table["msgPutTotalTodayNow"] == "4"
+
+
+def test_a_topic_and_a_group_have_rates_of_the_last_minute(stats: Stats, clock: ManualClock) -> None:
+    run(stats, clock, 200, puts=1, gets=1)
+    run(stats, clock, 60, puts=5, gets=3)
+
+    assert stats.put_rate("t") == pytest.approx(5.0)
+    assert stats.got_rate("t", "g") == pytest.approx(3.0)
+    stats.forget_group("g")
+    assert stats.got_rate("t", "g") == 0.0
+    stats.forget_topic("t")
+    assert stats.put_rate("t") == 0.0
+
+
+def test_midnight_moves_todays_totals_to_yesterday(stats: Stats, clock: ManualClock) -> None:
+    """D5: today's and yesterday's totals are differences of these three."""
+    day_s = 24 * 3600
+    stats.put("t", 10, 1)
+    clock.advance(day_s)
+    stats.sample()
+    stats.put("t", 5, 1)
+    clock.advance(day_s)
+    stats.sample()
+    stats.put("t", 1, 1)
+
+    table = stats.runtime()
+    assert table["msgPutTotalYesterdayMorning"] == "10"
+    assert table["msgPutTotalTodayMorning"] == "15"
+    assert table["msgPutTotalTodayNow"] == "16"
