@@ -14,6 +14,8 @@ from ternmq.wire.record import Record, Sysflag
 ROOT: Final = Path("/store")
 TOPICS: Final = ("orders", "%RETRY%g", "long-" + "t" * 130)
 QUEUES: Final = [(topic, queue_id) for topic in TOPICS for queue_id in range(2)]
+#: What the derived part folds.
+PART_TOPICS: Final = frozenset({"%RETRY%g"})
 KEYS: Final = ("k0", "k1", "k2", "order-0000123")
 
 #: What a record that was read is compared by.
@@ -64,6 +66,8 @@ class Entry:
     end_offset: int = -1
     queue_offset: int = -1
     is_deleted: bool = False
+    #: Log offset of the record that it closes.
+    closes: int | None = None
 
     @property
     def is_queued(self) -> bool:

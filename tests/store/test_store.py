@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, NotRunning, RecordRefused, StoreError, StoreLocked
-from ternmq.store.derived.dispatch import Fact
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import Sysflag, pack_host, unpack_record, unpack_records
@@ -247,62 +246,6 @@ def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
         store.put(draft("a", 1, TAGS="t"))
 
     assert [("a", 1, 1, 0, "", 1), ("a", 1, 2, java_hash("t"), "TAGS\x01t\x02", 2)] == told
-
-
-class Folding:
-    """A derived part that remembers what it was told."""
-
-    needed: int | None = None
-
-    def __init__(self, folded: int = 0) -> None:
-        self.folded = folded
-        self.facts: list[Fact] = []
-        self.saved = False
-
-    def fold(self, fact: Fact) -> None:
-        self.facts.append(fact)
-        self.folded = fact.log_offset + fact.size
-
-    def cut(self, log_offset: int) -> None:
-        self.facts = [fact for fact in self.facts if fact.log_offset < log_offset]
-        self.folded = min(self.folded, log_offset)
-
-    def save(self) -> None:
-        self.saved = True
-
-
-def test_a_fresh_record_and_one_read_back_tell_the_same(tmp_path: Path) -> None:
-    """C5: the fold does not depend on the way."""
-    fresh, again, late = Folding(), Folding(), Folding()
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(fresh)
-    with store:
-        for number in range(20):
-            message = draft("orders", number % 2, b"x" * 300, TAGS=f"t{number % 3}", KEYS=f"k{number}")
-            message.prepared_transaction_offset = number
-            store.put(message)
-        half = store.written // 2
-    assert fresh.saved
-
-    late.folded = next(fact.log_offset for fact in fresh.facts if fact.log_offset > half)
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(again)
-    store.add_derived(late)
-    with store:
-        assert fresh.facts == again.facts
-        assert [fact for fact in fresh.facts if fact.log_offset > half] == late.facts
-
-
-def test_a_derived_part_ahead_of_the_log_is_cut(tmp_path: Path) -> None:
-    """C5: nothing derived knows more than the log."""
-    with quiet_store(small_config(tmp_path)) as store:
-        store.put(draft())
-        end = store.written
-    ahead = Folding(end + 1000)
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(ahead)
-    with store:
-        assert end == ahead.folded
 
 
 # --- Life -------------------------------------------------------------------------------------------------------

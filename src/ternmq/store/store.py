@@ -29,9 +29,11 @@ from ternmq.env import Clock
 from ternmq.errors import CorruptFile, DiskFull, NotRunning, StoreError, TernError
 from ternmq.files import Chores, do_now
 from ternmq.store.config import FlushDiskType, StoreConfig
-from ternmq.store.derived.dispatch import Derived, Dispatcher, Fact, OnArrival
+from ternmq.store.derived.dispatch import Dispatcher, OnArrival
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.follower import Follower, Progress
 from ternmq.store.derived.index import Index
+from ternmq.store.derived.parts import Derived, Parts
 from ternmq.store.derived.queue_ext import QueueExts, Unit
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import Disk, Held, Segment
@@ -86,11 +88,13 @@ class MessageStore:
         clock: Clock,
         disk: Disk | None = None,
         log: Log | None = None,
+        derived: Sequence[Derived] = (),
         threads: bool = True,
     ) -> None:
         """``store_host`` goes into every record, and with it into message ids: an address that clients can reach.
 
-        ``log`` is a plain one on ``disk`` if none is given. Without ``threads`` nothing runs beside the caller:
+        ``log`` is a plain one on ``disk`` if none is given. ``derived`` are further parts that are folded from the log,
+        with their files in the store's directory. Without ``threads`` nothing runs beside the caller:
         ``flush_now``, ``flush_when_due`` and ``tick`` are the caller's to call. With ``notify`` (see ``open``) what
         must be flushed at once still is, in the next turn of the caller's loop.
         """
@@ -112,7 +116,13 @@ class MessageStore:
             if log is not None
             else PlainLog(self._disk, config.log_paths, segment_bytes=config.mapped_file_size_commit_log)
         )
-        self._queues = ConsumeQueues(self._disk, root / "consumequeue", file_bytes=config.queue_file_bytes)
+        self._parts = Parts(derived, disk=self._disk, root=root, view=self._log.view, on_trouble=self._hindered)
+        self._queues = ConsumeQueues(
+            self._disk,
+            root / "consumequeue",
+            file_bytes=config.queue_file_bytes,
+            folded_topics=self._parts.topics,
+        )
         self._exts = self._queues.exts = QueueExts(
             self._disk,
             root / "consumequeue_ext",
@@ -131,7 +141,9 @@ class MessageStore:
                 now_ms=clock.now_ms,
             )
         self._deleted = DeletedTopics(self._disk, root / "deletedTopics.json")
-        self._dispatcher = Dispatcher(self._queues, self._index, self._deleted, delays_ms=config.delay_levels_ms)
+        self._dispatcher = Dispatcher(
+            self._queues, self._index, self._deleted, parts=self._parts, delays_ms=config.delay_levels_ms
+        )
         self._pending = Pending(self._log, self._queues, self._dispatcher)
         # A log that confirms at once has its records dispatched at once, and costs nothing more.
         intake: Dispatcher | Pending = self._dispatcher if self._log.confirms_at_once else self._pending
@@ -200,6 +212,7 @@ class MessageStore:
             if self._index is not None:
                 self._index.load()
             self._deleted.load()
+            self._parts.load()
             for path in self._written_paths():
                 self._disk.check_writable(path)
             self._recover(abort, on_progress)
@@ -218,6 +231,7 @@ class MessageStore:
         if self._index is not None:
             yield self._index.directory
             yield from (self._index.directory / entry.name for entry in self._disk.list(self._index.directory))
+        yield from self._parts.files()
 
     def _recover(self, abort: bytes | None, on_progress: Progress | None) -> None:
         boot_id = self._disk.boot_id()
@@ -265,6 +279,7 @@ class MessageStore:
             commit_log=self._log,
             queues=self._queues,
             index=self._index,
+            parts=self._parts,
             checkpoint=checkpoint,
             checkpoint_path=self._checkpoint_path,
             pending=self._pending,
@@ -286,6 +301,7 @@ class MessageStore:
             queues=self._queues,
             index=self._index,
             needed=self._needed,
+            hurry=self._hurry,
             chores=self._chores or do_now,
             post=self._post,
         )
@@ -345,8 +361,6 @@ class MessageStore:
             if self._index is not None and self._log.end:
                 self._index.ensure_file()
             flusher.close()
-            for derived in self._dispatcher.deriveds:
-                derived.save()
             self._log.close()
             self._disk.remove(self._abort_path)
         finally:
@@ -661,11 +675,6 @@ class MessageStore:
     def bits(self, make: Callable[[Fact], bytes] | None) -> None:
         self._exts.bits = make
 
-    def add_derived(self, derived: Derived) -> None:
-        """Feed a further part from the log; before ``open``, which feeds it what it missed."""
-        assert self._held is None, "derived parts are added before the store opens"
-        self._dispatcher.add_derived(derived)
-
     # --- What other threads and full disks have to say ----------------------------------------------------------------
 
     def _running(self) -> Flusher:
@@ -675,7 +684,7 @@ class MessageStore:
 
     def _needed(self) -> int | None:
         """Log offset from which on a derived part needs the records; None if none does."""
-        needed = [needed for part in self._dispatcher.deriveds if (needed := part.needed) is not None]
+        needed = [needed] if (needed := self._parts.needed) is not None else []
         if self._pending.dispatched < self._log.end:
             needed.append(self._pending.dispatched)
         if self._flusher is not None and not self.retention.refusal:
@@ -683,6 +692,11 @@ class MessageStore:
             # On a full disk that is the smaller evil: entries may wait for the very space that is to be freed.
             needed.append(self._flusher.derived_synced)
         return min(needed, default=None)
+
+    def _hurry(self) -> None:
+        """Retention waits: have what derived parts got on the disk soon, not only with the next pass in its time."""
+        if self._parts and self._flusher is not None:
+            self._flusher.begin_pass()
 
     def _let_go(self, segment: Segment) -> None:
         """Have the last reference to a segment end on the chores thread."""
@@ -717,6 +731,7 @@ class MessageStore:
         self._queues.write_out(len(self._queues.dirty))
         if self._index is not None:
             self._index.write_out()
+        self._parts.write_out()
         self._trouble = None
 
 

@@ -8,7 +8,7 @@ queue offsets follow each other are one *run*: first queue offset, and the entri
 over the key's characters times powers of 31, modulo 2³²; for keys of one length that is one product of a matrix with a
 vector. Keys that are not ASCII are hashed one by one.
 
-Both give what ``Dispatcher.refold`` would, which tests compare.
+Both give what ``Dispatcher.fold`` would, which tests compare.
 """
 
 from __future__ import annotations

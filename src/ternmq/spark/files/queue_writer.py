@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ternmq.spark.files.queues import ENTRIES
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES

@@ -39,7 +39,7 @@ from ternmq.wire.layouts.index_file import (
 )
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
 
 log = logging.getLogger(__name__)
 

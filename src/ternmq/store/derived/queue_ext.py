@@ -36,7 +36,7 @@ from ternmq.store.disk.base import Disk
 from ternmq.store.disk.segment import segment_name, segment_starts
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
     from ternmq.store.derived.queue_files import FilePool
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from ternmq.store.disk.base import Disk
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ TOPIC_BYTES_MAX: Final = 255
 
 
 class ConsumeQueues:
-    """All queues of a store, as one thing derived from the log (``store.derived.dispatch.Derived``)."""
+    """All queues of a store, as one thing derived from the log."""
 
     __slots__ = (
         "directory",
@@ -42,6 +42,7 @@ class ConsumeQueues:
         "exts",
         "file_bytes",
         "files",
+        "folded_topics",
         "foreign",
         "has_light",
         "is_batch",
@@ -50,11 +51,15 @@ class ConsumeQueues:
         "unsynced",
     )
 
-    def __init__(self, disk: Disk, directory: Path, *, file_bytes: int) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, *, file_bytes: int, folded_topics: Container[str] = frozenset()
+    ) -> None:
+        """``folded_topics``: those that derived parts need (``store.derived.parts``)."""
         self.disk = disk
         self.directory = directory
         self.file_bytes = file_bytes
         self.files = FilePool(disk)
+        self.folded_topics = folded_topics
         #: The rows of units beside the queues (C3); set before anything is loaded.
         self.exts: QueueExts | None = None
         self.table: dict[tuple[str, int], ConsumeQueue] = {}

@@ -28,6 +28,7 @@ from ternmq.env import Clock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.index import Index
+from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import PAGE_BYTES, Disk, Segment
 from ternmq.store.durable.checkpoint import Checkpoint
@@ -66,6 +67,7 @@ class Flusher:
         commit_log: Log,
         queues: ConsumeQueues,
         index: Index | None,
+        parts: Parts,
         checkpoint: Checkpoint,
         checkpoint_path: Path,
         pending: Pending,
@@ -77,6 +79,7 @@ class Flusher:
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._parts = parts
         self._checkpoint = checkpoint
         self._checkpoint_path = checkpoint_path
         self._pending = pending
@@ -163,7 +166,7 @@ class Flusher:
 
     @property
     def derived_synced(self) -> int:
-        """Log offset up to which queues and index are on the disk."""
+        """Log offset up to which all that is derived is on the disk."""
         return self._checkpoint.derived_offset or 0
 
     def tick(self) -> None:
@@ -199,6 +202,7 @@ class Flusher:
             self._index.write_out()
             self._checkpoint.index_time_ms = self._index.end_time_ms
             self._index.close()
+        self._parts.save(self._pending.dispatched)
         self._checkpoint.queue_time_ms = self._pending.dispatched_time_ms
         self._checkpoint.log_offset = self._log.end
         self._checkpoint.derived_offset = self._pending.dispatched
@@ -233,6 +237,11 @@ class Flusher:
         if self.on_failure is not None:
             self.on_failure()
 
+    def begin_pass(self) -> None:
+        """Write out and sync all that is derived now, unless that is being done already."""
+        if self._pass_time_ms < 0 and not self._closed:
+            self._begin_pass()
+
     def _begin_pass(self) -> None:
         # What is dispatched, not what is written: the log may have records that wait to be confirmed.
         self._pass_time_ms = self._pending.dispatched_time_ms
@@ -250,8 +259,10 @@ class Flusher:
                 # Without any file recovery would take the index for lost, and fold the whole log.
                 self._index.ensure_file()
                 self._index.write_out()
+            if done:
+                self._parts.write_out()
         except StoreError as error:
-            log.warning("queues could not be written out", extra={"error": str(error)})
+            log.warning("derived files could not be written out", extra={"error": str(error)})
             self._pass_time_ms = -1
             return
         if not done:
@@ -263,10 +274,14 @@ class Flusher:
         if self._index is not None:
             segments, index_time_ms = self._index.take_unsynced(), self._index.end_time_ms
             names.append(self._index.directory)
+        part_paths, part_names = self._parts.take_unsynced()
+        paths += part_paths
+        names += part_names
 
         def end_pass() -> None:
             if self._closed:
                 return
+            self._parts.synced(self._pass_offset)
             self._checkpoint.derived_offset = self._pass_offset
             self._checkpoint.queue_time_ms = self._pass_time_ms
             self._checkpoint.index_time_ms = index_time_ms

@@ -106,7 +106,8 @@ def count_to_delete(
 class Retention:
     """Keeps one store's directories from filling up. Methods belong to the store's thread.
 
-    ``chores`` runs what may wait for the disk, ``post`` brings a call back to the store's thread.
+    ``chores`` runs what may wait for the disk, ``post`` brings a call back to the store's thread. ``needed`` is the log
+    offset from which on records must stay, ``hurry`` asks for it to move on.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Retention:
         queues: ConsumeQueues,
         index: Index | None,
         needed: Callable[[], int | None],
+        hurry: Callable[[], object],
         chores: Callable[[Work], object],
         post: Callable[[Job], object],
     ) -> None:
@@ -128,6 +130,7 @@ class Retention:
         self._queues = queues
         self._index = index
         self._needed = needed
+        self._hurry = hurry
         self._chores = chores
         self._post = post
         self._marks = Marks(
@@ -267,7 +270,10 @@ class Retention:
         """Forget the oldest segments, as far as nobody needs them, and have their files removed; returns how many."""
         commit_log, needed = self._log, self._needed()
         if needed is not None:
-            count = min(count, max(needed - commit_log.begin, 0) // commit_log.segment_bytes)
+            free = max(needed - commit_log.begin, 0) // commit_log.segment_bytes
+            if free < min(count, len(commit_log.oldest(count))):
+                self._hurry()
+            count = min(count, free)
         count = min(count, len(commit_log.oldest(count)))
         for _ in range(count):
             self._undeleted.append(commit_log.drop_first())
