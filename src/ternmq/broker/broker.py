@@ -30,6 +30,7 @@ from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
+from ternmq.broker.handlers.delays import DelayHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
 from ternmq.broker.handlers.pull import PullHandlers
 from ternmq.broker.handlers.query import QueryHandlers
@@ -51,9 +52,16 @@ from ternmq.broker.tables.locks import Locks
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
+from ternmq.delay.alarm import Alarm
+from ternmq.delay.delivery import Delivery
 from ternmq.delay.levels import MARK as DELAY_MARK
 from ternmq.delay.levels import DelayLevels
+from ternmq.delay.overview import Overview
 from ternmq.delay.progress import Progress as DelayProgress
+from ternmq.delay.recalls import Recalls
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.delay.timer import MARKS as TIMER_MARKS
+from ternmq.delay.timer import Timer
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import RETRY_S as FILES_RETRY_S
@@ -66,6 +74,7 @@ from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.follower import Progress
 from ternmq.store.disk.base import Disk
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig
@@ -205,8 +214,16 @@ class Broker:
 
         # Files. Opening recovers, which may take long, so it has a thread; nobody else knows the store yet.
         disk = self._disk
+        alarm = Alarm()
+        schedule = ScheduleLog(disk or FileDisk(), self._store_config.store_path_root_dir, ring=alarm.ring)
+        stack.callback(schedule.close)
         store = MessageStore(
-            self._store_config, store_host=store_host, clock=env.clock, disk=disk, threads=disk is None
+            self._store_config,
+            store_host=store_host,
+            clock=env.clock,
+            disk=disk,
+            derived=(schedule,),
+            threads=disk is None,
         )
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
         await asyncio.to_thread(store.open, on_loop, self._on_progress)
@@ -229,12 +246,18 @@ class Broker:
         delivered.load()
         stack.callback(delivered.save)
         delays = DelayLevels(store, delivered, clock=env.clock)
+        timer = Timer(
+            clock=env.clock,
+            broker_name=config.broker_name,
+            is_enabled=self._store_config.timer_wheel_enable,
+            max_delay_sec=self._store_config.timer_max_delay_sec,
+        )
         intake = Intake(
             store,
             waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={DELAY_MARK: delays.redirect},
+            redirects={**dict.fromkeys(TIMER_MARKS, timer.redirect), DELAY_MARK: delays.redirect},
         )
         stack.callback(intake.close)
         sends = SendHandlers(
@@ -250,6 +273,7 @@ class Broker:
                 choice=env.random,
             ),
             stats=tables.stats,
+            timer=timer,
             store_host=store_host,
             new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
@@ -337,6 +361,13 @@ class Broker:
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server)
+        routes |= DelayHandlers(
+            recalls=Recalls(schedule, clock=env.clock, broker_name=config.broker_name),
+            overview=Overview(schedule),
+            intake=intake,
+            may_recall=config.recall_message_enable,
+            clock=env.clock,
+        ).routes()
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
         server = await stack.enter_async_context(
             Server.running(routes, flow.lanes(config), limits=config, gate=self._gate, on_close=connection_closed)
@@ -345,6 +376,7 @@ class Broker:
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
         tasks.create_task(delays.run())
+        tasks.create_task(Delivery(store, schedule, alarm, clock=env.clock).run())
         tasks.create_task(popping.run())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),

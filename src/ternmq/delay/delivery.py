@@ -225,14 +225,12 @@ class Delivery:
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except RecordRefused as error:
             why = str(error)
-        log.error(
-            "the delayed message at log offset %d cannot be delivered and is dropped: %s", entry.log_offset, why
-        )
+        log.error("the delayed message at log offset %d cannot be delivered and is dropped: %s", entry.log_offset, why)
         self._close(entry, record, SETTLED)
 
     def _delivery(self, record: Record, entry: Entry, topic: str, queue_id: int) -> Draft:
         """The record under its own topic. Its properties stay, and say that their wish has been fulfilled."""
-        return Draft(
+        draft = Draft(
             topic,
             queue_id,
             record.body,
@@ -243,8 +241,9 @@ class Delivery:
             record.flag,
             record.sysflag & _NOT_TRANSACTION,
             record.reconsume_times,
-            entry.log_offset,
         )
+        draft.closes = entry.log_offset
+        return draft
 
     def _record(self, files: HourFiles, entry: Entry) -> Record | None:
         """The record of an entry, or its original in the log; None if both are damaged."""
@@ -300,11 +299,7 @@ class Delivery:
         ):
             return
         record = self._record(files, entry)
-        if (
-            record is not None
-            and _real_topic(record.properties) == topic
-            and _unique_key(record.properties) in keys
-        ):
+        if record is not None and _real_topic(record.properties) == topic and _unique_key(record.properties) in keys:
             self._close(entry, record, why)
 
     # --- Cleaning up ------------------------------------------------------------------------------------------------

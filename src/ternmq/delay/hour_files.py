@@ -279,6 +279,20 @@ class HourFiles:
         """A whole record."""
         return self._records.read(entry.at, entry.size)
 
+    def entries_from(self, log_offset: int) -> Iterator[Entry]:
+        """The entries of records from a log offset on."""
+        if self.last_offset < log_offset:
+            return iter(())
+        first = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)
+        return (entry for entry in self.entries(first, self.entry_count - first) if entry is not None)
+
+    def closed_from(self, log_offset: int) -> array[int]:
+        """Log offsets of what was closed by records from ``log_offset`` on."""
+        if self.last_closing < log_offset:
+            return array("q")
+        first = self._bisect(self._closed, MARK_BYTES, 0, log_offset)
+        return self.closed(first, self.closed_count - first)
+
     def find(self, log_offset: int) -> Entry | None:
         """The entry of the record at a log offset."""
         number = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)

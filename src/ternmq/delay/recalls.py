@@ -42,7 +42,7 @@ def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int,
     """The record that closes ``entry`` without delivering it; ``record`` is what waits, as far as it can be read."""
     properties = record.properties if record is not None else ""
     key = _unique_key(properties) or str(entry.log_offset)
-    return Draft(
+    draft = Draft(
         names.WHEEL_TOPIC,
         0,
         b"0",
@@ -59,8 +59,9 @@ def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int,
         ),
         now_ms,
         born_host,
-        prepared_transaction_offset=entry.log_offset,
     )
+    draft.closes = entry.log_offset
+    return draft
 
 
 class Recalls:
@@ -114,7 +115,6 @@ class Recalls:
                         return found
             await asyncio.sleep(0)
         return None
-
 
     def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
         hour, marks, offsets = self._closed

@@ -9,10 +9,10 @@ thus one record and one append. Whoever folds the log, at any time, on any node,
     any topic     ── closes ─▶  2026122418.closed
 
 What a crash leaves: ``state`` tells how much of each file counts, and up to which log offset that is complete. It is
-replaced after the files were synced, so all that it counts is on the disk. Recovery takes the files as ``state`` tells
-and folds the log from that offset on; bytes behind are overwritten. Retention waits for that offset (``synced``), so
-what is not in the files is in the log. Without a readable ``state`` the entries' checksums decide, and the whole log is
-folded again; what the files have already is left out.
+replaced after the files were synced, so all that it counts is on the disk; while nothing changes, ``position`` beside it
+follows the log. Recovery takes the files as ``state`` tells and folds the log from that offset on; bytes behind are
+overwritten. Retention waits for that offset (``synced``), so what is not in the files is in the log. Without a readable
+``state`` the entries' checksums decide, and the whole log is folded again; what the files have already is left out.
 
 An hour is removed when the runner has *retired* it (all its messages are done, and its time is over), once the records
 that say so are on the disk: otherwise a power cut could take these records, but not bring back the messages.
@@ -23,8 +23,10 @@ Memory: a few numbers per hour, and what was folded since the last write (``BUFF
 from __future__ import annotations
 
 import logging
+import struct
 from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -37,6 +39,7 @@ from ternmq.delay.hour_files import (
     MARK_BYTES,
     SUFFIXES,
     Counts,
+    Entry,
     HourFiles,
     Kind,
     hour_name,
@@ -44,10 +47,10 @@ from ternmq.delay.hour_files import (
     sound_counts,
 )
 from ternmq.delay.rocketmq_timer import Handover, read_handover
-from ternmq.errors import StoreError
+from ternmq.errors import CorruptRecord
 from ternmq.message import Property
 from ternmq.names import WHEEL_TOPIC
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.disk.base import Disk
 from ternmq.wire import properties as props
@@ -58,12 +61,11 @@ log = logging.getLogger(__name__)
 
 DIRECTORY: Final = "schedule"
 STATE: Final = "state"
+POSITION: Final = "position"
+#: Log offset, checksum of the ``state`` that it belongs to, checksum of both.
+_POSITION: Final = struct.Struct(">qII")
 #: Bytes of folded records in memory, of all hours together, before they are written without being asked.
 BUFFER_BYTES: Final = 4 << 20
-#: So much in memory, which happens on a full disk only, and no further message with a delivery time is accepted.
-BUFFER_BYTES_MAX: Final = 64 << 20
-#: ``state`` that would change in its log offset alone is written after so much of the log: what a recovery reads more.
-_REFOLD_BYTES: Final = 64 << 20
 #: Open files; two hours are read, and any hour may be written to.
 _OPEN_FILES_MAX: Final = 64
 
@@ -77,12 +79,20 @@ Ring = Callable[[int], object]
 
 class _State(msgspec.Struct):
     log_offset: int
-    #: Hour → entries, bytes of records, closed.
-    hours: dict[int, tuple[int, int, int]]
+    hours: dict[int, Counts]
     #: Topic → messages that wait.
     topics: dict[str, int]
     #: What we have written into RocketMQ's ``timercheck``: read time and queue offset.
     handover: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """How much of the files counts at one moment."""
+
+    state: _State
+    #: Log offset of the first record that was folded after it.
+    next_fold: int | None = None
 
 
 class ScheduleLog:
@@ -103,16 +113,21 @@ class ScheduleLog:
         self.topics_waiting: dict[str, int] = {}
         #: What a RocketMQ that had this directory has delivered.
         self.handover = Handover()
+        #: What we have left for a RocketMQ: slot and queue offset up to which messages are delivered.
+        self.handed_over: tuple[int, int] | None = None
         #: Hours with something in memory that is to be written out.
         self._dirty: dict[int, HourFiles] = {}
         #: Hours whose files have grown since they were last synced.
         self._unsynced: dict[int, HourFiles] = {}
         self._buffered_bytes = 0
-        self._write_at_bytes = BUFFER_BYTES
-        #: What the last ``write_out`` has written: becomes ``state`` when it is synced.
-        self._written: _State | None = None
-        #: What ``state`` has now.
+        #: What was written out and is not known to be synced, the oldest first.
+        self._snapshots: list[_Snapshot] = []
+        #: What ``state`` has now, and its checksum.
         self._saved: _State | None = None
+        self._saved_crc = 0
+        #: Log offset up to which ``state`` is complete now, and the one that ``position`` tells.
+        self._position = 0
+        self._position_written = 0
         #: Records that this node has closed as master, while the record that says so is not confirmed yet.
         self.in_flight: set[int] = set()
         #: Hours to remove → their counts and the log offset that has to be synced first.
@@ -129,7 +144,8 @@ class ScheduleLog:
     def load(self) -> int:
         """Read ``state``; the log offset up to which the files are complete. Changes nothing."""
         state = self._read_state()
-        self.handover = read_handover(self._disk, self._root, state.handover if state is not None else None)
+        self.handed_over = state.handover if state is not None else None
+        self.handover = read_handover(self._disk, self._root, self.handed_over)
         found = self._hours_on_disk()
         if state is None:
             self._hours = {
@@ -151,12 +167,12 @@ class ScheduleLog:
                 self._hours[hour] = HourFiles(self._pool, self.directory, hour, sound)
                 state.log_offset = 0
             else:
-                self._hours[hour] = HourFiles(self._pool, self.directory, hour, Counts(*counts))
+                self._hours[hour] = HourFiles(self._pool, self.directory, hour, counts)
         self._order = sorted(self._hours)
         # Left by a process that died before it had removed them, or made after ``state`` was written.
         self._removed = list(found)
         self.topics_waiting = state.topics
-        self._saved = None if self._removed else state
+        self._position = state.log_offset
         if self.handover.is_foreign:
             self._close_delivered(state.log_offset)
         return state.log_offset
@@ -166,6 +182,7 @@ class ScheduleLog:
         log_offset, properties = fact.log_offset, fact.properties
         if fact.closes:
             return
+        self._note_fold(log_offset)
         slot_ms = stored_slot(properties)
         topic = _real_topic(properties)
         if slot_ms is None or topic is None:
@@ -195,12 +212,13 @@ class ScheduleLog:
             kind=kind,
             record=record,
         )
-        self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
+        self._count(topic)
         self._buffer(files, ENTRY_BYTES + len(record))
         self._ring(due_ms)
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
         """Take in a record that delivers or takes back another one."""
+        self._note_fold(fact.log_offset)
         slot_ms = stored_slot(fact.properties)
         files = self._hours.get(slot_ms // HOUR_MS) if slot_ms is not None else None
         if files is None or fact.log_offset <= files.last_closing:
@@ -215,60 +233,82 @@ class ScheduleLog:
 
     def cut(self, log_offset: int) -> None:
         """The log ends at ``log_offset``: forget what came from records behind it."""
-        is_cut = False
         for files in self._hours.values():
-            if max(files.last_offset, files.last_closing) >= log_offset:
-                files.cut(log_offset)
-                is_cut = True
-        self._written = self._saved = None
-        if is_cut:
-            self._count_topics()
+            for entry in files.entries_from(log_offset):
+                self._uncount(self._topic_of(files, entry))
+            for closed in files.closed_from(log_offset):
+                reopened = files.find(closed) if closed < log_offset else None
+                if reopened is not None:
+                    self._count(self._topic_of(files, reopened))
+            files.cut(log_offset)
+        self._snapshots.clear()
+        self._saved = None
 
     def write_out(self) -> Sequence[Path]:
         """Write what was folded; the files to sync. Raises ``StoreError``; then nothing is lost."""
         self._write_buffers()
-        self._written = _State(
-            0,
-            {hour: tuple(files.counts) for hour, files in sorted(self._hours.items())},
-            dict(self.topics_waiting),
-        )
+        snapshots = self._snapshots
+        if not snapshots or snapshots[-1].next_fold is not None:
+            hours = {hour: self._hours[hour].counts for hour in self._order}
+            snapshots.append(_Snapshot(_State(0, hours, dict(self.topics_waiting), self.handed_over)))
         unsynced, self._unsynced = self._unsynced, {}
-        return [path for files in unsynced.values() for path in files.take_unsynced()]
+        paths = [path for files in unsynced.values() for path in files.take_unsynced()]
+        if self._saved is not None and self._position > self._position_written:
+            path = self.directory / POSITION
+            head = _POSITION.pack(self._position, self._saved_crc, 0)[:-4]
+            self._pool.get(path, create_size=0).write(0, head + crc32(head).to_bytes(4, "big"))
+            self._position_written = self._position
+            paths.append(path)
+        return paths
 
     def synced(self, log_offset: int) -> None:
-        """What ``write_out`` wrote is on the disk, and so is the log up to ``log_offset``."""
-        state, self._written = self._written, None
-        if state is None:
+        """What was written out by the time when all before ``log_offset`` was folded is on the disk."""
+        # The first snapshot that has all of it. Later ones may have more, which is not synced yet.
+        for number, snapshot in enumerate(self._snapshots):
+            if snapshot.next_fold is None or snapshot.next_fold >= log_offset:
+                del self._snapshots[: number + 1]
+                break
+        else:
             return
+        state = snapshot.state
         state.log_offset = log_offset
-        for hour, (counts, needed) in list(self._retired.items()):
-            files = self._hours.get(hour)
-            if files is None or files.counts != counts:
-                # Another message came for it, or it was closed again: the runner looks at it once more.
-                del self._retired[hour]
-            elif needed <= log_offset:
-                del self._retired[hour], self._hours[hour]
-                self._order.remove(hour)
-                state.hours.pop(hour, None)
-                self._removed.append(hour)
+        self._remove_retired(state)
         saved = self._saved
-        if (
-            saved is not None
-            and (state.hours, state.topics) == (saved.hours, saved.topics)
-            and log_offset - saved.log_offset < _REFOLD_BYTES
+        if saved is not None and (state.hours, state.topics, state.handover) == (
+            saved.hours,
+            saved.topics,
+            saved.handover,
         ):
+            self._position = log_offset
             return
-        for directory in self._pool.take_unsynced_names():
-            self._disk.sync_names(directory)
         data = msgspec.json.encode(state)
-        self._disk.replace(self.directory / STATE, b"%08x\n%b" % (crc32(data), data))
-        self._saved = state
+        crc = crc32(data)
+        self._disk.replace(self.directory / STATE, b"%08x\n%b" % (crc, data))
+        self._saved, self._saved_crc = state, crc
+        self._position = self._position_written = log_offset
         # Only now: before, a power cut could leave a ``state`` that counts files which are gone.
         removed, self._removed = self._removed, []
         for hour in removed:
             if hour not in self._hours:
                 for path in _paths(self.directory, hour):
                     self._pool.remove(path)
+
+    def _remove_retired(self, state: _State) -> None:
+        for hour, (counts, needed) in list(self._retired.items()):
+            files = self._hours.get(hour)
+            if files is None or files.counts != counts:
+                # Another message came for it, or it was closed again: the runner looks at it once more.
+                del self._retired[hour]
+            elif needed <= state.log_offset and state.hours.get(hour) == counts:
+                del self._retired[hour], self._hours[hour], state.hours[hour]
+                self._order.remove(hour)
+                self._removed.append(hour)
+                for snapshot in self._snapshots:
+                    snapshot.state.hours.pop(hour, None)
+
+    def close(self) -> None:
+        """Close the files; the store is closed."""
+        self._pool.close()
 
     def files(self) -> Sequence[Path]:
         """What an empty replica copies first."""
@@ -299,11 +339,6 @@ class ScheduleLog:
         return retired is not None and retired[0] == files.counts
 
     @property
-    def is_full(self) -> bool:
-        """Whether too much waits in memory for a disk that takes nothing."""
-        return self._buffered_bytes > BUFFER_BYTES_MAX
-
-    @property
     def waiting(self) -> int:
         """Messages that wait."""
         return sum(files.waiting for files in self._hours.values())
@@ -317,22 +352,22 @@ class ScheduleLog:
             insort(self._order, hour)
         return files
 
+    def _note_fold(self, log_offset: int) -> None:
+        if self._snapshots and self._snapshots[-1].next_fold is None:
+            self._snapshots[-1].next_fold = log_offset
+
     def _buffer(self, files: HourFiles, more_bytes: int) -> None:
         self._dirty[files.hour] = files
         self._buffered_bytes += more_bytes
-        if self._buffered_bytes >= self._write_at_bytes:
-            try:
-                self._write_buffers()
-            except StoreError:
-                # A fold must not fail: the flush tries again, and tells.
-                self._write_at_bytes = self._buffered_bytes + BUFFER_BYTES
+        if self._buffered_bytes >= BUFFER_BYTES:
+            # What cannot be written stays in memory, and the store takes no more until it is written.
+            self._write_buffers()
 
     def _write_buffers(self) -> None:
         for hour in sorted(self._dirty):
             self._dirty[hour].write_out()
             self._unsynced[hour] = self._dirty.pop(hour)
         self._buffered_bytes = 0
-        self._write_at_bytes = BUFFER_BYTES
 
     def _close_delivered(self, log_offset: int) -> None:
         """Mark what a RocketMQ has delivered that had the directory since: it writes no closing records."""
@@ -348,8 +383,11 @@ class ScheduleLog:
                     and handover.has_delivered(entry.slot_ms, entry.queue_offset)
                 ):
                     files.close(closing=log_offset - 1, closed=entry.log_offset)
-                    self._uncount(_real_topic(unpack_record(files.record(entry)).properties) or "")
+                    self._uncount(self._topic_of(files, entry))
                     self._buffer(files, MARK_BYTES)
+
+    def _count(self, topic: str) -> None:
+        self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
 
     def _uncount(self, topic: str) -> None:
         left = self.topics_waiting.get(topic, 0) - 1
@@ -358,6 +396,12 @@ class ScheduleLog:
         else:
             self.topics_waiting.pop(topic, None)
 
+    def _topic_of(self, files: HourFiles, entry: Entry) -> str:
+        try:
+            return _real_topic(unpack_record(files.record(entry)).properties) or ""
+        except CorruptRecord:
+            return ""
+
     def _count_topics(self) -> None:
         """Count anew what waits by topic, from the records themselves."""
         self.topics_waiting = {}
@@ -365,8 +409,7 @@ class ScheduleLog:
             closed = set(files.closed(0, files.closed_count))
             for entry in files.entries(0, files.entry_count):
                 if entry is not None and entry.log_offset not in closed:
-                    topic = _real_topic(unpack_record(files.record(entry)).properties) or ""
-                    self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
+                    self._count(self._topic_of(files, entry))
 
     def _read_state(self) -> _State | None:
         """What ``state`` tells; None if there is none, or it is damaged."""
@@ -377,11 +420,21 @@ class ScheduleLog:
         crc, _, text = data.partition(b"\n")
         try:
             if int(crc, 16) == crc32(text):
-                return msgspec.json.decode(text, type=_State)
+                state = msgspec.json.decode(text, type=_State)
+                state.log_offset = max(state.log_offset, self._read_position(crc32(text)))
+                return state
         except (ValueError, msgspec.MsgspecError):
             pass
         log.error("%s is damaged; the delayed messages are counted anew, and the whole log is read", path)
         return None
+
+    def _read_position(self, state_crc: int) -> int:
+        """What ``position`` tells about a ``state``; 0 if it belongs to another one, or is damaged."""
+        data = self._disk.read(self.directory / POSITION)
+        if data is None or len(data) != _POSITION.size:
+            return 0
+        log_offset, of_state, crc = _POSITION.unpack(data)
+        return log_offset if of_state == state_crc and crc32(data[:-4]) == crc else 0
 
     def _hours_on_disk(self) -> dict[int, Counts]:
         """What the files of each hour could hold."""

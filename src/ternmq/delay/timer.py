@@ -19,9 +19,8 @@ from typing import Final
 
 from ternmq import names
 from ternmq.delay.due import asked_time, slot_of, stored_slot
-from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Clock
-from ternmq.errors import MessageIllegal, ServiceNotAvailable, SystemFailure
+from ternmq.errors import MessageIllegal, SystemFailure
 from ternmq.message import Property
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
@@ -43,14 +42,12 @@ class Timer:
 
     def __init__(
         self,
-        schedule: ScheduleLog,
         *,
         clock: Clock,
         broker_name: str,
         is_enabled: bool,
         max_delay_sec: int,
     ) -> None:
-        self._schedule = schedule
         self._clock = clock
         self._broker_name = broker_name
         self._is_enabled = is_enabled
@@ -59,7 +56,7 @@ class Timer:
     def redirect(self, draft: Draft) -> None:
         """Let a draft with a delivery time wait in the timer topic.
 
-        Raises ``MessageIllegal`` for a time that cannot be kept, ``ServiceNotAvailable`` if the disk is full.
+        Raises ``MessageIllegal`` for a time that cannot be kept.
         """
         properties, topic = draft.properties, draft.topic
         if names.is_internal_topic(topic) and not draft.sysflag & Sysflag.PREPARED:
@@ -107,7 +104,9 @@ class Timer:
                 "transaction"
             )
         if delay_level(draft.properties, 1):
-            raise MessageIllegal(f"the message has both a delay level (DELAY) and a delivery time ({name}): set one of them")
+            raise MessageIllegal(
+                f"the message has both a delay level (DELAY) and a delivery time ({name}): set one of them"
+            )
         if delay_ms > self._max_delay_ms:
             raise MessageIllegal(
                 f"timer message illegal, {name} asks for a delay of {delay_ms // 1000} s: the limit is "
@@ -117,10 +116,6 @@ class Timer:
             raise MessageIllegal(
                 "timer message illegal, a message that takes back another must have the delivery time of that one, "
                 "and it must lie in the future"
-            )
-        if self._schedule.is_full:
-            raise ServiceNotAvailable(
-                "no further message with a delivery time is accepted: the disk of the schedule log is full; free some space"
             )
 
 

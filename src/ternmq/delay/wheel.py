@@ -38,7 +38,17 @@ class Due(NamedTuple):
 class HourWheel:
     """The messages of one hour."""
 
-    __slots__ = ("_begin_ms", "_closed", "_dues", "_log_offsets", "_opened", "_seconds", "closed_count", "hour", "special")
+    __slots__ = (
+        "_begin_ms",
+        "_closed",
+        "_dues",
+        "_log_offsets",
+        "_opened",
+        "_seconds",
+        "closed_count",
+        "hour",
+        "special",
+    )
 
     def __init__(self, hour: int) -> None:
         self.hour = hour

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 from ternmq.broker.flow import ADMIN, QUERY, SEND
 from ternmq.broker.services.intake import Intake
@@ -23,13 +23,11 @@ from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
 class DelayHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(
-        self, *, recalls: Recalls, overview: Overview, intake: Intake, is_enabled: Callable[[], bool], clock: Clock
-    ) -> None:
+    def __init__(self, *, recalls: Recalls, overview: Overview, intake: Intake, may_recall: bool, clock: Clock) -> None:
         self._recalls = recalls
         self._overview = overview
         self._intake = intake
-        self._is_enabled = is_enabled
+        self._may_recall = may_recall
         self._clock = clock
 
     def routes(self) -> dict[int, Route]:
@@ -43,7 +41,7 @@ class DelayHandlers:
 
     async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply:
         """Take a message back that waits. Raises ``IllegalOperation`` if it does not."""
-        if not self._is_enabled():
+        if not self._may_recall:
             raise NoPermission("recall failed, operation is forbidden: set recallMessageEnable=true on the broker")
         header = request.fields
         draft, unique_key = await self._recalls.draft(header.topic, header.recall_handle, born_host=peer.host)
@@ -53,7 +51,9 @@ class DelayHandlers:
 
     def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:
         now_ms = self._clock.now_ms()
-        counts = {topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in self._overview.topics().items()}
+        counts = {
+            topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in self._overview.topics().items()
+        }
         return Reply(body=encode(TimerMetrics(timing_count=counts)))
 
     def stats(self, _peer: Peer, request: Request[DelayedStats]) -> Reply | Awaitable[Reply]:
@@ -74,6 +74,5 @@ class DelayHandlers:
 
     async def peek(self, _peer: Peer, request: Request[PeekDelayed]) -> Reply:
         header = request.fields
-        return Reply(
-            body=await self._overview.peek(header.topic, begin_ms=header.begin_ms, count_max=header.count_max)
-        )
+        records = await self._overview.peek(header.topic, begin_ms=header.begin_ms, count_max=header.count_max)
+        return Reply(body=b"".join(records))

@@ -17,9 +17,9 @@ Clients send to no topic that only the broker writes (``names.may_send``).
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-A message with a delay level is redirected by the intake (I1). Delivery at any time (TIMER_DELIVER_MS and the like) and
-transactions are not built yet: such messages are refused, as to deliver them at once would be wrong. Not so on their
-way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had its time.
+A message with a delay level or a delivery time is redirected by the intake (I1, I2); the reply to one with a delivery
+time carries its recall handle. Transactions are not built yet: such messages are refused, as to deliver them at once
+would be wrong.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.retry import NO_DELAY, Retries
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
+from ternmq.delay.timer import MARKS as TIMER_MARKS
+from ternmq.delay.timer import Timer, check_batch
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
-from ternmq.message import TIMER_DONE, TIMER_PROPERTIES, Property
+from ternmq.message import Property
 from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
@@ -61,9 +62,6 @@ _CLUSTER: Final = f"{Property.CLUSTER}\x01"
 _NO_WAIT: Final = f"{Property.WAIT}\x01false"
 #: Properties for the way to the broker only (RocketMQ 5).
 _TRANSIENT: Final = "__RMQ.TRANSIENT."
-#: In all of ``TIMER_PROPERTIES``, and in little else.
-_TIMER: Final = "TIMER_"
-_START_TIME: Final = "__STARTDELIVERTIME"
 #: Anywhere in a batch, these make the broker look at the properties of each message.
 _NOT_PLAIN: Final = tuple(
     text.encode()
@@ -72,8 +70,7 @@ _NOT_PLAIN: Final = tuple(
         _TRANSACTION,
         _POP_CHECKPOINT,
         _TRANSIENT,
-        _TIMER,
-        _START_TIME,
+        *TIMER_MARKS,
         f"{_UNIQUE_KEY}\x02",
     )
 )
@@ -91,6 +88,7 @@ class SendHandlers:
         topics: Topics,
         retries: Retries,
         stats: Stats,
+        timer: Timer,
         store_host: bytes,
         new_unique_key: Callable[[], str],
         choice: random.Random,
@@ -109,10 +107,11 @@ class SendHandlers:
         )
         self._own_properties_data = self._own_properties.encode()
         self._id_prefix = store_host.hex().upper()
-        self._fill = ReplyTemplate(
-            {"MSG_REGION": config.region_id, "TRACE_ON": trace_on},
-            {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"},
-        ).fill
+        constant = {"MSG_REGION": config.region_id, "TRACE_ON": trace_on}
+        holes = {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"}
+        self._fill = ReplyTemplate(constant, holes).fill
+        self._fill_delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"}).fill
+        self._handle = timer.handle
         self._intake = intake
         self._store = intake.store
         self._waits = intake.waits
@@ -153,8 +152,6 @@ class SendHandlers:
             and _TRANSACTION not in properties
             and _POP_CHECKPOINT not in properties
             and _TRANSIENT not in properties
-            and _TIMER not in properties
-            and _START_TIME not in properties
         ):
             if properties[-1] != "\x02":
                 properties += "\x02"
@@ -169,29 +166,36 @@ class SendHandlers:
             properties, unique_key = self._prepare(topic, properties or "")
             topic, queue_id, sysflag, properties = self._place(request, header, config, queue_id, properties)
         body = request.body
-        log_offset, end_offset, queue_offset, _ = self._store(
-            Draft(
-                topic,
-                queue_id,
-                body,
-                properties + self._own_properties,
-                header.born_time_ms,
-                peer.host,
-                header.flag,
-                sysflag,
-                header.reconsume_times or 0,
-            )
+        draft = Draft(
+            topic,
+            queue_id,
+            body,
+            properties + self._own_properties,
+            header.born_time_ms,
+            peer.host,
+            header.flag,
+            sysflag,
+            header.reconsume_times or 0,
         )
+        log_offset, end_offset, queue_offset, _ = self._store(draft)
         self._count(topic, 1, len(body))
         if request.flag & FLAG_ONEWAY:
             return None
+        handle = self._handle(draft, log_offset) if draft.topic == names.WHEEL_TOPIC else None
         # A key of letters and digits needs no escaping in JSON.
         if request.serial == JSON and unique_key.isalnum():
-            reply: Reply | bytes = self._fill((log_offset, queue_id, queue_offset, unique_key.encode(), request.opaque))
+            numbers = (log_offset, queue_id, queue_offset, unique_key.encode())
+            reply: Reply | bytes = (
+                self._fill((*numbers, request.opaque))
+                if handle is None
+                else self._fill_delayed((*numbers, handle.encode(), request.opaque))
+            )
         else:
-            reply = Reply(header=self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key))
+            reply = Reply(
+                header=self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key, handle)
+            )
         if self._waits and not (_NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"):
-            late = self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key)
+            late = self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key, handle)
             self._reply_when_safe(peer, request, end_offset, reply, late)
             return None
         return reply
@@ -235,12 +239,20 @@ class SendHandlers:
     def _message_id(self, log_offset: int) -> str:
         return f"{self._id_prefix}{log_offset:016X}"
 
-    def _reply_header(self, message_id: str, queue_id: int, queue_offset: int, transaction_id: str | None) -> SendReply:
+    def _reply_header(
+        self,
+        message_id: str,
+        queue_id: int,
+        queue_offset: int,
+        transaction_id: str | None,
+        recall_handle: str | None = None,
+    ) -> SendReply:
         return SendReply(
             message_id=message_id,
             queue_id=queue_id,
             queue_offset=queue_offset,
             transaction_id=transaction_id,
+            recall_handle=recall_handle,
             region=self._region,
             trace_on=self._trace_on,
         )
@@ -307,8 +319,6 @@ class SendHandlers:
                 "this broker does not support transactions yet; commit your local work first, then send the "
                 "message without a transaction"
             )
-        if _TIMER in properties or _START_TIME in properties:
-            properties = _without_timer(topic, properties)
         unique_key = props.find(properties, Property.UNIQUE_KEY)
         if unique_key is None:
             unique_key = self._new_unique_key()
@@ -350,6 +360,7 @@ class SendHandlers:
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
                 text, _ = self._prepare(topic, properties.decode(errors="replace"))
+                check_batch(text)
                 parcels[number] = flag, body, text.encode()
         placed = self._intake.store_batch(
             topic,
@@ -375,19 +386,3 @@ class SendHandlers:
 async def _when_stored(later: Awaitable[None]) -> Reply:
     await later
     return Reply()
-
-
-def _without_timer(topic: str, properties: str) -> str:
-    """The properties of a message that may ask for its own time of delivery; raises ``MessageIllegal`` if it does.
-
-    Where it has a delay level as well, that counts and the other goes, as in RocketMQ.
-    """
-    asked = [name for name in TIMER_PROPERTIES if props.find(properties, name) is not None]
-    if not asked or topic.startswith(names.RETRY_PREFIX) or props.find(properties, TIMER_DONE) is not None:
-        return properties
-    if delay_level(properties, 1):
-        return props.remove(properties, *asked)
-    raise MessageIllegal(
-        f"the message to {topic} has the property {asked[0]}, but this broker does not support delivery at any "
-        "time yet; use one of the delay levels instead (delay_level, in Java setDelayTimeLevel)"
-    )
