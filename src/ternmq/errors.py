@@ -276,7 +276,7 @@ class NoMessage(BrokerRefused):
 
 
 class IllegalOperation(BrokerRefused):
-    """ILLEGAL_OPERATION: a delayed message cannot be recalled, because it was delivered, was recalled, or is unknown."""
+    """ILLEGAL_OPERATION: a delayed message cannot be recalled: it was delivered, was recalled, or is unknown."""
 
     code = 604
 

@@ -66,8 +66,8 @@ class Property:
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 
-#: Ask for delivery at any time (I2): RocketMQ 5's timer, and the first one of its commercial version. The first of these
-#: that a message has counts.
+#: Ask for delivery at any time (I2): RocketMQ 5's timer, and the first one of its commercial version. The first of
+#: these that a message has counts.
 TIMER_PROPERTIES: Final = (
     Property.TIMER_DELAY_SEC,
     Property.TIMER_DELAY_MS,

@@ -1,7 +1,7 @@
 """Tells the runner of a term that a message came which is due before the runner looks again (I3).
 
-The schedule log is folded whether there is a runner or not, and recovery folds it on another thread; the runner of a term
-comes and goes. So both know this object instead of each other.
+The schedule log is folded whether there is a runner or not, and recovery folds it on another thread; the runner of a
+term comes and goes. So both know this object instead of each other.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ own topic, in a record that *closes* the waiting one. That record is the done ma
 crash at any point neither loses a message nor repeats one. Hence the two rules of a turn:
 
 - A message is delivered only if all that closes messages of its hour is known: entries first, then closing marks, and
-  only then is anything taken. An hour that is loaded for the first time, in slices, joins the wheel when it is complete.
+  only then is anything taken. An hour that is loaded for the first time, in slices, joins the wheel when it is
+  complete.
 - Between catching up and the last delivery of a turn nothing is awaited.
 
-*Never early* by this machine's clock; a jump of the clock is noticed within a second. *None is left out* because of a full
-or a closed disk: the runner waits and tries again. Only what cannot be read or stored at all is given up, with an error in
-the log.
+*Never early* by this machine's clock; a jump of the clock is noticed within a second. *None is left out* because of a
+full or a closed disk: the runner waits and tries again. Only what cannot be read or stored at all is given up, with an
+error in the log.
 
 RocketMQ leaves two kinds of entries that are more than waiting messages (``hour_files.Kind``): a record that takes back
 another by its unique key, and one that was written again on its way. Both are settled when their hour is loaded, by

@@ -2,8 +2,8 @@
 
 A message asks for its time in one of four properties (``message.TIMER_PROPERTIES``): relative, in seconds or ms, or
 absolute. The broker adds TIMER_OUT_MS, the *slot* of RocketMQ's timer: the last whole second before the time, so that a
-slot T holds what is due in (T, T + 1000]. RocketMQ delivers a slot when it is over, up to a second late. Here a message is
-due at its own ms, which the record still tells: the absolute time itself, or the store time and the delay. Where
+slot T holds what is due in (T, T + 1000]. RocketMQ delivers a slot when it is over, up to a second late. Here a message
+is due at its own ms, which the record still tells: the absolute time itself, or the store time and the delay. Where
 that does not lie within the slot (RocketMQ wrote the record again, its clock was another), the end of the slot counts:
 never early, at most a second late.
 

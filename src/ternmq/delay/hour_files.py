@@ -21,8 +21,8 @@ An entry of the index::
     44  4      CRC-32 of the 44 bytes before
 
 All three are folds of the log, so entries stand in the order of log offsets, and a record is found among millions by
-bisection. What was folded stays in memory until it is written out (``Tail``); readers see no difference. Which part of the
-files counts is written elsewhere (``schedule_log``): bytes behind it are overwritten.
+bisection. What was folded stays in memory until it is written out (``Tail``); readers see no difference. Which part of
+the files counts is written elsewhere (``schedule_log``): bytes behind it are overwritten.
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ class Counts(NamedTuple):
     closed: int
 
 
+NOTHING: Final = Counts(0, 0, 0)
+
+
 def hour_name(hour: int) -> str:
     """The name of an hour's files, in UTC.
 
@@ -158,7 +161,7 @@ class HourFiles:
 
     __slots__ = ("_closed", "_index", "_records", "hour", "last_closing", "last_offset")
 
-    def __init__(self, pool: FilePool, directory: Path, hour: int, counts: Counts = Counts(0, 0, 0)) -> None:
+    def __init__(self, pool: FilePool, directory: Path, hour: int, counts: Counts = NOTHING) -> None:
         self.hour = hour
         name = hour_name(hour)
         self._index = Tail(pool, directory / f"{name}.index", counts.entries * ENTRY_BYTES)
@@ -302,6 +305,21 @@ class HourFiles:
                 return entry
         return None
 
+    def sound(self) -> Counts:
+        """How much is sound: entries up to the first that is damaged or without its record, marks likewise."""
+        entries, record_bytes = 0, 0
+        for entry in self.entries(0, self.entry_count):
+            if entry is None or entry.at != record_bytes or entry.at + entry.size > self._records.length_bytes:
+                break
+            entries += 1
+            record_bytes = entry.at + entry.size
+        closed, last = 0, -1
+        for closing, of in _MARK.iter_unpack(self._closed.read(0, self._closed.length_bytes)):
+            if closing <= last or of >= closing:
+                break
+            closed, last = closed + 1, closing
+        return Counts(entries, record_bytes, closed)
+
     @staticmethod
     def _bisect(tail: Tail, unit_bytes: int, at: int, log_offset: int) -> int:
         """Number of the first unit whose log offset is not smaller."""
@@ -327,23 +345,3 @@ def _words(data: bytes) -> array[int]:
     if byteorder == "little":
         words.byteswap()
     return words
-
-
-def sound_counts(pool: FilePool, directory: Path, hour: int, lengths: Counts) -> Counts:
-    """How much of an hour's files is sound: entries up to the first that is damaged, or whose record is not there.
-
-    ``lengths`` are what the files could hold at most.
-    """
-    files = HourFiles(pool, directory, hour, lengths)
-    entries, record_bytes = 0, 0
-    for entry in files.entries(0, lengths.entries):
-        if entry is None or entry.at != record_bytes or entry.at + entry.size > lengths.record_bytes:
-            break
-        entries += 1
-        record_bytes = entry.at + entry.size
-    closed, last = 0, -1
-    for pair in _MARK.iter_unpack(files._closed.read(0, lengths.closed * MARK_BYTES)):
-        if pair[0] <= last or pair[1] >= pair[0]:
-            break
-        closed, last = closed + 1, pair[0]
-    return Counts(entries, record_bytes, closed)

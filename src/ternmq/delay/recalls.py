@@ -1,11 +1,11 @@
 """Taking back a message before its time (I2).
 
 A recall is a record, too: it stands in the timer topic and *closes* the message that waits (``schedule_log``). To a
-RocketMQ that gets the directory it says the same in its own words: TIMER_DEL_UNIQKEY names the unique key of a message in
-the same slot.
+RocketMQ that gets the directory it says the same in its own words: TIMER_DEL_UNIQKEY names the unique key of a message
+in the same slot.
 
-A handle (``wire.recall``) that was made here names the log offset of the waiting record, which is found by bisection; one
-that was not is looked for in its hour, in slices.
+A handle (``wire.recall``) that was made here names the log offset of the waiting record, which is found by bisection;
+one that was not is looked for in its hour, in slices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What RocketMQ's timer notes about a directory, and what we leave for it (I2): ``config/timercheck``.
 
 4096 bytes, of which RocketMQ 5 uses seven numbers of 8 bytes: the slot that it delivers next, how far its timer log is
-flushed, the queue offset in the timer topic up to which it has taken messages in, the same of its master, and a version.
-So what a RocketMQ has delivered is: slot before the first number, queue offset before the third. It writes nothing into
-the log that says so.
+flushed, the queue offset in the timer topic up to which it has taken messages in, the same of its master, and a
+version. So what a RocketMQ has delivered is: slot before the first number, queue offset before the third. It writes
+nothing into the log that says so.
 """
 
 from __future__ import annotations

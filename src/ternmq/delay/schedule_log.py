@@ -1,16 +1,17 @@
 """The schedule log: all messages that wait for their time, by the hour, folded from the log (I2, C5).
 
 A message with a delivery time is first a record of the timer topic, like any other (log first). This part folds it into
-the files of the hour in which it is due (``hour_files``), and folds into them, too, what has become of it: a record that
-*closes* another (``Draft.closes``) is either its delivery, under its own topic, or its recall. Delivery and done mark are
-thus one record and one append. Whoever folds the log, at any time, on any node, knows what waits and what is done::
+the files of the hour in which it is due (``hour_files``), and folds into them, too, what has become of it: a record
+that *closes* another (``Draft.closes``) is either its delivery, under its own topic, or its recall. Delivery and done
+mark are thus one record and one append. Whoever folds the log, at any time, on any node, knows what waits and what is
+done::
 
     timer topic   ── waits ──▶  2026122418.index, .records
     any topic     ── closes ─▶  2026122418.closed
 
 What a crash leaves: ``state`` tells how much of each file counts, and up to which log offset that is complete. It is
-replaced after the files were synced, so all that it counts is on the disk; while nothing changes, ``position`` beside it
-follows the log. Recovery takes the files as ``state`` tells and folds the log from that offset on; bytes behind are
+replaced after the files were synced, so all that it counts is on the disk; while nothing changes, ``position`` beside
+it follows the log. Recovery takes the files as ``state`` tells and folds the log from that offset on; bytes behind are
 overwritten. Retention waits for that offset (``synced``), so what is not in the files is in the log. Without a readable
 ``state`` the entries' checksums decide, and the whole log is folded again; what the files have already is left out.
 
@@ -37,6 +38,7 @@ from ternmq.delay.due import HOUR_MS, stored_due, stored_slot
 from ternmq.delay.hour_files import (
     ENTRY_BYTES,
     MARK_BYTES,
+    NOTHING,
     SUFFIXES,
     Counts,
     Entry,
@@ -44,7 +46,6 @@ from ternmq.delay.hour_files import (
     Kind,
     hour_name,
     parse_hour_name,
-    sound_counts,
 )
 from ternmq.delay.rocketmq_timer import Handover, read_handover
 from ternmq.errors import CorruptRecord
@@ -96,8 +97,8 @@ class _Snapshot:
 
 
 class ScheduleLog:
-    """Implements ``store.derived.parts.Derived``. Its methods belong to the store's thread; ``load``, and the folds of a
-    recovery, to that which opens the store."""
+    """Implements ``store.derived.parts.Derived``. Its methods belong to the store's thread; ``load``, and the folds of
+    a recovery, to that which opens the store."""
 
     def __init__(self, disk: Disk, root: Path, *, ring: Ring) -> None:
         """``root`` is the directory of the store."""
@@ -148,23 +149,19 @@ class ScheduleLog:
         self.handover = read_handover(self._disk, self._root, self.handed_over)
         found = self._hours_on_disk()
         if state is None:
-            self._hours = {
-                hour: HourFiles(self._pool, self.directory, hour, sound_counts(self._pool, self.directory, hour, most))
-                for hour, most in found.items()
-            }
+            self._hours = {hour: self._sound(hour, most) for hour, most in found.items()}
             self._order = sorted(self._hours)
             self._count_topics()
             return 0
         for hour, counts in state.hours.items():
-            most = found.pop(hour, Counts(0, 0, 0))
+            most = found.pop(hour, NOTHING)
             if any(there < counted for there, counted in zip(most, counts, strict=True)):
                 log.error(
-                    "the files of delayed messages for %s are shorter than %s tells; what is lost is looked for in the log",
+                    "the files of delayed messages for %s are shorter than %s tells; the rest is taken from the log",
                     hour_name(hour),
                     self.directory / STATE,
                 )
-                sound = sound_counts(self._pool, self.directory, hour, most)
-                self._hours[hour] = HourFiles(self._pool, self.directory, hour, sound)
+                self._hours[hour] = self._sound(hour, most)
                 state.log_offset = 0
             else:
                 self._hours[hour] = HourFiles(self._pool, self.directory, hour, counts)
@@ -344,6 +341,11 @@ class ScheduleLog:
         return sum(files.waiting for files in self._hours.values())
 
     # --- Inside -------------------------------------------------------------------------------------------------
+
+    def _sound(self, hour: int, most: Counts) -> HourFiles:
+        """An hour's files as far as they are sound; they hold ``most`` at most."""
+        counts = HourFiles(self._pool, self.directory, hour, most).sound()
+        return HourFiles(self._pool, self.directory, hour, counts)
 
     def _files(self, hour: int) -> HourFiles:
         files = self._hours.get(hour)

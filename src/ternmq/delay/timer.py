@@ -1,13 +1,13 @@
 """The way in of messages with a delivery time (I2): from a send to the timer topic.
 
-A message asks for its time in one of four properties (``delay.due``). If that lies ahead, it is stored in the timer topic
-of RocketMQ 5 instead of its own, with TIMER_OUT_MS, REAL_TOPIC and REAL_QID as RocketMQ 5.2.0 writes them; the schedule
-log folds it from there (``schedule_log``), and ``delivery`` brings it back. A time in the past is now: the message passes
-as it is.
+A message asks for its time in one of four properties (``delay.due``). If that lies ahead, it is stored in the timer
+topic of RocketMQ 5 instead of its own, with TIMER_OUT_MS, REAL_TOPIC and REAL_QID as RocketMQ 5.2.0 writes them; the
+schedule log folds it from there (``schedule_log``), and ``delivery`` brings it back. A time in the past is now: the
+message passes as it is.
 
-What is left alone: a message that was delivered once (it has TIMER_OUT_MS), so that a consumer that sends it back gets it
-after the delay of its retry, and not after the first one again; and everything on its way to a retry topic or to a topic of
-the system.
+What is left alone: a message that was delivered once (it has TIMER_OUT_MS), so that a consumer that sends it back gets
+it after the delay of its retry, and not after the first one again; and everything on its way to a retry topic or to a
+topic of the system.
 
 Refused, as no answer could be right: a time beyond the limit, before 1970 or unreadable; a delay in a half message (its
 commit would come after its time) or together with a delay level. The codes are those of RocketMQ.

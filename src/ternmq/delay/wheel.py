@@ -1,15 +1,15 @@
 """The wheel: which messages of this hour and the next are due, as small numbers (I2, I3).
 
-A message is one number, that of its entry in the index of its hour (``hour_files``). Per message the wheel holds its log
-offset (8 bytes), its due time (4), its number in the list of its second (4), and whether it is done (1)::
+A message is one number, that of its entry in the index of its hour (``hour_files``). Per message the wheel holds its
+log offset (8 bytes), its due time (4), its number in the list of its second (4), and whether it is done (1)::
 
     HourWheel   seconds[0 … 3600]   numbers due in that second
                 dues, log offsets   by number; log offsets ascend, so a closed record is found by bisection
                 closed              by number
     Wheel       HourWheel of each hour up to the next, and a heap of the messages whose second has begun
 
-A core: «now» goes in, and numbers come out. Nothing comes out before its time. The clock may jump: forward, and all that
-is due by it comes out; back, and the seconds that were opened wait in the heap for their own time.
+A core: «now» goes in, and numbers come out. Nothing comes out before its time. The clock may jump: forward, and all
+that is due by it comes out; back, and the seconds that were opened wait in the heap for their own time.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ URL-safe base64 of these words, blanks between::
 
     v1  topic  broker name  TIMER_OUT_MS + 1  unique key  [log offset]
 
-The time names the second in which the message waits (the next ms, so that rounding it down gives that second again). The
-last word is ours: where the waiting record lies, so that it is found without a search. RocketMQ's clients and brokers
-read five words and leave the rest.
+The time names the second in which the message waits (the next ms, so that rounding it down gives that second again).
+The last word is ours: where the waiting record lies, so that it is found without a search. RocketMQ's clients and
+brokers read five words and leave the rest.
 """
 
 from __future__ import annotations

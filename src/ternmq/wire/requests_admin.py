@@ -17,7 +17,8 @@ from ternmq.wire.requests import Call, Int32, Int64, carried_by
 
 @carried_by(Code.GET_DELAYED_STATS)
 class DelayedStats(Call, kw_only=True):
-    """How many messages wait for their delivery time, by topic and by hour; the hours of one ``topic`` if it is given."""
+    """How many messages wait for their delivery time, by topic and by hour; the hours of one ``topic`` if it is
+    given."""
 
     topic: str | None = None
 

@@ -16,7 +16,7 @@ from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import DelayedCounts, TimerMetric, TimerMetrics
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.requests import RecallMessage, MessageIdReply
+from ternmq.wire.requests import MessageIdReply, RecallMessage
 from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
 
 

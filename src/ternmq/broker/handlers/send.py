@@ -157,13 +157,13 @@ class SendHandlers:
                 properties += "\x02"
             unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
             if not unique_key:
-                properties, unique_key = self._prepare(topic, properties)
+                properties, unique_key = self._prepare(properties)
         else:
             config = self._topic_for(header, peer)
             queue_id = self._choose_queue(header, config, peer)
             if header.batch:
                 return self._send_batch(peer, request, header, queue_id)
-            properties, unique_key = self._prepare(topic, properties or "")
+            properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(request, header, config, queue_id, properties)
         body = request.body
         draft = Draft(
@@ -212,12 +212,12 @@ class SendHandlers:
     def queue_for(self, header: SendFields, peer: Peer) -> int:
         """The queue that a message would go to; raises what speaks against storing it."""
         queue_id = self._choose_queue(header, self._topic_for(header, peer), peer)
-        self._prepare(header.topic, header.properties or "")
+        self._prepare(header.properties or "")
         return queue_id
 
     def store(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply:
         """Store a message in a queue that ``queue_for`` chose, without waiting for the disk."""
-        properties, unique_key = self._prepare(header.topic, header.properties or "")
+        properties, unique_key = self._prepare(header.properties or "")
         placed = self._store(
             Draft(
                 header.topic,
@@ -303,7 +303,7 @@ class SendHandlers:
             )
         return header.queue_id if header.queue_id >= 0 else self._random.randrange(max(config.write_queue_nums, 1))
 
-    def _prepare(self, topic: str, properties: str) -> tuple[str, str]:
+    def _prepare(self, properties: str) -> tuple[str, str]:
         """The properties to store, their last pair ended, and the unique key in them; raises what is not built yet."""
         properties = props.closed(properties)
         if _CLUSTER in properties or _POP_CHECKPOINT in properties:
@@ -359,7 +359,7 @@ class SendHandlers:
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
-                text, _ = self._prepare(topic, properties.decode(errors="replace"))
+                text, _ = self._prepare(properties.decode(errors="replace"))
                 check_batch(text)
                 parcels[number] = flag, body, text.encode()
         placed = self._intake.store_batch(

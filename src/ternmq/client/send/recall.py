@@ -1,4 +1,4 @@
-"""Taking a delayed message back before its time (I2): RECALL_MESSAGE 370 of RocketMQ 5.3, to the broker in the handle."""
+"""Taking a delayed message back before its time (I2): RECALL_MESSAGE 370 of RocketMQ 5.3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ternmq.errors import refused
 from ternmq.message import MessageQueue
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.recall import parse_handle
-from ternmq.wire.requests import RecallMessage, MessageIdReply
+from ternmq.wire.requests import MessageIdReply, RecallMessage
 
 
 async def recall(sender: Sender, handle: str, *, group: str, timeout_ms: int) -> str:
