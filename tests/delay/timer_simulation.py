@@ -21,6 +21,8 @@ JUMPS_MS: Final = (-HOUR_MS, -90_000, -1_500, 1_500, 90_000, HOUR_MS)
 GREEDY: Final = frozenset({"write", "claim", "create"})
 #: Longer than any delay, any jump, and the pass that removes files.
 END_S: Final = 4 * 3600.0 + 300
+#: Which part of the seeds waits for its end; the others set the clock.
+NATURAL: Final = 0.1
 
 
 class TimerSimulation:
@@ -32,15 +34,17 @@ class TimerSimulation:
         self.actions = actions
 
     async def run(self) -> None:
-        world = self.world = TimerWorld(
-            self.seed, file_reserved_time=0, flush_consume_queue_thorough_interval=10_000
-        )
+        world = self.world = TimerWorld(self.seed, file_reserved_time=0, flush_consume_queue_thorough_interval=10_000)
         self.random = world.random
         for _ in range(self.lives):
             await self._live()
         world.disk.before = None
         world.start()
-        await asyncio.sleep(END_S)
+        if self.random.random() < NATURAL:
+            await asyncio.sleep(END_S)
+        # Beyond all jumps back.
+        world.clock.jump(24 * HOUR_MS)
+        await asyncio.sleep(60)
         world.check_complete()
         await self._check_files()
 
@@ -120,9 +124,7 @@ class TimerSimulation:
     async def _check_files(self) -> None:
         """Hours that are over and done have no files."""
         left = [
-            entry.name
-            for entry in self.world.disk.list(ROOT / DIRECTORY)
-            if entry.name.partition(".")[2] in SUFFIXES
+            entry.name for entry in self.world.disk.list(ROOT / DIRECTORY) if entry.name.partition(".")[2] in SUFFIXES
         ]
         if left:
             raise WrongDelivery(f"all is delivered, and these files are left: {left}")

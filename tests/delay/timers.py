@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,18 +92,23 @@ class TimerWorld:
         self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock)
         self._forget_lost()
         self._tasks = Tasks()
-        self._run(self.delivery.run())
-        self._run(_every(1.0, self.store.flush_when_due))
-        self._run(_every(2.0, self.store.tick))
+        self._run(self.delivery.run)
+        self._run(partial(_every, 1.0, self.store.flush_when_due))
+        self._run(partial(_every, 2.0, self._tick))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def guarded() -> None:
             try:
-                await work
+                await work()
             except PowerCut:
                 self.died.set()
 
         self._tasks.create_task(guarded())
+
+    def _tick(self) -> None:
+        # Retention may delete what was delivered.
+        self.look()
+        self.store.tick()
 
     async def stop(self) -> None:
         await self._tasks.close()

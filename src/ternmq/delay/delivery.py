@@ -210,6 +210,9 @@ class Delivery:
             )
             self._wheel.hours[due.hour].give_up(due.number)
             return
+        if self._schedule.is_doubtful and not self._is_in_log(files, entry):
+            self._wheel.hours[due.hour].give_up(due.number)
+            return
         if entry.kind == Kind.TAKES_BACK:
             # Its second began before it could be settled: too late for what it names.
             self._close(entry, None, SETTLED)
@@ -256,6 +259,11 @@ class Delivery:
             return unpack_record(page) if page is not None else None
         except CorruptRecord:
             return None
+
+    def _is_in_log(self, files: HourFiles, entry: Entry) -> bool:
+        """Whether the log has the record of an entry, or has deleted it."""
+        page = self._store.record_at(entry.log_offset, entry.size)
+        return entry.log_offset < self._store.min_log_offset or (page is not None and page == files.record(entry))
 
     def _close(self, entry: Entry, record: Record | None, why: str) -> None:
         """Close an entry without delivering it."""

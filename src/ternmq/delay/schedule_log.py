@@ -12,8 +12,9 @@ done::
 What a crash leaves: ``state`` tells how much of each file counts, and up to which log offset that is complete. It is
 replaced after the files were synced, so all that it counts is on the disk; while nothing changes, ``position`` beside
 it follows the log. Recovery takes the files as ``state`` tells and folds the log from that offset on; bytes behind are
-overwritten. Retention waits for that offset (``synced``), so what is not in the files is in the log. Without a readable
-``state`` the entries' checksums decide, and the whole log is folded again; what the files have already is left out.
+overwritten. Retention waits for that offset (``synced``), so what is not in the files is in the log. If the disk has
+damaged ``state`` the entries' checksums decide, and the whole log is folded again; what the files have already is left
+out, and each message is compared with the log before it is delivered (``is_doubtful``).
 
 An hour is removed when the runner has *retired* it (all its messages are done, and its time is over), once the records
 that say so are on the disk: otherwise a power cut could take these records, but not bring back the messages.
@@ -129,6 +130,8 @@ class ScheduleLog:
         #: Log offset up to which ``state`` is complete now, and the one that ``position`` tells.
         self._position = 0
         self._position_written = 0
+        #: Whether the disk has damaged the files, so that they may know more than the log.
+        self.is_doubtful = False
         #: Records that this node has closed as master, while the record that says so is not confirmed yet.
         self.in_flight: set[int] = set()
         #: Hours to remove → their counts and the log offset that has to be synced first.
@@ -144,14 +147,18 @@ class ScheduleLog:
 
     def load(self) -> int:
         """Read ``state``; the log offset up to which the files are complete. Changes nothing."""
+        found = self._hours_on_disk()
         state = self._read_state()
         self.handed_over = state.handover if state is not None else None
         self.handover = read_handover(self._disk, self._root, self.handed_over)
-        found = self._hours_on_disk()
         if state is None:
-            self._hours = {hour: self._sound(hour, most) for hour, most in found.items()}
-            self._order = sorted(self._hours)
-            self._count_topics()
+            if self.is_doubtful:
+                self._hours = {hour: self._sound(hour, most) for hour, most in found.items()}
+                self._order = sorted(self._hours)
+                self._count_topics()
+            else:
+                # Nothing was ever synced, so the log has everything.
+                self._removed = list(found)
             return 0
         for hour, counts in state.hours.items():
             most = found.pop(hour, NOTHING)
@@ -162,13 +169,16 @@ class ScheduleLog:
                     self.directory / STATE,
                 )
                 self._hours[hour] = self._sound(hour, most)
-                state.log_offset = 0
+                self.is_doubtful = True
             else:
                 self._hours[hour] = HourFiles(self._pool, self.directory, hour, counts)
         self._order = sorted(self._hours)
         # Left by a process that died before it had removed them, or made after ``state`` was written.
         self._removed = list(found)
         self.topics_waiting = state.topics
+        if self.is_doubtful:
+            state.log_offset = 0
+            self._count_topics()
         self._position = state.log_offset
         if self.handover.is_foreign:
             self._close_delivered(state.log_offset)
@@ -427,6 +437,7 @@ class ScheduleLog:
                 return state
         except (ValueError, msgspec.MsgspecError):
             pass
+        self.is_doubtful = True
         log.error("%s is damaged; the delayed messages are counted anew, and the whole log is read", path)
         return None
 

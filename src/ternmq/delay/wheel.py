@@ -43,6 +43,7 @@ class HourWheel:
         "_closed",
         "_dues",
         "_log_offsets",
+        "_next",
         "_opened",
         "_seconds",
         "closed_count",
@@ -59,6 +60,8 @@ class HourWheel:
         self._seconds: list[array[int] | None] = [None] * _SECONDS
         #: Seconds before this one are open: their messages are in the heap.
         self._opened = 0
+        #: No second from ``_opened`` up to this one has messages.
+        self._next = _SECONDS
         #: Entries that are closed.
         self.closed_count = 0
         #: Numbers of entries that are to be settled before anything of this hour is delivered.
@@ -84,6 +87,8 @@ class HourWheel:
             after_ms = min(max(due_ms - begin_ms, 0), HOUR_MS + _SECOND_MS)
             self._dues.append(after_ms)
             second = min(after_ms // _SECOND_MS, last)
+            if second < self._next:
+                self._next = second
             if second < opened:
                 late.append(Due(begin_ms + after_ms, self.hour, number))
             else:
@@ -138,10 +143,11 @@ class HourWheel:
 
     def next_ms(self) -> int | None:
         """When the next second begins that has messages; None if there is none."""
-        for second in range(self._opened, _SECONDS):
-            if self._seconds[second] is not None:
-                return self._begin_ms + second * _SECOND_MS
-        return None
+        second = max(self._next, self._opened)
+        while second < _SECONDS and self._seconds[second] is None:
+            second += 1
+        self._next = second
+        return self._begin_ms + second * _SECOND_MS if second < _SECONDS else None
 
 
 class Wheel:
