@@ -1,7 +1,7 @@
 """One broker's store, its schedule log and the runner that delivers, in virtual time on a disk in memory (I2, I3).
 
-``TimerWorld`` knows what was sent, recalled and delivered, and what a power cut has taken of it: the log is the truth, so
-after each start the world asks it. ``check`` is what must hold at any time:
+``TimerWorld`` knows what was sent, recalled and delivered, and what a power cut has taken of it: the log is the truth,
+so after each start the world asks it. ``check`` is what must hold at any time:
 
 - no message is delivered before its time, none twice, and none that was recalled;
 - what was delivered is what was sent.

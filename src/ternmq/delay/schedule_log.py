@@ -16,8 +16,8 @@ overwritten. Retention waits for that offset (``synced``), so what is not in the
 damaged ``state`` the entries' checksums decide, and the whole log is folded again; what the files have already is left
 out, and each message is compared with the log before it is delivered (``is_doubtful``).
 
-An hour is removed when the runner has *retired* it (all its messages are done, and its time is over), once the records
-that say so are on the disk: otherwise a power cut could take these records, but not bring back the messages.
+An hour is removed when the runner has *retired* it: all its messages are done, its time is over, and the records that
+say so are on the disk. Otherwise a power cut could take these records, but not bring back the messages.
 
 Memory: a few numbers per hour, and what was folded since the last write (``BUFFER_BYTES``).
 """
@@ -134,8 +134,8 @@ class ScheduleLog:
         self.is_doubtful = False
         #: Records that this node has closed as master, while the record that says so is not confirmed yet.
         self.in_flight: set[int] = set()
-        #: Hours to remove → their counts and the log offset that has to be synced first.
-        self._retired: dict[int, tuple[Counts, int]] = {}
+        #: Hours to remove, and their counts.
+        self._retired: dict[int, Counts] = {}
         #: Hours whose files are to go, as ``state`` does not name them any more.
         self._removed: list[int] = []
 
@@ -301,12 +301,12 @@ class ScheduleLog:
                     self._pool.remove(path)
 
     def _remove_retired(self, state: _State) -> None:
-        for hour, (counts, needed) in list(self._retired.items()):
+        for hour, counts in list(self._retired.items()):
             files = self._hours.get(hour)
             if files is None or files.counts != counts:
                 # Another message came for it, or it was closed again: the runner looks at it once more.
                 del self._retired[hour]
-            elif needed <= state.log_offset and state.hours.get(hour) == counts:
+            elif state.hours.get(hour) == counts:
                 del self._retired[hour], self._hours[hour], state.hours[hour]
                 self._order.remove(hour)
                 self._removed.append(hour)
@@ -335,15 +335,14 @@ class ScheduleLog:
         return self._hours.get(hour)
 
     def retire(self, hour: int) -> None:
-        """All messages of an hour are done, by what is folded now, and its time is over: its files may go."""
+        """All messages of an hour are done, by records that are on the disk, and its time is over: its files may go."""
         files = self._hours.get(hour)
         if files is not None:
-            self._retired[hour] = files.counts, max(files.last_closing, files.last_offset) + 1
+            self._retired[hour] = files.counts
 
     def is_retired(self, files: HourFiles) -> bool:
         """Whether an hour was retired, and nothing has come for it since."""
-        retired = self._retired.get(files.hour)
-        return retired is not None and retired[0] == files.counts
+        return self._retired.get(files.hour) == files.counts
 
     @property
     def waiting(self) -> int:

@@ -6,8 +6,8 @@ schedule log folds it from there (``schedule_log``), and ``delivery`` brings it 
 message passes as it is.
 
 What is left alone: a message that was delivered once (it has TIMER_OUT_MS), so that a consumer that sends it back gets
-it after the delay of its retry, and not after the first one again; and everything on its way to a retry topic or to a
-topic of the system.
+it after the delay of its retry, and not after the first one again; and everything on its way to a retry topic,
+to the dead letters or to a topic of the system.
 
 Refused, as no answer could be right: a time beyond the limit, before 1970 or unreadable; a delay in a half message (its
 commit would come after its time) or together with a delay level. The codes are those of RocketMQ.
@@ -61,7 +61,7 @@ class Timer:
         properties, topic = draft.properties, draft.topic
         if names.is_internal_topic(topic) and not draft.sysflag & Sysflag.PREPARED:
             return
-        if topic.startswith(names.RETRY_PREFIX) or (
+        if names.is_derived_topic(topic) or (
             _OUT in properties and props.find(properties, Property.TIMER_OUT_MS) is not None
         ):
             return
@@ -119,10 +119,10 @@ class Timer:
             )
 
 
-def check_batch(properties: str) -> None:
-    """Raise ``MessageIllegal`` if a message of a batch asks for a delivery time."""
+def check_no_time(properties: str, what: str) -> None:
+    """Raise ``MessageIllegal`` if a message asks for a delivery time that can have none: ``what`` says why."""
     if props.find(properties, Property.TIMER_OUT_MS) is not None:
         return
     asked = asked_time(properties, 0)
     if asked is not None:
-        raise MessageIllegal(f"a batch cannot have delivery times ({asked[0]}): send these messages one by one")
+        raise MessageIllegal(f"{what} cannot have a delivery time ({asked[0]}): send it as a message of its own")

@@ -36,7 +36,7 @@ from ternmq.broker.services.retry import NO_DELAY, Retries
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.delay.timer import MARKS as TIMER_MARKS
-from ternmq.delay.timer import Timer, check_batch
+from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule
@@ -212,7 +212,8 @@ class SendHandlers:
     def queue_for(self, header: SendFields, peer: Peer) -> int:
         """The queue that a message would go to; raises what speaks against storing it."""
         queue_id = self._choose_queue(header, self._topic_for(header, peer), peer)
-        self._prepare(header.properties or "")
+        properties, _ = self._prepare(header.properties or "")
+        check_no_time(properties, "a reply")
         return queue_id
 
     def store(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply:
@@ -360,7 +361,7 @@ class SendHandlers:
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
                 text, _ = self._prepare(properties.decode(errors="replace"))
-                check_batch(text)
+                check_no_time(text, "a message of a batch")
                 parcels[number] = flag, body, text.encode()
         placed = self._intake.store_batch(
             topic,
