@@ -29,6 +29,7 @@ import struct
 from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -71,6 +72,7 @@ BUFFER_BYTES: Final = 4 << 20
 #: Open files; two hours are read, and any hour may be written to.
 _OPEN_FILES_MAX: Final = 64
 
+_topic_hash: Final = lru_cache(1024)(java_hash)
 _real_topic = props.getter(Property.REAL_TOPIC)
 _roll_times = props.getter(Property.TIMER_ROLL_TIMES)
 _delete_key = props.getter(Property.TIMER_DELETE_KEY)
@@ -205,9 +207,9 @@ class ScheduleLog:
         if log_offset <= files.last_offset:
             return
         kind = Kind.WAITS
-        if _delete_key(properties) is not None:
+        if Property.TIMER_DELETE_KEY in properties and _delete_key(properties) is not None:
             kind = Kind.TAKES_BACK
-        elif _roll_times(properties) is not None:
+        elif Property.TIMER_ROLL_TIMES in properties and _roll_times(properties) is not None:
             kind = Kind.ROLLED
         due_ms = stored_due(properties, slot_ms, fact.store_time_ms)
         files.add(
@@ -215,7 +217,7 @@ class ScheduleLog:
             slot_ms=slot_ms,
             log_offset=log_offset,
             queue_offset=fact.queue_offset,
-            topic_hash=java_hash(topic),
+            topic_hash=_topic_hash(topic),
             kind=kind,
             record=record,
         )

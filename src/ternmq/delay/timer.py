@@ -86,8 +86,8 @@ class Timer:
     def handle(self, draft: Draft, log_offset: int) -> str | None:
         """The recall handle of a draft that was redirected and stored; None for retries."""
         properties = draft.properties
-        topic, slot_ms = _find_topic(properties) or "", stored_slot(properties)
-        key = _find_key(properties)
+        # Of what ``redirect`` has put at the end, and the client in front of it.
+        topic, slot_ms, key = _find_topic(properties) or "", stored_slot(properties), _find_key(properties)
         if slot_ms is None or key is None or topic.startswith(names.RETRY_PREFIX):
             return None
         return RecallHandle(topic, self._broker_name, slot_ms, key, log_offset).text()
