@@ -8,7 +8,7 @@
        body; none and an empty one are the same
 
 ``FrameDecoder`` takes bytes as they arrive, in any pieces, and gives every complete request and response. A frame
-too long, a header longer than its frame, an unknown form or a header that cannot be read raises
+too long, a header longer than its frame or than 1 MiB, an unknown form or a header that cannot be read raises
 ``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed. A frame
 that is not complete takes the memory of what has arrived of it, never of what its length announces.
 
@@ -43,8 +43,10 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 #: The largest limit that a server can be given, and what clients accept: the server alone decides. The first bytes of
 #: TLS and HTTP, taken for a length, are beyond it.
 FRAME_BYTES_LIMIT: Final = 256 * 1024 * 1024
-#: 24 bits.
-_HEADER_BYTES_MAX: Final = 0xFFFFFF
+#: The longest header that is written or read. The longest that a client has reason to send holds 32 KiB of
+#: properties, six times as long where JSON escapes them. A header of the 16 MiB that its length field allows could have
+#: a million fields, and reading them would hold up all other clients for a second.
+HEADER_BYTES_MAX: Final = 1024 * 1024
 #: Smaller pieces of a frame are gathered in one buffer: each would cost more as an object than its bytes.
 _PIECE_BYTES_MIN: Final = 4096
 
@@ -85,7 +87,7 @@ class FrameDecoder:
             length, header_field = _PREFIX.unpack_from(data, at)
             frame_end = at + 4 + length
             header_bytes = header_field & 0xFFFFFF
-            if length + 4 > self._bytes_max or header_bytes > length - 4:
+            if length + 4 > self._bytes_max or header_bytes > length - 4 or header_bytes > HEADER_BYTES_MAX:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
@@ -135,7 +137,7 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
     length, header_field = _PREFIX.unpack_from(data, at)
     frame_end = at + 4 + length
     header_bytes = header_field & 0xFFFFFF
-    if length + 4 > FRAME_BYTES_LIMIT or header_bytes > length - 4:
+    if length + 4 > FRAME_BYTES_LIMIT or header_bytes > length - 4 or header_bytes > HEADER_BYTES_MAX:
         raise _refused(bytes(data[at : at + 8]), length, header_bytes, FRAME_BYTES_LIMIT)
     if frame_end > end:
         return None, frame_end
@@ -175,7 +177,11 @@ def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> Re
             f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; send smaller messages, raise "
             "frameMaxLength, or check that the peer speaks RocketMQ's remoting protocol"
         )
-    return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+    if header_bytes > length - 4:
+        return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+    return RemoteProtocolError(
+        f"a header of {header_bytes} bytes is larger than the {HEADER_BYTES_MAX} allowed; send fewer or shorter fields"
+    )
 
 
 def encode_request(
@@ -216,7 +222,11 @@ def frame(head: bytes, form: int, body: Buffer | list[memoryview], bytes_max: in
     head_bytes = len(head)
     body_bytes = sum(map(len, body)) if isinstance(body, list) else len(body)
     length = 4 + head_bytes + body_bytes
-    if length + 4 > bytes_max or head_bytes > _HEADER_BYTES_MAX:
+    if head_bytes > HEADER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a header of {head_bytes} bytes is larger than the {HEADER_BYTES_MAX} allowed; use fewer or shorter fields"
+        )
+    if length + 4 > bytes_max:
         raise LocalProtocolError(
             f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; ask for less or send less at once, "
             "or raise frameMaxLength of the server"
