@@ -1,7 +1,7 @@
-"""SQL filters, read: text in, a tree out, or ``InvalidExpression`` with the place and the cure (K2).
+"""Parser of SQL filters: text in, a tree out, or ``InvalidExpression`` with the position and the cure (K2).
 
-The language is RocketMQ's «SQL92», which is JMS's selectors with the arithmetic taken out and ``CONTAINS`` and its
-kin put in (5.1.3). From loose to tight, all binary operators left-associative::
+The language is RocketMQ's "SQL92": the selectors of JMS without arithmetic, but with ``CONTAINS`` and the like (from
+5.1.3). In order of precedence, the lowest first; all binary operators are left-associative::
 
     OR                                                  conditions on both sides
     AND
@@ -12,17 +12,17 @@ kin put in (5.1.3). From loose to tight, all binary operators left-associative::
     +  -  NOT
     5  5L  .5  5E10  'text'  TRUE  FALSE  NULL  property  ( … )
 
-What is known to bite is kept, since a filter must choose the same messages on either broker:
+RocketMQ's known pitfalls are kept, since a filter must select the same messages on either broker:
 
 - ``NOT`` binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, and ``NOT a > 1`` is refused.
-- Reading ends where the expression is complete. What follows is not looked at, but for one token, which must be one:
+- Parsing ends when the expression is complete. The rest is ignored, except that the next token must be valid:
   ``a = 007`` is ``a = 0``.
 - ``0.0`` is refused: a decimal is at least the smallest positive double.
-- Types of constants are checked, values are not: ``1 > 2`` is a filter like any other.
+- Types of constants are checked, values are not: ``1 > 2`` is a valid filter.
 
-Expressions come from any client, so three limits (``Limits``) are checked before the work that they bound: characters
-before the first token is read, terms with each token, and nesting with each level, as trees are walked recursively. The
-patterns of tokens give nothing back once they have taken it: reading needs no memory but for the token, and a token is
+Expressions come from any client, so three limits (``Limits``) are checked before the work that they limit: characters
+before the first token is read, terms with each token, and nesting with each level, because trees are walked
+recursively. The patterns of tokens do not backtrack: parsing needs memory only for the current token, and a token is
 read once.
 """
 
@@ -60,14 +60,14 @@ class Limits:
 
     #: Characters.
     length: int = 16_384
-    #: Properties, numbers, texts (those of IN lists, too), TRUE, FALSE and NULL. Each takes about 0.2 µs a message.
+    #: Properties, numbers, texts (those of IN lists, too), TRUE, FALSE and NULL. Each takes about 0.2 µs per message.
     terms: int = 1_024
-    #: Nodes from the root down to a leaf; chains of AND and OR count one. A level takes six calls of Python's stack,
-    #: which has 1,000. Java gives up at some thousands.
+    #: Nodes from the root down to a leaf; a chain of AND or OR counts as one. A level takes six calls of Python's
+    #: stack, which has 1,000. Java fails at some thousands.
     depth: int = 64
 
     def too_long(self, expression: str) -> str:
-        """What is wrong with an expression that has too many characters, of SQL or tags; else empty."""
+        """The error for an expression with too many characters, of SQL or tags; else empty."""
         if len(expression) <= self.length:
             return ""
         return f"it has {len(expression)} characters, more than the {self.length} that {SETTINGS['length']} allows"
@@ -85,7 +85,7 @@ _DOUBLE_MAX: Final = 1.7976931348623157e308
 #: Characters of a token that an error shows.
 _SHOWN_MAX: Final = 64
 
-#: Names that are operators since RocketMQ 5.1.3; before they are properties like any other.
+#: Names that are operators since RocketMQ 5.1.3; older brokers read them as properties.
 RECENT_WORDS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
 _CONSTANTS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL": None}
 _WORDS: Final = RECENT_WORDS | _CONSTANTS.keys() | {"NOT", "AND", "OR", "BETWEEN", "IN", "IS"}
@@ -110,14 +110,14 @@ _TERMS: Final = (Kind.NAME, Kind.WHOLE, Kind.DECIMAL, Kind.TEXT)
 
 class Token(NamedTuple):
     kind: Kind
-    #: Keywords in capitals; else as written.
+    #: Keywords in capitals; other tokens as written.
     text: str
     at: int
 
 
-#: White space and comments. A comment without its end is none.
+#: White space and comments. A comment without its end is not a comment.
 _SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*.*?\*/)*+", re.DOTALL)
-#: In each place the longest token counts, so decimals stand before whole numbers and «<=» before «<».
+#: At each position the longest token counts, so decimals come before whole numbers and ``<=`` before ``<``.
 _TOKEN: Final = re.compile(
     r"""
     (?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*+)
@@ -131,7 +131,7 @@ _TOKEN: Final = re.compile(
 
 
 class _Tokens:
-    """The tokens of an expression, one ahead of its reader and never more."""
+    """The tokens of an expression, with a lookahead of one."""
 
     def __init__(self, expression: str, limits: Limits) -> None:
         too_long = limits.too_long(expression)
@@ -150,7 +150,7 @@ class _Tokens:
 
     def _read(self) -> Token:
         skipped = _SKIPPED.match(self.expression, self._at)
-        assert skipped is not None, "it matches nothing, too"
+        assert skipped is not None, "the pattern also matches an empty text"
         at = skipped.end()
         if at == len(self.expression):
             self._at = at
@@ -179,7 +179,7 @@ class _Tokens:
 
 
 def _no_token(rest: str) -> str:
-    """What to do about characters that mean nothing."""
+    """What to do about characters that are not a token."""
     if rest[0] == "'":
         return "the text is not closed; end it with ', and write '' for a ' inside"
     if rest.startswith("/*"):
@@ -188,7 +188,7 @@ def _no_token(rest: str) -> str:
         return "!= is not supported; use <>"
     if rest[0] == '"':
         return "put text in single quotes: 'text'"
-    return f"{rest[0]!r} means nothing here; a property's name has letters, digits, _ and $, a text stands in 'quotes'"
+    return f"unexpected {rest[0]!r}; property names have letters, digits, _ and $, and texts are in 'single quotes'"
 
 
 # --- The parser -----------------------------------------------------------------------------------------------
@@ -197,17 +197,17 @@ def _no_token(rest: str) -> str:
 def parse(expression: str, limits: Limits = DEFAULT_LIMITS) -> Node:
     """The tree of a filter; its root is a condition.
 
-    Raises ``InvalidExpression`` and nothing else; ``ExpressionTooLarge``, which is one, for more than ``limits``.
+    Raises ``InvalidExpression``, or its subclass ``ExpressionTooLarge`` if it exceeds ``limits``.
     """
     return _Parser(expression, limits).filter()
 
 
 def check(expression: str) -> None:
-    """What a client can tell about an expression before its brokers do: raises ``InvalidExpression`` if none of them
-    could read it.
+    """The check of a client before its brokers check the expression: raises ``InvalidExpression`` if no broker could
+    read it.
 
-    RocketMQ's language grew once, and what a word means to an older broker, only that broker knows. Nor are limits
-    known here: those of a broker may be wider than the defaults, and RocketMQ has none.
+    RocketMQ's language was extended once, and only a broker knows which words it supports. Limits are not checked here,
+    either: those of a broker may be higher than the defaults, and RocketMQ has none.
     """
     try:
         parse(expression)
@@ -219,7 +219,7 @@ def check(expression: str) -> None:
 
 
 class _Parser:
-    """Recursive descent, a method for each line of the grammar."""
+    """Recursive descent, with a method for each line of the grammar."""
 
     def __init__(self, expression: str, limits: Limits) -> None:
         self._tokens = _Tokens(expression, limits)
@@ -238,7 +238,7 @@ class _Parser:
         return root
 
     def _chain(self, *, is_and: bool) -> Node:
-        """Conditions joined by OR, or (``is_and``) the operands of that, joined by AND."""
+        """Conditions joined by OR, or (``is_and``) its operands, joined by AND."""
         word = "AND" if is_and else "OR"
         operands: list[Node] = []
         while True:
@@ -322,9 +322,9 @@ class _Parser:
         )
         if isinstance(low, Constant) and isinstance(high, Constant):
             least, most = low.value, high.value
-            assert isinstance(least, int | float), "a bound is a number by now"
+            assert isinstance(least, int | float), "bounds are numbers here"
             assert isinstance(most, int | float)
-            # As RocketMQ compares: whole numbers to the digit, others as doubles.
+            # RocketMQ compares whole numbers exactly, others as doubles.
             if isinstance(least, float) or isinstance(most, float):
                 least, most = float(least), float(most)
             if most < least:
@@ -384,7 +384,7 @@ class _Parser:
     def _number(self, token: Token) -> Constant:
         text = token.text.rstrip("lL")
         if token.kind is Kind.WHOLE:
-            # Longer texts than 19 digits cannot be read by int() without limit, and need not be.
+            # int() does not read texts of any length, and no number of more than 19 digits fits.
             if len(text) > 19 or int(text) > LONG_MAX:
                 raise self._error(
                     token.at, f"the number is too large (maximum {LONG_MAX}); write it as a decimal: 1.0E19"
@@ -402,8 +402,8 @@ class _Parser:
             if is_condition(node) or (isinstance(node, Constant) and isinstance(node.value, str)):
                 raise self._error(
                     at,
-                    f"{order.value} and BETWEEN compare numbers and properties; for texts there are =, <> and IN, and "
-                    "NOT wants parentheses: NOT (a > 1)",
+                    f"{order.value} and BETWEEN compare numbers and properties; for texts use =, <> or IN, and put "
+                    "parentheses after NOT: NOT (a > 1)",
                 )
         return Compare(order, left, right)
 
@@ -412,7 +412,7 @@ class _Parser:
             raise self._error(at, "NULL cannot be compared by = or <>; use IS NULL or IS NOT NULL")
 
     def _condition(self, node: Node, at: int) -> Node:
-        """What AND, OR, NOT and the whole filter want."""
+        """An operand of AND, OR or NOT, or the whole filter: it must be a condition."""
         if is_condition(node):
             return node
         if isinstance(node, Property):
@@ -461,7 +461,7 @@ def _is_flag(node: Node) -> bool:
 
 
 def has_recent_words(expression: str) -> bool:
-    """Whether brokers before RocketMQ 5.1.3 may read it otherwise, as far as it can be read."""
+    """Whether brokers before RocketMQ 5.1.3 may read it differently, as far as it can be read."""
     try:
         tokens = _Tokens(expression, DEFAULT_LIMITS)
         while tokens.next.kind is not Kind.END:

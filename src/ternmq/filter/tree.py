@@ -1,7 +1,7 @@
-"""The tree that an SQL filter is read into (``sql``) and compiled from (``evaluate``) (K2).
+"""The tree of an SQL filter: output of the parser (``sql``), input of the compiler (``evaluate``) (K2).
 
-``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are read into what they mean, so there are few kinds of nodes. Chains of AND
-and OR are one node each, so trees are seldom deep.
+``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are expressed by other nodes, so there are few kinds of nodes. A chain of
+AND or OR is one node, so trees are rarely deep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Order(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class Constant:
-    """``value`` tells the type. A whole number is Java's int if it fits 32 bits, else a long."""
+    """``value`` determines the type. A whole number is Java's int if it fits into 32 bits, else a long."""
 
     value: str | bool | int | float | None
 
@@ -45,7 +45,7 @@ class Negate:
 
 @dataclass(slots=True, frozen=True)
 class AsCondition:
-    """A property where a condition is wanted: a text is not true."""
+    """A property where a condition is required: a text is not true."""
 
     operand: Property
 
@@ -84,7 +84,7 @@ class In:
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """CONTAINS, STARTSWITH or ENDSWITH, which is ``word``."""
+    """CONTAINS, STARTSWITH or ENDSWITH, given by ``word``."""
 
     word: str
     operand: Node
@@ -96,7 +96,7 @@ Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Com
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes right below one."""
+    """The nodes directly below one."""
     match node:
         case Constant() | Property():
             return ()
@@ -117,12 +117,12 @@ def nodes(root: Node) -> Iterator[Node]:
         waiting.extend(children(node))
 
 
-#: What CONTAINS counts as many terms: it searches a whole value, which may have 32 KiB.
+#: CONTAINS counts as this many terms: it searches a whole value, which may have 32 KiB.
 CONTAINS_TERMS: Final = 16
 
 
 def terms(root: Node) -> int:
-    """Properties and constants of a tree; each is looked at once a message at most."""
+    """Properties and constants of a tree; each is read at most once per message."""
     count = 0
     for node in nodes(root):
         match node:
