@@ -1,6 +1,6 @@
-"""``Admin``: everything of a cluster, through its name servers (D6, H2, L1, L2).
+"""``Admin``: administration of a cluster, through its name servers (D6, H2, L1, L2).
 
-Every noun is an attribute, every verb a method that asks the servers now; nothing is kept but connections.
+Each noun is an attribute, each verb a method that queries the servers; only connections are kept between calls.
 """
 
 from __future__ import annotations

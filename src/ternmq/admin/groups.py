@@ -20,7 +20,7 @@ from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
 
-#: Groups that RocketMQ's brokers and tools bring along.
+#: Groups that belong to RocketMQ's brokers and tools.
 _SYSTEM_GROUPS: Final = frozenset(
     {
         "TOOLS_CONSUMER",
@@ -41,36 +41,36 @@ def is_system_group(group: str) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class QueueProgress:
-    """How far a group is in one queue."""
+    """The progress of a group in one queue."""
 
     queue: MessageQueue
-    #: One beyond the last message that the queue holds.
+    #: The offset after the last message of the queue.
     broker_offset: int
     #: The first message that the group has not finished.
     consumer_offset: int
-    #: The first message that no member has pulled; where the broker does not tell (RocketMQ 4), ``consumer_offset``.
+    #: The first message that no member has pulled; if the broker does not report it (RocketMQ 4), ``consumer_offset``.
     pull_offset: int
-    #: When the message before that was stored, ms since 1970; 0 when unknown.
+    #: When the message before that was stored, ms since 1970; 0 if unknown.
     last_store_ms: int
 
     @property
     def lag(self) -> int:
-        """Messages that wait."""
+        """Messages that are not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
     @property
     def in_flight(self) -> int:
-        """Those of them that members have pulled and not finished."""
+        """Those of them that members have pulled but not finished."""
         return self.pull_offset - self.consumer_offset
 
 
 @dataclass(slots=True, frozen=True)
 class GroupInfo:
-    """A group, who works for it, and how much waits."""
+    """A group, its members, and its lag."""
 
     name: str
     members: int
-    #: CLUSTERING or BROADCASTING; empty when nobody is there to tell.
+    #: CLUSTERING or BROADCASTING; empty if the group has no active consumers.
     model: str
     lag: int
 
@@ -130,7 +130,7 @@ class Groups:
             try:
                 await self._instance.ask(master.address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(body))
             except TopicMissing as error:
-                missing = error  # others may have it
+                missing = error  # other brokers may have it
             else:
                 set_on.append(master)
         if missing is not None and not set_on:
@@ -185,5 +185,5 @@ class Groups:
         try:
             response = await self._instance.ask(address, RequestCode.GET_CONSUME_STATS, header)
         except (GroupMissing, TopicMissing):
-            return ConsumeStats()  # this broker has nothing of it; another may
+            return ConsumeStats()  # this broker does not have the group; another may
         return decode(response.body, ConsumeStats)

@@ -1,17 +1,17 @@
-"""What the commands of ``tern pipeline`` share: a session, a line that tells how far the job is, a clean stop (U5).
+"""Shared by the commands of ``tern pipeline``: a session, a line with the progress of the job, a clean stop (U5).
 
 ::
 
     with spark_job("archive", master=master, settings=spark_settings, as_json=as_json) as (spark, watch):
         done = archive(spark, …, watch=watch)
-    Output(as_json=as_json).item(…)  # results after the block, when the line is gone
+    Output(as_json=as_json).item(…)  # results after the block, when the line has been removed
 
-On a terminal the line is a bar where the end is known. ``--json`` makes an event of each progress, one object a line
-on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds. ``--metrics`` gives the
-same numbers to Prometheus.
+On a terminal the line is a bar if the total is known. With ``--json`` each progress is an event, one object per line
+on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds. ``--metrics`` serves
+the same numbers to Prometheus.
 
-Exit codes: 0 done, and for a stream also stopped by Ctrl-C or SIGTERM; 130 stopped before the end of work that has one;
-1 an error.
+Exit codes: 0 done, and for a stream also stopped by Ctrl-C or SIGTERM; 130 stopped before the end of finite work; 1 an
+error.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Metrics = Annotated[
     ),
 ]
 
-#: Between two lines where no terminal shows them.
+#: Between two lines if there is no terminal.
 _PLAIN_INTERVAL_MS: Final = 10_000
 
 
@@ -98,12 +98,12 @@ def spark_job(
         tell = clean_up.enter_context(_telling(name, as_json=as_json))
         clean_up.enter_context(_logging_to(log_file))
         with warnings.catch_warnings():
-            # Where pandas is installed, Spark has something to say about its version.
+            # If pandas is installed, Spark warns about its version.
             warnings.simplefilter("ignore", FutureWarning)
             spark = session(master=master, name=f"tern {name}", settings=_pairs(settings), log_file=log_file)
         clean_up.callback(spark.stop)
         watch = jobs.Watch(tell if metrics_port is None else _both(tell, metrics.take))
-        # After the session, which has a handler of its own for Ctrl-C that cancels its jobs from within.
+        # After the session, which has its own handler for Ctrl-C that cancels its jobs from within.
         clean_up.enter_context(_stopped_by_signals(watch))
         try:
             yield spark, watch
@@ -118,7 +118,7 @@ def spark_job(
 
 
 def new_log_file(name: str) -> Path:
-    """A file of this user's alone. Its name cannot be guessed or replaced by a link: others write in /tmp, too."""
+    """A file readable by this user only. Its name cannot be guessed or replaced by a link: /tmp is shared."""
     descriptor, path = tempfile.mkstemp(prefix=f"tern-pipeline-{name}-", suffix=".log")
     os.close(descriptor)
     return Path(path)
@@ -134,7 +134,7 @@ def _pairs(settings: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def _logging_to(log_file: Path) -> Iterator[None]:
-    """Our own log of the job, and that of Spark's Python side, stand beside Java's; the terminal has the sentence."""
+    """Log the job, and Spark's Python side, to the file of Java's log; the terminal gets the sentence of an error."""
     handler = logging.FileHandler(log_file, delay=True)
     handler.setFormatter(FieldsFormatter())
     loggers = [logging.getLogger(name) for name in ("ternmq.spark", "pyspark", "py4j")]
@@ -153,7 +153,7 @@ def _logging_to(log_file: Path) -> Iterator[None]:
 
 @contextmanager
 def _stopped_by_signals(watch: Watch) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the job; a second Ctrl-C ends the program where it stands."""
+    """Ctrl-C and SIGTERM stop the job; a second Ctrl-C ends the program immediately."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         if watch.stopped:
@@ -195,7 +195,7 @@ def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]
 
 
 def fields_of(progress: Progress) -> dict[str, object]:
-    """An event of ``--json``: what is known, and that it is no result."""
+    """An event of ``--json``: the known values, marked as progress, not as a result."""
     import dataclasses
 
     known = {key: value for key, value in dataclasses.asdict(progress).items() if value is not None}

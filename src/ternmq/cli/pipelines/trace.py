@@ -1,4 +1,4 @@
-"""``tern pipeline trace``: latency, and messages lost, duplicated and slow, from the trace topic (U4)."""
+"""``tern pipeline trace``: latency, and lost, duplicated and slow messages, from the trace topic (U4)."""
 
 from __future__ import annotations
 
