@@ -201,7 +201,7 @@ class PopConsumerSimulation(PopSimulation):
         handle = Handle.parse(text)
         self.check_sent(body, handle)
         if self._is_prompt and self._quiet_ms < self._sent_ms[body] < now_ms - SOON_S * 1000:
-            self.fail(Broken(f"{body!r} came {now_ms - self._sent_ms[body]} ms after it was sent, though all was well"))
+            self.fail(Broken(f"{body!r} came {now_ms - self._sent_ms[body]} ms after it was sent, without faults"))
         span = self.hide(body, handle)
         self._in_hand.setdefault(node, []).append(span)
         return span

@@ -1,8 +1,8 @@
-"""Trouble from a seed: which faults a simulation has, and when they happen (C8, G1).
+"""Faults from a seed: which faults a simulation has, and when they happen (C8, G1).
 
-Each seed switches on some kinds of faults and leaves out the others (*swarm testing*): with all of them at once, some
-would hide others; a group whose members die every second never has a quiet partition. A ``Storm`` then breaks nodes
-and ways between them for a while, and mends everything at its end.
+Each seed enables some kinds of faults and disables the others (*swarm testing*): with all of them at once, some would
+hide others; for example, a group whose members die every second never has a long partition. A ``Storm`` then makes
+nodes and connections fail for a while, and repairs everything at its end.
 
 ::
 
@@ -25,35 +25,35 @@ from ternmq.testing.net import Weather
 
 
 class Fault(Enum):
-    """What may befall a cluster."""
+    """Kinds of faults."""
 
     KILL_CLIENT = "kill a client"
     KILL_SERVER = "kill a server"
-    #: Only for servers that sync before they answer; others may lose what they acknowledged.
+    #: Only for servers that sync before they answer; others may lose acknowledged messages.
     CUT_POWER = "cut a server's power"
     PAUSE_CLIENT = "pause a client"
     PAUSE_SERVER = "pause a server"
-    PARTITION = "let nothing pass between a client and a server"
-    CUT_OFF = "break a client's connections to a server and let it make no new ones"
-    ONE_WAY = "let nothing pass one way"
+    PARTITION = "block both ways between a client and a server"
+    CUT_OFF = "break a client's connections to a server and allow no new ones"
+    ONE_WAY = "block one way between a client and a server"
     RESET = "break connections"
     CLOCK = "set a clock"
 
 
-#: Seconds between two faults on average, and how long one may last: time-outs lie between 3 and 60 s.
+#: Average seconds between two faults, and the maximum duration of one: time-outs are between 3 and 60 s.
 _GAP_S: Final = 4.0
 _LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0, 75.0)
 
 
 @dataclass(slots=True, frozen=True)
 class Swarm:
-    """What a seed decides before anything happens."""
+    """What a seed decides in advance."""
 
     faults: tuple[Fault, ...]
     weather: Weather
-    #: How long the storm rages, in virtual seconds.
+    #: Duration of the storm, in virtual seconds.
     storm_s: float
-    #: Brokers sync before they answer; else they are never cut off from power.
+    #: Brokers sync before they answer; otherwise they never lose power.
     sync_flush: bool
 
     @classmethod
@@ -72,7 +72,7 @@ class Swarm:
 
 
 class Storm:
-    """Breaks what it may, and mends it again. Servers come back by themselves, clients when ``revive`` says so."""
+    """Injects faults and repairs them. Servers are restarted automatically, clients by ``revive``."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Storm:
         self._clients = clients
         self._revive = revive
         self._random = Random(cluster.random.getrandbits(64))
-        #: What is broken: how to mend it, by a number.
+        #: Active faults: how to repair them, by a number.
         self._broken: dict[int, Callable[[], None]] = {}
         self._count = 0
 
     async def rage(self) -> None:
-        """Break things for a while; at the end all is mended."""
+        """Inject faults for a while; at the end all of them are repaired."""
         self._cluster.network.weather = self._swarm.weather
         end = self._cluster.loop.time() + self._swarm.storm_s
         while True:
@@ -105,7 +105,7 @@ class Storm:
         self.calm()
 
     def calm(self) -> None:
-        """Mend everything now."""
+        """Repair everything now."""
         for number in list(self._broken):
             self._mend(number)
         self._cluster.network.heal()
@@ -165,7 +165,7 @@ class Storm:
 
 
 async def come_and_go(cluster: Cluster, running: Callable[[], Sequence[Node]], new: Callable[[], Node]) -> None:
-    """Have clients join and leave in good order, one to six of them, until cancelled."""
+    """Let clients join and leave cleanly, one to six of them, until cancelled."""
     chance = Random(cluster.random.getrandbits(64))
     while True:
         await asyncio.sleep(chance.expovariate(1 / 6))
