@@ -105,7 +105,7 @@ def test_bad_input_leaves_nothing_behind(topics: Topics, tmp_path: Path) -> None
     topics.send("archived-b", numbered(3))
     checkpoint = tmp_path / "checkpoint"
     take(topics, "archived-a", lake, checkpoint=checkpoint)
-    with pytest.raises(ConfigError, match=r"checkpoint .* is not of the lake .*; give it one of its own, or none"):
+    with pytest.raises(ConfigError, match=r"checkpoint .* does not belong to the lake .*; give another one, or none"):
         take(topics, "archived-a", tmp_path / "other", checkpoint=checkpoint)
     with pytest.raises(Exception, match=r"^the checkpoint belongs to topic 'archived-a', but the stream reads"):
         take(topics, "archived-b", lake, checkpoint=checkpoint)

@@ -143,7 +143,7 @@ def test_bodies_that_do_not_fit_are_counted_and_have_a_view(topics: Topics, tmp_
     Run(topics, f"{view}; INSERT INTO TOPIC `sql-dead` SELECT _body, _keys FROM v_bad", checkpoint=str(tmp_path))
     assert sorted(bad) == bodies_of(topics.read("sql-dead").collect())
 
-    with pytest.raises(JobFailed, match=r"^the body at sql-bad@broker-.:0, queue offset \d does not fit v: \S"):
+    with pytest.raises(JobFailed, match=r"^the body at sql-bad@broker-.:0, queue offset \d does not match v: \S"):
         Run(topics, f"{view}; SELECT count(*) FROM v WHERE id > 0", bad_rows=BadRows.FAIL)
 
 

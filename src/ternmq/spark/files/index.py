@@ -1,7 +1,7 @@
 """The entries of a store's index as a table (U3, C4): hashes of keys, and the records that have them.
 
-How many slots a file has is read off the files (``store.inspect.sizes``); behind them stand the entries, 20 bytes each,
-which NumPy names the columns of. One task reads one file.
+The number of slots of a file is derived from the files (``store.inspect.sizes``); after the slots come the entries,
+20 bytes each, whose columns NumPy defines. One task reads one file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ternmq.wire.layouts.index_file import (
     index_entries_at,
 )
 
-#: An entry as a file has it; what the parts mean stands in ``store.derived.index``.
+#: An entry in a file; ``store.derived.index`` explains its parts.
 INDEX_ENTRIES: Final = np.dtype([(name, f">i{length_bytes}") for name, length_bytes in INDEX_ENTRY_FIELDS])
 
 _BATCH_ENTRIES: Final = 100_000

@@ -1,13 +1,13 @@
-"""Where the segments of a log are, and how they are cut into tasks; for the planner (U3).
+"""The segments of a log, and how they are cut into tasks; for the planner (U3).
 
-A path is the directory of a store, which has a ``commitlog``, or a directory of segments itself. Several stores are
-read side by side; several directories of segments are taken for one log that is spread over disks (C1), so that a
-segment which is missing between them shows.
+A path is the directory of a store, which has a ``commitlog``, or a directory of segments. Several stores are
+read in parallel; several directories of segments are one log that is spread over disks (C1), so that a
+missing segment between them is noticed.
 
-A log that retention has cut begins later than 0. Behind its end there may be segments that were made in advance and
-hold zeros; the *tail* is the last one that a record was written to.
+A log from which retention has deleted begins later than 0. After its end there may be segments that were created in
+advance and contain zeros; the *tail* is the last one with records.
 
-A segment has 1 GiB, more than one task should read, so it is cut into *slices*: a task reads the records that begin
+A segment has 1 GiB, too much for one task, so it is cut into *slices*: a task reads the records that begin
 inside its slice, wherever they end. It finds the first of them itself (``files.borders``).
 """
 
@@ -40,16 +40,16 @@ class Segment:
     path: Path
     start: int
     size_bytes: int
-    #: The last one that has records: behind the last of them the log ends.
+    #: The last one that has records: the log ends after the last of them.
     is_tail: bool = False
-    #: In a store that was closed as it should be, the last record is whole.
+    #: In a store that was closed properly, the last record is complete.
     is_closed: bool = False
     #: Bytes in front of each record (``store.log.protocol``).
     lead: int = 0
 
 
 class LogSlice(InputPartition):
-    """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Travels to the
+    """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Sent to the
     executor that reads it."""
 
     def __init__(self, segment: Segment, begin: int, end: int) -> None:
@@ -64,8 +64,8 @@ def find_segments(
 ) -> list[Segment]:
     """The segments of all logs, each log in order, up to its tail.
 
-    Raises ``StoreError`` for a path that holds no log, ``CorruptFile`` for a file that does not fit to the others; one
-    of those is read as far as it goes if ``lenient``.
+    Raises ``StoreError`` for a path without a log, ``CorruptFile`` for a file that does not match the others; with
+    ``lenient`` such a file is read as far as possible.
     """
     disk = FileDisk(writable=False)
     stores = [path for path in paths if _is_directory(path / "commitlog")]
@@ -74,7 +74,7 @@ def find_segments(
         _check_is_log(disk, path)
     logs = [([path / "commitlog"], not (path / "abort").exists()) for path in stores]
     if bare:
-        # Nobody can tell how the broker ended.
+        # Whether the broker stopped cleanly is unknown.
         logs.append((bare, False))
     found: list[Segment] = []
     for directories, is_closed in logs:
@@ -85,7 +85,7 @@ def find_segments(
 
 
 def segments_of(view: StoreView) -> list[Segment]:
-    """The segments of a store that was opened, up to its tail."""
+    """The segments of an opened store, up to its tail."""
     size = view.sizes.segment
     segments = [Segment(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
     return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
@@ -141,7 +141,7 @@ def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> 
 
 
 def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | None) -> list[Segment]:
-    """Without those segments that, by the store times of their first records, hold nothing of a time."""
+    """The segments that may have records of a time range, by the store times of their first records."""
     if begin_ms is None and end_ms is None:
         return list(segments)
     disk = FileDisk(writable=False)
@@ -166,7 +166,7 @@ def _first_time_ms(disk: FileDisk, segment: Segment) -> int | None:
 
 
 def cut(segments: Iterable[Segment], *, slice_bytes: int) -> list[LogSlice]:
-    """Slices of about ``slice_bytes``, in log order; those of one segment are of equal length."""
+    """Slices of about ``slice_bytes``, in log order; those of one segment have equal length."""
     slices: list[LogSlice] = []
     for segment in segments:
         count = max(1, round(segment.size_bytes / slice_bytes))

@@ -1,4 +1,4 @@
-"""Trace analytics: what the trace topic tells of latency, and of messages lost, duplicated and slow (U4)."""
+"""Analysis of the trace topic: latency, and lost, duplicated and slow messages (U4)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ternmq.spark.runtime.jobs import Watch
 
 SLOW_MS: Final = 1_000
 GRACE_MS: Final = 60_000
-#: How many messages of each problem in each group, and how many records that cannot be read, a report shows.
+#: How many messages of each problem in each group, and how many unreadable records, a report shows.
 SAMPLES: Final = 20
-#: Points of time in a report's plots, at most.
+#: Maximum number of points in a plot.
 _POINTS: Final = 60
 _STEPS_MS: Final = tuple(
     1_000 * step for step in (1, 5, 10, 30, 60, 300, 900, 3_600, 4 * 3_600, 12 * 3_600, 24 * 3_600)
 )
-#: Of percentiles; ten times Spark's own, and exact for as many values.
+#: Accuracy of percentiles; ten times Spark's default, and exact for this many values.
 _ACCURACY: Final = 100_000
 
 
@@ -56,10 +56,10 @@ def trace(
     grace_ms: int = GRACE_MS,
     watch: Watch | None = None,
 ) -> TraceReport:
-    """Read the trace topic from ``begin_ms`` to before ``end_ms`` (store time) and say what it tells.
+    """Read the trace topic from ``begin_ms`` to before ``end_ms`` (store time) and return a report.
 
-    ``topics``: only these. ``by_tag``: a group is expected to consume only those tags of a topic that it was called
-    with once at least, which fits groups that choose by tag. Raises ``NotFound`` where there is no trace.
+    ``topics``: only these. ``by_tag``: a group is expected to consume only the tags of a topic that it got
+    at least once, which suits groups that filter by tag. Raises ``NotFound`` if there is no trace.
     """
     records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
 
@@ -85,7 +85,7 @@ def path(
     end_ms: int | None = None,
     watch: Watch | None = None,
 ) -> list[Step]:
-    """The stations of one message, in the order of the clients' clocks. Raises ``NotFound``."""
+    """The steps of one message, in the order of the clients' clocks. Raises ``NotFound``."""
     records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
 
     def work() -> list[Step]:
@@ -119,7 +119,7 @@ def report(
     slow_ms: int = SLOW_MS,
     grace_ms: int = GRACE_MS,
 ) -> TraceReport:
-    """What some records tell; runs several jobs over them, so keep (``persist``) them before."""
+    """The report of some records; runs several jobs on them, so ``persist`` them first."""
     if slow_ms < 0 or grace_ms < 0:
         raise ConfigError(f"invalid slow_ms={slow_ms} or grace_ms={grace_ms}: expected 0 or more")
     (span,) = records.agg(
@@ -253,7 +253,7 @@ def _step_ms(span_ms: int) -> int:
 
 
 def _told(row: Row, sent_ms: int | None) -> Step:
-    """A step of a record that stands for itself."""
+    """The step of a single record."""
     results: dict[str, Any] = {PUB: "sent" if row["success"] else "not safe", END_TRANSACTION: row["state"]}
     return Step(
         time_ms=row["time_ms"],
