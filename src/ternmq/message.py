@@ -1,4 +1,4 @@
-"""Messages as applications see them, and the names of the properties that travel with them.
+"""Messages as applications see them, and the names of their properties.
 
 A *message* is what users send and receive; a *record* (``wire.record``) is its form in the log.
 Spec: E1, E6, C10.
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Property:
-    """Names of message properties with a meaning of their own (RocketMQ's ``MessageConst``)."""
+    """Names of message properties with a special meaning (RocketMQ's ``MessageConst``)."""
 
     KEYS: Final = "KEYS"
     TAGS: Final = "TAGS"
@@ -44,18 +44,18 @@ class Property:
     POP_CHECKPOINT: Final = "POP_CK"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
-    #: Ours: the offset id of the dead letter that a message is a copy of (H2).
+    #: TernMQ's own: the offset id of the dead letter that this message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
-    #: Ours: what is wrong with the record that a message sent back as a whole is a copy of (H1).
+    #: TernMQ's own: the error of the damaged record that was sent back as a whole, as this message (H1).
     BODY_ERROR: Final = "TERN_BODY_ERROR"
 
 
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 
-#: Ask for delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
+#: Request delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
 TIMER_PROPERTIES: Final = ("__STARTDELIVERTIME", "TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
-#: Set by RocketMQ's timer when it delivers a message; what asked for the time stays with it, and has been done.
+#: Set by RocketMQ's timer when it delivers a message, which keeps the timer properties: they must not be applied again.
 TIMER_DONE: Final = "TIMER_OUT_MS"
 
 #: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).
