@@ -32,7 +32,7 @@ from ternmq.testing.clock import EPOCH_MS
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.hidden import Hidden, Span
 from ternmq.testing.loop import BEGIN_S, simulated_loop
-from ternmq.testing.swarm import Fault, Storm, Swarm
+from ternmq.testing.swarm import FaultKind, Storm, Swarm
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES, Handle
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply, PopMessage
@@ -98,7 +98,7 @@ class PopSimulation:
             self.trace = self.cluster.trace
             self.options = Options.choose(self.cluster.random)
             #: Whether brokers know at any time what they have handed out.
-            self._remembers = not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}
+            self._remembers = not {FaultKind.KILL_SERVER, FaultKind.CUT_POWER} & {*self.options.swarm.faults}
             loop.run_until_complete(self._live())
             loop.check()
 

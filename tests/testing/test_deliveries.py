@@ -62,7 +62,7 @@ def test_what_is_done_comes_again_only_after_a_disturbance_that_takes_progress()
     world.consume(new)
     world.deliveries.settle()
     world.consume(new)
-    with pytest.raises(Broken, match=r"redelivers 1, which m did 12\.0 s ago"):
+    with pytest.raises(Broken, match=r"redelivers 1, which m finished 12\.0 s ago"):
         world.consume(old)
 
 

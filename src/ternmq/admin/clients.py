@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import place_of
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import BrokerRefused, ConsumerOffline
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
-    Connection,
+    ConnectionInfo,
     ConsumedDirectly,
     ConsumerConnection,
     GroupOffsets,
@@ -31,7 +31,7 @@ _TIMEOUT_MS: Final = 12_000
 
 
 @dataclass(slots=True, frozen=True)
-class Member:
+class LiveClient:
     """One live client of a group."""
 
     client_id: str
@@ -44,10 +44,10 @@ class Member:
 
 
 @dataclass(slots=True, frozen=True)
-class Members:
+class LiveConsumers:
     """The live consumers of a group, and the properties of the group that they reported."""
 
-    members: tuple[Member, ...]
+    members: tuple[LiveClient, ...]
     #: CLUSTERING or BROADCASTING.
     model: str
     #: Topic → filter expression: what the brokers use for the whole group.
@@ -119,16 +119,16 @@ class Consumed:
     orderly: bool
 
 
-class Clients:
+class ClientAdmin:
     """Clients that are connected to the brokers: ``admin.clients``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
 
-    async def consumers(self, group: str) -> Members | None:
+    async def consumers(self, group: str) -> LiveConsumers | None:
         """The active consumers of ``group``, over all brokers; None if there are none."""
-        members: dict[str, Member] = {}
+        members: dict[str, LiveClient] = {}
         subscriptions: dict[str, str] = {}
         model = ""
         for master in await self._brokers.masters():
@@ -138,11 +138,11 @@ class Clients:
             model = info.message_model.value
             subscriptions |= {topic: data.sub_string for topic, data in info.subscription_table.items()}
             members |= {connection.client_id: _member(connection) for connection in info.connection_set}
-        return Members(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
+        return LiveConsumers(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
 
-    async def producers(self, group: str) -> list[Member]:
+    async def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""
-        members: dict[str, Member] = {}
+        members: dict[str, LiveClient] = {}
         for master in await self._brokers.masters():
             try:
                 response = await self._instance.ask(
@@ -260,9 +260,9 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _member(connection: Connection) -> Member:
+def _member(connection: ConnectionInfo) -> LiveClient:
     said = connection.subscription_data_set
-    return Member(
+    return LiveClient(
         connection.client_id,
         connection.client_addr,
         connection.language,

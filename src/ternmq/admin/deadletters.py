@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ternmq.admin.messages import Messages, in_ms, place_of
+from ternmq.admin.messages import MessageAdmin, in_ms, place_of
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import COMPRESSIONS, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.outgoing import compression_of, prepare, shrink
@@ -127,10 +127,10 @@ class Purged:
     count: int
 
 
-class DeadLetters:
+class DeadLetterAdmin:
     """Dead letters, messages that a group has given up: ``admin.dead_letters``."""
 
-    def __init__(self, instance: ClientInstance, topics: Topics, messages: Messages, queues: Queues) -> None:
+    def __init__(self, instance: ClientInstance, topics: TopicAdmin, messages: MessageAdmin, queues: Queues) -> None:
         self._instance = instance
         self._topics = topics
         self._messages = messages
@@ -361,8 +361,8 @@ class _Resending:
     def __init__(
         self,
         instance: ClientInstance,
-        topics: Topics,
-        messages: Messages,
+        topics: TopicAdmin,
+        messages: MessageAdmin,
         group: str,
         *,
         to_topic: bool,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import BrokerInfo, Brokers
-from ternmq.admin.clients import Clients
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
+from ternmq.admin.clients import ClientAdmin
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
@@ -75,10 +75,10 @@ class GroupInfo:
     lag: int
 
 
-class Groups:
+class GroupAdmin:
     """Consumer groups and their progress over all brokers: ``admin.groups``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers, clients: Clients) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin, clients: ClientAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
         self._clients = clients

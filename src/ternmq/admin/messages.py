@@ -22,7 +22,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.queues import Queues
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import StartPosition
@@ -41,10 +41,10 @@ _EVER_MS: Final = 2**63 - 1
 _INDEX_STEP_MS: Final = 1_000
 
 
-class Messages:
+class MessageAdmin:
     """Stored messages, found by id, key, offset or time: ``admin.messages``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers, queues: Queues) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin, queues: Queues) -> None:
         self._instance = instance
         self._brokers = brokers
         self._queues = queues

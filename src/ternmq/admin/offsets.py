@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
-from ternmq.admin.brokers import Brokers
-from ternmq.admin.clients import Clients
-from ternmq.admin.groups import Groups
+from ternmq.admin.brokers import BrokerAdmin
+from ternmq.admin.clients import ClientAdmin
+from ternmq.admin.groups import GroupAdmin
 from ternmq.admin.queues import Queues
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
@@ -50,11 +50,11 @@ class Move:
     after: int
 
 
-class Offsets:
+class OffsetAdmin:
     """Stored offsets of groups: ``admin.offsets``."""
 
     def __init__(
-        self, instance: ClientInstance, brokers: Brokers, clients: Clients, groups: Groups, queues: Queues
+        self, instance: ClientInstance, brokers: BrokerAdmin, clients: ClientAdmin, groups: GroupAdmin, queues: Queues
     ) -> None:
         self._instance = instance
         self._brokers = brokers

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq import names
-from ternmq.admin.brokers import BrokerInfo, Brokers
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
 from ternmq.message import MessageQueue
@@ -55,10 +55,10 @@ class QueueStatus:
         return self.max_offset - self.min_offset
 
 
-class Topics:
+class TopicAdmin:
     """Topics over all brokers of a cluster: ``admin.topics``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
 

@@ -95,7 +95,7 @@ async def _up(
     log_level: str,
 ) -> None:
     from ternmq.broker.config import BrokerConfig
-    from ternmq.cli.supervise import Brokers, plan_brokers
+    from ternmq.cli.supervise import BrokerProcesses, plan_brokers
     from ternmq.env import Env
     from ternmq.namesrv.config import NamesrvConfig
     from ternmq.namesrv.server import NameServer
@@ -146,7 +146,7 @@ async def _up(
             ],
         )
         with late_bar("recover") as tell:
-            async with Brokers.running(plans, log_level=log_level, on_progress=tell) as running:
+            async with BrokerProcesses.running(plans, log_level=log_level, on_progress=tell) as running:
                 address = f"{host}:{name_server.port}"
                 output.item(
                     {

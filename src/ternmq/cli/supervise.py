@@ -131,7 +131,7 @@ class BrokerProcess:
             await self._process.wait()
 
 
-class Brokers:
+class BrokerProcesses:
     """The broker processes of one cluster, all ready."""
 
     def __init__(self, processes: Sequence[BrokerProcess], addresses: dict[str, str]) -> None:
@@ -147,7 +147,7 @@ class Brokers:
     @asynccontextmanager
     async def running(
         cls, plans: Sequence[BrokerPlan], *, log_level: str, on_progress: Callable[[int, int], object]
-    ) -> AsyncIterator[Brokers]:
+    ) -> AsyncIterator[BrokerProcesses]:
         """Start all at once; the block begins when all are ready, and at its end all are stopped.
 
         ``on_progress`` is called during long recoveries, for one broker after the other.

@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from ternmq import names
-from ternmq.delay.progress import Progress
+from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError
 from ternmq.message import Property
@@ -64,7 +64,7 @@ _FORBIDDEN: Final = frozenset({names.SCHEDULE_TOPIC, names.HALF_TOPIC})
 class DelayLevels:
     """All methods belong to the broker's loop; the store is open."""
 
-    def __init__(self, store: MessageStore, progress: Progress, *, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock) -> None:
         self._store = store
         self._progress = progress
         self._clock = clock

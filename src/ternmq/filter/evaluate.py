@@ -31,11 +31,12 @@ from typing import Any, Final, TypeAlias
 
 from ternmq.errors import EvaluationFailed
 from ternmq.filter.numbers import double_key, double_of, int_of, long_of
-from ternmq.filter.sql import DEFAULT_LIMITS, Limits, parse
+from ternmq.filter.sql import DEFAULT_LIMITS, ExpressionLimits, parse
 from ternmq.filter.tree import (
     INT_MAX,
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -43,9 +44,8 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
     nodes,
     terms,
 )
@@ -88,7 +88,7 @@ class SqlFilter:
         source: Source = by_name,
         *,
         read_all: Callable[[Message], Mapping[str, str]] | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ExpressionLimits = DEFAULT_LIMITS,
     ) -> SqlFilter:
         """``read_all`` finds all properties of a message at once, which is faster for expressions with many terms.
 
@@ -123,7 +123,7 @@ class _Compiler:
         match node:
             case Logic(is_and=is_and, operands=operands):
                 return _chain([self.condition(operand) for operand in operands], decisive=not is_and)
-            case Compare(order=Order.EQUAL, left=left, right=right):
+            case Compare(order=Comparison.EQUAL, left=left, right=right):
                 return self._equal(left, right)
             case Compare(order=order, left=left, right=right):
                 return self._ordered(_COMPARE[order], left, right)
@@ -132,11 +132,11 @@ class _Compiler:
             case IsNull(operand=operand):
                 value = self._value(operand)
                 return lambda message: value(message) is None
-            case In(operand=Property(name=name), texts=texts, negated=negated):
+            case In(operand=PropertyValue(name=name), texts=texts, negated=negated):
                 return _in(self._source(name), frozenset(texts), negated=negated)
-            case Part(word=word, operand=operand, text=text, negated=negated):
+            case TextMatch(word=word, operand=operand, text=text, negated=negated):
                 return _part(self._value(operand), _PARTS[word], text, negated=negated)
-            case AsCondition(operand=Property(name=name)):
+            case AsCondition(operand=PropertyValue(name=name)):
                 get = self._source(name)
                 return lambda message: None if get(message) is None else False
             case Constant(value=bool() | None as flag):
@@ -146,7 +146,7 @@ class _Compiler:
 
     def _equal(self, left: Node, right: Node) -> Condition:
         same = _same(_type(left), _type(right))
-        if isinstance(left, Property) and isinstance(right, Constant):
+        if isinstance(left, PropertyValue) and isinstance(right, Constant):
             if isinstance(right.value, str):
                 return _equals_text(self._source(left.name), right.value)
             return _compares(self._source(left.name), same, _as_is, right.value, self._values_max)
@@ -163,7 +163,7 @@ class _Compiler:
     def _ordered(self, compare: Callable[[Any, Any], bool], left: Node, right: Node) -> Condition:
         first_as, second_as = _alike(_type(left), _type(right))
         first, second = self._value(left), self._value(right)
-        if isinstance(left, Property) and _type(right) in _NUMBERS:
+        if isinstance(left, PropertyValue) and _type(right) in _NUMBERS:
             return _compares(self._source(left.name), compare, first_as, second(None), self._values_max)
 
         def ordered(message: Message) -> bool | None:
@@ -179,7 +179,7 @@ class _Compiler:
 
     def _value(self, node: Node) -> Callable[[Message], Any]:
         match node:
-            case Property(name=name):
+            case PropertyValue(name=name):
                 return self._source(name)
             case Constant(value=value):
                 return lambda _message: value
@@ -280,11 +280,11 @@ def _compares(
     return compares
 
 
-_COMPARE: Final[dict[Order, Callable[[Any, Any], bool]]] = {
-    Order.GREATER: operator.gt,
-    Order.GREATER_EQUAL: operator.ge,
-    Order.LESS: operator.lt,
-    Order.LESS_EQUAL: operator.le,
+_COMPARE: Final[dict[Comparison, Callable[[Any, Any], bool]]] = {
+    Comparison.GREATER: operator.gt,
+    Comparison.GREATER_EQUAL: operator.ge,
+    Comparison.LESS: operator.lt,
+    Comparison.LESS_EQUAL: operator.le,
 }
 
 
@@ -317,7 +317,7 @@ _COMPARABLE: Final = (*_NUMBERS, _Type.TEXT)
 
 def _type(node: Node) -> _Type:
     match node:
-        case Property() | Constant(value=str()):
+        case PropertyValue() | Constant(value=str()):
             return _Type.TEXT
         case Constant(value=bool()):
             return _Type.CONDITION

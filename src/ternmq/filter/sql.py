@@ -20,8 +20,8 @@ RocketMQ's known pitfalls are kept, since a filter must select the same messages
 - ``0.0`` is refused: a decimal is at least the smallest positive double.
 - Types of constants are checked, values are not: ``1 > 2`` is a valid filter.
 
-Expressions come from any client, so three limits (``Limits``) are checked before the work that they limit: characters
-before the first token is read, terms with each token, and nesting with each level, because trees are walked
+Expressions come from any client, so three limits (``ExpressionLimits``) are checked before the work that they limit:
+characters before the first token is read, terms with each token, and nesting with each level, because trees are walked
 recursively. The patterns of tokens do not backtrack: parsing needs memory only for the current token, and a token is
 read once.
 """
@@ -39,6 +39,7 @@ from ternmq.filter.tree import (
     LONG_MAX,
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -46,16 +47,15 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
     children,
     is_condition,
 )
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class ExpressionLimits:
     """How large an expression may be; the names of a broker's settings are in ``SETTINGS``."""
 
     #: Characters.
@@ -79,7 +79,7 @@ SETTINGS: Final = {
     "terms": "maxFilterExpressionTerms",
     "depth": "maxFilterExpressionDepth",
 }
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = ExpressionLimits()
 
 _DOUBLE_MAX: Final = 1.7976931348623157e308
 #: Characters of a token that an error shows.
@@ -95,7 +95,7 @@ _WORD_LENGTH_MAX: Final = max(map(len, _WORDS))
 # --- Tokens ---------------------------------------------------------------------------------------------------
 
 
-class Kind(enum.Enum):
+class TokenKind(enum.Enum):
     WORD = enum.auto()
     NAME = enum.auto()
     WHOLE = enum.auto()
@@ -105,11 +105,11 @@ class Kind(enum.Enum):
     END = enum.auto()
 
 
-_TERMS: Final = (Kind.NAME, Kind.WHOLE, Kind.DECIMAL, Kind.TEXT)
+_TERMS: Final = (TokenKind.NAME, TokenKind.WHOLE, TokenKind.DECIMAL, TokenKind.TEXT)
 
 
 class Token(NamedTuple):
-    kind: Kind
+    kind: TokenKind
     #: Keywords in capitals; other tokens as written.
     text: str
     at: int
@@ -133,7 +133,7 @@ _TOKEN: Final = re.compile(
 class _Tokens:
     """The tokens of an expression, with a lookahead of one."""
 
-    def __init__(self, expression: str, limits: Limits) -> None:
+    def __init__(self, expression: str, limits: ExpressionLimits) -> None:
         too_long = limits.too_long(expression)
         if too_long:
             raise ExpressionTooLarge(too_long, expression=expression, position=limits.length)
@@ -154,17 +154,17 @@ class _Tokens:
         at = skipped.end()
         if at == len(self.expression):
             self._at = at
-            return Token(Kind.END, "", at)
+            return Token(TokenKind.END, "", at)
         found = _TOKEN.match(self.expression, at)
         if found is None:
             raise InvalidExpression(_no_token(self.expression[at:]), expression=self.expression, position=at)
         self._at = found.end()
         assert found.lastgroup is not None
-        kind, text = Kind[found.lastgroup], found[0]
-        if kind is Kind.NAME and len(text) <= _WORD_LENGTH_MAX and text.upper() in _WORDS:
-            kind, text = Kind.WORD, text.upper()
+        kind, text = TokenKind[found.lastgroup], found[0]
+        if kind is TokenKind.NAME and len(text) <= _WORD_LENGTH_MAX and text.upper() in _WORDS:
+            kind, text = TokenKind.WORD, text.upper()
         weight = int(kind in _TERMS or text in _CONSTANTS)
-        if kind is Kind.WORD and text == "CONTAINS":
+        if kind is TokenKind.WORD and text == "CONTAINS":
             weight = CONTAINS_TERMS - 1  # and one for the text behind it
         if weight:
             self._terms += weight
@@ -194,7 +194,7 @@ def _no_token(rest: str) -> str:
 # --- The parser -----------------------------------------------------------------------------------------------
 
 
-def parse(expression: str, limits: Limits = DEFAULT_LIMITS) -> Node:
+def parse(expression: str, limits: ExpressionLimits = DEFAULT_LIMITS) -> Node:
     """The tree of a filter; its root is a condition.
 
     Raises ``InvalidExpression``, or its subclass ``ExpressionTooLarge`` if it exceeds ``limits``.
@@ -221,7 +221,7 @@ def check(expression: str) -> None:
 class _Parser:
     """Recursive descent, with a method for each line of the grammar."""
 
-    def __init__(self, expression: str, limits: Limits) -> None:
+    def __init__(self, expression: str, limits: ExpressionLimits) -> None:
         self._tokens = _Tokens(expression, limits)
         self._limits = limits
         self._nested = 0
@@ -265,7 +265,7 @@ class _Parser:
                     raise self._error(
                         right_at, "TRUE and FALSE cannot be compared with a number or text; compare with TRUE or FALSE"
                     )
-                equal = Compare(Order.EQUAL, left, right)
+                equal = Compare(Comparison.EQUAL, left, right)
                 left = equal if sign.text == "=" else Not(equal)
             elif self._take("IS"):
                 negated = self._take("NOT")
@@ -279,7 +279,7 @@ class _Parser:
         left = self._unary()
         while True:
             token = self._tokens.next
-            if token.kind is Kind.SIGN and token.text in _ORDERS:
+            if token.kind is TokenKind.SIGN and token.text in _ORDERS:
                 self._tokens.take()
                 right_at = self._tokens.next.at
                 right = self._unary()
@@ -291,9 +291,9 @@ class _Parser:
                 left = self._between(left, left_at, negated=negated)
             elif self._take("IN"):
                 left = self._in(left, left_at, negated=negated)
-            elif word.kind is Kind.WORD and word.text in RECENT_WORDS:
+            elif word.kind is TokenKind.WORD and word.text in RECENT_WORDS:
                 self._tokens.take()
-                left = Part(word.text, left, self._text(f"expected a text in quotes after {word.text}"), negated)
+                left = TextMatch(word.text, left, self._text(f"expected a text in quotes after {word.text}"), negated)
             elif negated:
                 raise self._error(word.at, "expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
             else:
@@ -309,15 +309,15 @@ class _Parser:
             return Logic(
                 False,
                 (
-                    self._ordered(Order.LESS, value, at, low, low_at),
-                    self._ordered(Order.GREATER, value, at, high, high_at),
+                    self._ordered(Comparison.LESS, value, at, low, low_at),
+                    self._ordered(Comparison.GREATER, value, at, high, high_at),
                 ),
             )
         between = Logic(
             True,
             (
-                self._ordered(Order.GREATER_EQUAL, value, at, low, low_at),
-                self._ordered(Order.LESS_EQUAL, value, at, high, high_at),
+                self._ordered(Comparison.GREATER_EQUAL, value, at, low, low_at),
+                self._ordered(Comparison.LESS_EQUAL, value, at, high, high_at),
             ),
         )
         if isinstance(low, Constant) and isinstance(high, Constant):
@@ -332,7 +332,7 @@ class _Parser:
         return between
 
     def _in(self, left: Node, at: int, *, negated: bool) -> Node:
-        if not isinstance(left, Property):
+        if not isinstance(left, PropertyValue):
             raise self._error(
                 at, "IN needs a property on its left side; write a NOT IN ('x') instead of (NOT a) IN ('x')"
             )
@@ -362,20 +362,20 @@ class _Parser:
     def _primary(self) -> Node:
         token = self._tokens.next
         match token.kind, token.text:
-            case Kind.SIGN, "(":
+            case TokenKind.SIGN, "(":
                 self._tokens.take()
                 node = self._chain(is_and=False)
                 self._need(")", "the parenthesis is not closed")
                 return node
-            case Kind.TEXT, _:
+            case TokenKind.TEXT, _:
                 return Constant(self._text(""))
-            case Kind.NAME, name:
+            case TokenKind.NAME, name:
                 self._tokens.take()
-                return Property(name)
-            case Kind.WORD, "TRUE" | "FALSE" | "NULL":
+                return PropertyValue(name)
+            case TokenKind.WORD, "TRUE" | "FALSE" | "NULL":
                 self._tokens.take()
                 return Constant(_CONSTANTS[token.text])
-            case Kind.WHOLE | Kind.DECIMAL, _:
+            case TokenKind.WHOLE | TokenKind.DECIMAL, _:
                 self._tokens.take()
                 return self._number(token)
             case _:
@@ -383,7 +383,7 @@ class _Parser:
 
     def _number(self, token: Token) -> Constant:
         text = token.text.rstrip("lL")
-        if token.kind is Kind.WHOLE:
+        if token.kind is TokenKind.WHOLE:
             # int() does not read texts of any length, and no number of more than 19 digits fits.
             if len(text) > 19 or int(text) > LONG_MAX:
                 raise self._error(
@@ -397,7 +397,7 @@ class _Parser:
             raise self._error(token.at, "a decimal number must be greater than 0 (RocketMQ refuses 0.0); write 0")
         return Constant(value)
 
-    def _ordered(self, order: Order, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
+    def _ordered(self, order: Comparison, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
         for node, at in ((left, left_at), (right, right_at)):
             if is_condition(node) or (isinstance(node, Constant) and isinstance(node.value, str)):
                 raise self._error(
@@ -415,7 +415,7 @@ class _Parser:
         """An operand of AND, OR or NOT, or the whole filter: it must be a condition."""
         if is_condition(node):
             return node
-        if isinstance(node, Property):
+        if isinstance(node, PropertyValue):
             return AsCondition(node)
         raise self._error(at, "expected a condition such as a = 1, not only a number or a text")
 
@@ -423,7 +423,7 @@ class _Parser:
 
     def _comes(self, text: str) -> bool:
         token = self._tokens.next
-        return token.text == text and token.kind in (Kind.WORD, Kind.SIGN)
+        return token.text == text and token.kind in (TokenKind.WORD, TokenKind.SIGN)
 
     def _take(self, text: str) -> bool:
         if not self._comes(text):
@@ -436,13 +436,13 @@ class _Parser:
             raise self._found(cure)
 
     def _text(self, cure: str) -> str:
-        if self._tokens.next.kind is not Kind.TEXT:
+        if self._tokens.next.kind is not TokenKind.TEXT:
             raise self._found(cure)
         return self._tokens.take().text[1:-1].replace("''", "'")
 
     def _found(self, cure: str) -> InvalidExpression:
         token = self._tokens.next
-        found = "the end" if token.kind is Kind.END else repr(token.text[:_SHOWN_MAX])
+        found = "the end" if token.kind is TokenKind.END else repr(token.text[:_SHOWN_MAX])
         return self._error(token.at, f"{cure}, not {found}")
 
     def _too_deep(self, at: int) -> ExpressionTooLarge:
@@ -453,7 +453,7 @@ class _Parser:
         return InvalidExpression(reason, expression=self._tokens.expression, position=at)
 
 
-_ORDERS: Final = {order.value: order for order in Order if order is not Order.EQUAL}
+_ORDERS: Final = {order.value: order for order in Comparison if order is not Comparison.EQUAL}
 
 
 def _is_flag(node: Node) -> bool:
@@ -464,7 +464,7 @@ def has_recent_words(expression: str) -> bool:
     """Whether brokers before RocketMQ 5.1.3 may read it differently, as far as it can be read."""
     try:
         tokens = _Tokens(expression, DEFAULT_LIMITS)
-        while tokens.next.kind is not Kind.END:
+        while tokens.next.kind is not TokenKind.END:
             if tokens.take().text in RECENT_WORDS:
                 return True
     except InvalidExpression:

@@ -16,7 +16,7 @@ INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 
 
-class Order(enum.Enum):
+class Comparison(enum.Enum):
     """How two values are compared."""
 
     EQUAL = "="
@@ -34,7 +34,7 @@ class Constant:
 
 
 @dataclass(slots=True, frozen=True)
-class Property:
+class PropertyValue:
     name: str
 
 
@@ -47,7 +47,7 @@ class Negate:
 class AsCondition:
     """A property where a condition is required: a text is not true."""
 
-    operand: Property
+    operand: PropertyValue
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,7 +65,7 @@ class Logic:
 
 @dataclass(slots=True, frozen=True)
 class Compare:
-    order: Order
+    order: Comparison
     left: Node
     right: Node
 
@@ -77,13 +77,13 @@ class IsNull:
 
 @dataclass(slots=True, frozen=True)
 class In:
-    operand: Property
+    operand: PropertyValue
     texts: tuple[str, ...]
     negated: bool
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
+class TextMatch:
     """CONTAINS, STARTSWITH or ENDSWITH, given by ``word``."""
 
     word: str
@@ -92,13 +92,13 @@ class Part:
     negated: bool
 
 
-Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Compare | IsNull | In | Part
+Node: TypeAlias = Constant | PropertyValue | Negate | AsCondition | Not | Logic | Compare | IsNull | In | TextMatch
 
 
 def children(node: Node) -> tuple[Node, ...]:
     """The nodes directly below one."""
     match node:
-        case Constant() | Property():
+        case Constant() | PropertyValue():
             return ()
         case Logic(operands=operands):
             return operands
@@ -126,9 +126,9 @@ def terms(root: Node) -> int:
     count = 0
     for node in nodes(root):
         match node:
-            case Part(word="CONTAINS"):
+            case TextMatch(word="CONTAINS"):
                 count += CONTAINS_TERMS
-            case Constant() | Property() | Part():
+            case Constant() | PropertyValue() | TextMatch():
                 count += 1
             case In(texts=texts):
                 count += len(texts)
@@ -140,7 +140,7 @@ def is_condition(node: Node) -> bool:
     match node:
         case Constant(value=value):
             return value is None or isinstance(value, bool)
-        case Property() | Negate():
+        case PropertyValue() | Negate():
             return False
         case _:
             return True

@@ -102,7 +102,7 @@ class Rule:
 ANY_CALLER: Final = Rule(Action.ANY)
 
 
-class Caller(Protocol):
+class CallingPeer(Protocol):
     """The part of a ``Peer`` that validators may use."""
 
     #: ``ip:port``.
@@ -113,7 +113,7 @@ class Caller(Protocol):
 
 
 class Validator(Protocol):
-    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
+    def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
         """Return if a request is allowed; raise ``NoPermission`` with the reason and the cure if not.
 
         ``fields`` are all ext fields as they arrived, and ``request.body`` is the whole body; ``request.header`` is not
@@ -129,7 +129,7 @@ class Gate:
     def __init__(self, validators: Iterable[Validator]) -> None:
         self._validators = tuple(validators)
 
-    def admit(self, caller: Caller, request: Request[Any], rule: Rule) -> None:
+    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> None:
         """Return if a request may be handled; its header is then built from the checked fields.
 
         Raises ``NoPermission``, or any error of a validator: the request must not be handled then, either.

@@ -84,7 +84,7 @@ class Limits:
 OUTGOING: Final = Limits(frame_max_length=FRAME_BYTES_LIMIT, max_waiting_reply_bytes=256 * _MIB)
 
 
-class Connection(Protocol):
+class CountedConnection(Protocol):
     """The part of a ``Peer`` that ``Usage`` needs."""
 
     address: str
@@ -121,16 +121,16 @@ class Usage:
         self._addresses: Counter[str] = Counter()
         self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
         #: Bytes of the frame and when it began, the oldest frame first.
-        self._incomplete: dict[Connection, tuple[int, float]] = {}
+        self._incomplete: dict[CountedConnection, tuple[int, float]] = {}
         #: For peers that do not read: how many bytes had been sent, and when that number last grew; the one that has
         #: not read for longest is first.
-        self._unread: dict[Connection, tuple[int, float]] = {}
+        self._unread: dict[CountedConnection, tuple[int, float]] = {}
         self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
         self._timer: asyncio.TimerHandle | None = None
 
     # --- Connections ------------------------------------------------------------------------------------------------
 
-    def opened(self, peer: Connection) -> bool:
+    def opened(self, peer: CountedConnection) -> bool:
         """Count a connection; returns False, without counting it, if there are too many."""
         limits, ip = self.limits, peer.remote_ip
         if self._connections >= self._connections_max:
@@ -150,7 +150,7 @@ class Usage:
         self.logs.warning("refused", f"refusing a connection from {peer.address}: {reason}")
         return False
 
-    def closed(self, peer: Connection) -> None:
+    def closed(self, peer: CountedConnection) -> None:
         """A counted connection has ended."""
         self._connections -= 1
         self._addresses[peer.remote_ip] -= 1
@@ -159,7 +159,7 @@ class Usage:
 
     # --- Incoming ---------------------------------------------------------------------------------------------------
 
-    def keeps(self, peer: Connection, kept_bytes: int, *, is_new: bool) -> None:
+    def keeps(self, peer: CountedConnection, kept_bytes: int, *, is_new: bool) -> None:
         """A peer has sent this much of a frame, or all of it (0). ``is_new``: not the frame of the last call."""
         before, since = self._incomplete.get(peer, (0, 0.0))
         self.incomplete_bytes += kept_bytes - before
@@ -179,12 +179,12 @@ class Usage:
             )
             self._abort("incomplete", next(iter(self._incomplete)), reason)
 
-    def paused(self, peer: Connection) -> None:
+    def paused(self, peer: CountedConnection) -> None:
         """Reading from a peer is paused: the peer is not responsible for its incomplete frame."""
         if peer in self._incomplete:
             self._incomplete[peer] = self._incomplete[peer][0], math.inf
 
-    def resumed(self, peer: Connection) -> None:
+    def resumed(self, peer: CountedConnection) -> None:
         """Reading continues: the time limit of its frame starts again."""
         if peer in self._incomplete:
             kept_bytes, _ = self._incomplete.pop(peer)
@@ -192,7 +192,7 @@ class Usage:
 
     # --- Outgoing ---------------------------------------------------------------------------------------------------
 
-    def unread(self, peer: Connection) -> None:
+    def unread(self, peer: CountedConnection) -> None:
         """A peer does not read what was written to it, until ``read_again``."""
         self._unread[peer] = peer.left_bytes(), self._loop.time()
         self._watch()
@@ -204,7 +204,7 @@ class Usage:
             )
             self._abort("waiting", next(iter(self._unread)), reason)
 
-    def read_again(self, peer: Connection) -> None:
+    def read_again(self, peer: CountedConnection) -> None:
         self._unread.pop(peer, None)
 
     # --- Requests in progress ---------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Usage:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def forget(self, peer: Connection) -> None:
+    def forget(self, peer: CountedConnection) -> None:
         """Remove a peer from all tables."""
         kept_bytes, _ = self._incomplete.pop(peer, (0, 0.0))
         self.incomplete_bytes -= kept_bytes
@@ -253,7 +253,7 @@ class Usage:
         if self._incomplete or self._unread:
             self._watch()
 
-    def _abort(self, kind: str, peer: Connection, reason: str) -> None:
+    def _abort(self, kind: str, peer: CountedConnection, reason: str) -> None:
         self.logs.warning(kind, f"closing the connection to {peer.address}: {reason}")
         peer.abort()
 

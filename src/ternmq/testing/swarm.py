@@ -24,7 +24,7 @@ from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.net import Weather
 
 
-class Fault(Enum):
+class FaultKind(Enum):
     """Kinds of faults."""
 
     KILL_CLIENT = "kill a client"
@@ -49,7 +49,7 @@ _LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0, 75.0)
 class Swarm:
     """What a seed decides in advance."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[FaultKind, ...]
     weather: Weather
     #: Duration of the storm, in virtual seconds.
     storm_s: float
@@ -59,10 +59,10 @@ class Swarm:
     @classmethod
     def choose(cls, random: Random) -> Self:
         sync_flush = random.random() < 0.3
-        faults = [fault for fault in Fault if random.random() < 0.4]
+        faults = [fault for fault in FaultKind if random.random() < 0.4]
         slow = random.random() < 0.3
         return cls(
-            faults=tuple(fault for fault in faults if sync_flush or fault is not Fault.CUT_POWER),
+            faults=tuple(fault for fault in faults if sync_flush or fault is not FaultKind.CUT_POWER),
             weather=Weather(
                 delay_min_s=0.000_1, delay_max_s=0.2 if slow else 0.002, chop=random.choice((0.0, 0.2, 0.7))
             ),
@@ -111,35 +111,35 @@ class Storm:
         self._cluster.network.heal()
         self._cluster.network.weather = Weather()
 
-    def _happen(self, fault: Fault) -> None:
+    def _happen(self, fault: FaultKind) -> None:
         chance, network = self._random, self._cluster.network
         server = self._pick(self._servers)
         client = self._pick(self._clients())
-        is_server = fault in (Fault.KILL_SERVER, Fault.CUT_POWER, Fault.PAUSE_SERVER)
+        is_server = fault in (FaultKind.KILL_SERVER, FaultKind.CUT_POWER, FaultKind.PAUSE_SERVER)
         node = server if is_server else client
         if node is None or server is None:
             return
         match fault:
-            case Fault.KILL_CLIENT | Fault.KILL_SERVER | Fault.CUT_POWER:
-                (node.cut_power if fault is Fault.CUT_POWER else node.kill)()
+            case FaultKind.KILL_CLIENT | FaultKind.KILL_SERVER | FaultKind.CUT_POWER:
+                (node.cut_power if fault is FaultKind.CUT_POWER else node.kill)()
                 if is_server or self._revive:
                     self._later(lambda: None if node.is_up else node.start())
-            case Fault.PAUSE_CLIENT | Fault.PAUSE_SERVER:
+            case FaultKind.PAUSE_CLIENT | FaultKind.PAUSE_SERVER:
                 node.pause()
                 self._later(lambda: node.resume() if node.is_paused else None)
-            case Fault.PARTITION | Fault.ONE_WAY | Fault.CUT_OFF:
+            case FaultKind.PARTITION | FaultKind.ONE_WAY | FaultKind.CUT_OFF:
                 ways = [(node.ip, server.ip), (server.ip, node.ip)]
-                if fault is Fault.ONE_WAY:
+                if fault is FaultKind.ONE_WAY:
                     ways = [chance.choice(ways)]
-                if fault is Fault.CUT_OFF:
+                if fault is FaultKind.CUT_OFF:
                     network.reset(node.ip, server.ip)
                 self._cluster.note(fault.value, ways)
                 self._later(partial(self._unblock, ways))
                 for way in ways:
                     network.block(*way)
-            case Fault.RESET:
+            case FaultKind.RESET:
                 self._cluster.note(fault.value, node.name, server.name, network.reset(node.ip, server.ip))
-            case Fault.CLOCK:
+            case FaultKind.CLOCK:
                 ms = chance.choice((-60_000, -1_000, 1_000, 60_000))
                 self._cluster.note(fault.value, node.name, ms)
                 node.clock.jump(ms)

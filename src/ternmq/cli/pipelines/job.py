@@ -39,7 +39,7 @@ from ternmq.errors import ConfigError, TernError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ternmq.spark.runtime.jobs import Progress, Watch
+    from ternmq.spark.runtime.jobs import JobProgress, Watch
 
 Master = Annotated[
     str,
@@ -174,8 +174,8 @@ def _stopped_by_signals(watch: Watch) -> Iterator[None]:
 # --- The live line --------------------------------------------------------------------------------------------------
 
 
-def _both(*tells: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
+def _both(*tells: Callable[[JobProgress], None]) -> Callable[[JobProgress], None]:
+    def tell(progress: JobProgress) -> None:
         for one in tells:
             one(progress)
 
@@ -183,7 +183,7 @@ def _both(*tells: Callable[[Progress], None]) -> Callable[[Progress], None]:
 
 
 @contextmanager
-def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[JobProgress], None]]:
     if as_json:
         output = Output(as_json=True)
         yield lambda progress: output.item(fields_of(progress), "")
@@ -194,7 +194,7 @@ def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]
         yield _plain_lines()
 
 
-def fields_of(progress: Progress) -> dict[str, object]:
+def fields_of(progress: JobProgress) -> dict[str, object]:
     """An event of ``--json``: the known values, marked as progress, not as a result."""
     import dataclasses
 
@@ -202,7 +202,7 @@ def fields_of(progress: Progress) -> dict[str, object]:
     return {"event": "progress"} | known
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: JobProgress) -> str:
     """The same for people."""
     parts = []
     if progress.batch is not None:
@@ -221,10 +221,10 @@ def line_of(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _plain_lines() -> Callable[[Progress], None]:
+def _plain_lines() -> Callable[[JobProgress], None]:
     clock, told_ms = SystemClock(), -_PLAIN_INTERVAL_MS
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: JobProgress) -> None:
         nonlocal told_ms
         now_ms = clock.now_ms()
         if now_ms - told_ms >= _PLAIN_INTERVAL_MS:
@@ -235,7 +235,7 @@ def _plain_lines() -> Callable[[Progress], None]:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
+def _bar(name: str) -> Iterator[Callable[[JobProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -250,7 +250,7 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     with Bars(*columns, console=Console(file=sys.stderr), transient=True) as bars:
         task = bars.add_task(name, total=None, line="starting Spark")
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: JobProgress) -> None:
             bars.update(task, completed=progress.done or 0, total=progress.total, line=line_of(progress))
 
         yield tell

@@ -18,7 +18,7 @@ from ternmq.cli.output import note
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ternmq.spark.runtime.jobs import Progress
+    from ternmq.spark.runtime.jobs import JobProgress
 
 #: Field of a progress → kind, name, description, and the factor to Prometheus' base units.
 _METRICS: Final = {
@@ -41,9 +41,9 @@ class Metrics(Collector):
     """The served values. ``take`` and ``collect`` may be called from different threads."""
 
     def __init__(self) -> None:
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, JobProgress] = {}
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: JobProgress) -> None:
         # A new dict instead of a change: another thread may be iterating over the old one.
         self._progress = self._progress | {progress.job: progress}
 

@@ -31,7 +31,7 @@ class QueueKey(NamedTuple):
         return crc32(f"{self.topic}/{self.queue_id}".encode())
 
 
-class Run(NamedTuple):
+class EntryRun(NamedTuple):
     """Entries of one queue with consecutive queue offsets."""
 
     key: QueueKey
@@ -55,7 +55,7 @@ class Sum(NamedTuple):
     log_end: int
 
 
-def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[Run | Keys | Damaged | Sum]:
+def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[EntryRun | Keys | Damaged | Sum]:
     """Read the slice with this ``number``. Raises ``StoreError``."""
     records = keys = 0
     log_end = -1
@@ -91,7 +91,7 @@ class _Gathered:
         #: By queue: the first key of its last run, and the entries.
         self._last: dict[tuple[str, int], tuple[QueueKey, list[bytes]]] = {}
         self._next: dict[tuple[str, int], int] = {}
-        self._done: list[Run] = []
+        self._done: list[EntryRun] = []
         self.total_bytes = 0
 
     def add(self, key: QueueKey, entries: bytes) -> None:
@@ -105,12 +105,12 @@ class _Gathered:
         self._next[queue] = key.queue_offset + len(entries) // ENTRY_BYTES
         self.total_bytes += len(entries)
 
-    def take(self) -> Iterator[Run]:
+    def take(self) -> Iterator[EntryRun]:
         """All runs; afterwards it is empty."""
         yield from self._done
         yield from (_run(key, pieces) for key, pieces in self._last.values())
         self._last, self._next, self._done, self.total_bytes = {}, {}, [], 0
 
 
-def _run(key: QueueKey, pieces: list[bytes]) -> Run:
-    return Run(key, b"".join(pieces))
+def _run(key: QueueKey, pieces: list[bytes]) -> EntryRun:
+    return EntryRun(key, b"".join(pieces))

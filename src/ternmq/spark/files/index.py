@@ -41,7 +41,7 @@ SCHEMA: Final = StructType(
 )
 
 
-class IndexFile(InputPartition):
+class IndexPartition(InputPartition):
     """One file, and where its entries begin."""
 
     def __init__(self, path: Path, entries_at: int) -> None:
@@ -50,7 +50,7 @@ class IndexFile(InputPartition):
         self.entries_at = entries_at
 
 
-class IndexReader(DataSourceReader):
+class IndexTableReader(DataSourceReader):
     """Planner, then executor: the entries of all index files."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:
@@ -67,12 +67,12 @@ class IndexReader(DataSourceReader):
             if slots is None:
                 raise StoreError(f"nothing in {root} shows how large its index files are: they have no entries")
             entries_at = index_entries_at(slots)
-            found += [IndexFile(root / "index" / name, entries_at) for name in files]
+            found += [IndexPartition(root / "index" / name, entries_at) for name in files]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Executor."""
-        if not isinstance(partition, IndexFile):
+        if not isinstance(partition, IndexPartition):
             return
         disk, path = FileDisk(writable=False), partition.path
         count = INDEX_HEADER.unpack(disk.read_at(path, 0, INDEX_HEADER_BYTES))[5]

@@ -34,7 +34,7 @@ _ZEROS: Final = bytes(8)
 
 
 @dataclass(slots=True, frozen=True)
-class Segment:
+class SegmentFile:
     """One file of a log; ``start`` is the log offset of its first byte."""
 
     path: Path
@@ -52,7 +52,7 @@ class LogSlice(InputPartition):
     """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Sent to the
     executor that reads it."""
 
-    def __init__(self, segment: Segment, begin: int, end: int) -> None:
+    def __init__(self, segment: SegmentFile, begin: int, end: int) -> None:
         super().__init__((segment, begin, end))
         self.segment = segment
         self.begin = begin
@@ -61,7 +61,7 @@ class LogSlice(InputPartition):
 
 def find_segments(
     paths: Sequence[Path], *, segment_bytes: int | None = None, lead: int = 0, lenient: bool = False
-) -> list[Segment]:
+) -> list[SegmentFile]:
     """The segments of all logs, each log in order, up to its tail.
 
     Raises ``StoreError`` for a path without a log, ``CorruptFile`` for a file that does not match the others; with
@@ -76,7 +76,7 @@ def find_segments(
     if bare:
         # Whether the broker stopped cleanly is unknown.
         logs.append((bare, False))
-    found: list[Segment] = []
+    found: list[SegmentFile] = []
     for directories, is_closed in logs:
         segments = _of_log(disk, directories, segment_bytes, lenient=lenient)
         segments = [replace(segment, lead=lead) for segment in segments] if lead else segments
@@ -84,10 +84,10 @@ def find_segments(
     return found
 
 
-def segments_of(view: StoreView) -> list[Segment]:
+def segments_of(view: StoreView) -> list[SegmentFile]:
     """The segments of an opened store, up to its tail."""
     size = view.sizes.segment
-    segments = [Segment(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
+    segments = [SegmentFile(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
     return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
 
 
@@ -113,17 +113,17 @@ def _check_is_log(disk: FileDisk, path: Path) -> None:
         )
 
 
-def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenient: bool) -> list[Segment]:
+def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenient: bool) -> list[SegmentFile]:
     listed = [(entry, directory) for directory in directories for entry in disk.list(directory)]
     size = size or usual_length(entry for entry, _ in listed)
     if size is None:
         return []
     if not lenient:
         files = segment_files(disk, directories, size=size, key=KEY)
-        return [Segment(path, start, size) for start, path in files.items()]
+        return [SegmentFile(path, start, size) for start, path in files.items()]
     return sorted(
         (
-            Segment(directory / entry.name, int(entry.name), min(entry.length_bytes, size))
+            SegmentFile(directory / entry.name, int(entry.name), min(entry.length_bytes, size))
             for entry, directory in listed
             if entry.length_bytes and entry.name.isdigit() and len(entry.name) == NAME_DIGITS
         ),
@@ -131,7 +131,7 @@ def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenien
     )
 
 
-def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> list[Segment]:
+def _up_to_tail(disk: FileDisk, segments: list[SegmentFile], *, is_closed: bool) -> list[SegmentFile]:
     while segments and disk.read_at(segments[-1].path, segments[-1].lead, len(_ZEROS)) in (_ZEROS, b""):
         segments.pop()
     if segments:
@@ -140,7 +140,7 @@ def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> 
     return segments
 
 
-def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | None) -> list[Segment]:
+def between(segments: Sequence[SegmentFile], begin_ms: int | None, end_ms: int | None) -> list[SegmentFile]:
     """The segments that may have records of a time range, by the store times of their first records."""
     if begin_ms is None and end_ms is None:
         return list(segments)
@@ -158,14 +158,14 @@ def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | Non
     return kept
 
 
-def _first_time_ms(disk: FileDisk, segment: Segment) -> int | None:
+def _first_time_ms(disk: FileDisk, segment: SegmentFile) -> int | None:
     head = disk.read_at(segment.path, segment.lead, HEAD_BYTES)
     if len(head) < HEAD_BYTES or not record_size(head, segment.start + segment.lead):
         return None
     return head_store_time(head)
 
 
-def cut(segments: Iterable[Segment], *, slice_bytes: int) -> list[LogSlice]:
+def cut(segments: Iterable[SegmentFile], *, slice_bytes: int) -> list[LogSlice]:
     """Slices of about ``slice_bytes``, in log order; those of one segment have equal length."""
     slices: list[LogSlice] = []
     for segment in segments:

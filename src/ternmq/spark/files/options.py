@@ -41,7 +41,7 @@ class OnCorrupt(enum.StrEnum):
     KEEP = "keep"
 
 
-class Part(enum.StrEnum):
+class StorePart(enum.StrEnum):
     """The table of a store: the records of its log, or the entries of its ConsumeQueues or its index."""
 
     LOG = "log"
@@ -54,7 +54,7 @@ class FilesOptions:
     """What to read, and how."""
 
     paths: tuple[Path, ...]
-    part: Part
+    part: StorePart
     #: By name, or else by pattern; without both, all topics.
     topics: tuple[str, ...]
     topic_pattern: str
@@ -78,7 +78,7 @@ class FilesOptions:
         begin, end = texts.text("startingTimestamp"), texts.text("endingTimestamp")
         return cls(
             paths=_paths(texts.text("path")),
-            part=texts.choice("part", Part, Part.LOG),
+            part=texts.choice("part", StorePart, StorePart.LOG),
             topics=topic_names(texts.text(chosen)) if chosen in ("topic", "topics") else (),
             topic_pattern=topic_pattern(texts.text("topicPattern")),
             begin_ms=time_ms("startingTimestamp", begin) if begin else None,

@@ -46,7 +46,7 @@ class QueueFiles(InputPartition):
         self.files = files
 
 
-class QueueReader(DataSourceReader):
+class QueueTableReader(DataSourceReader):
     """Planner, then executor: the entries of all queues."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:

@@ -28,7 +28,7 @@ from ternmq.errors import CorruptRecord
 from ternmq.spark.files import index, layout, queues
 from ternmq.spark.files.columns import LOG_COLUMNS, LogRows, damage_batch, damage_rows
 from ternmq.spark.files.layout import LogSlice
-from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
+from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, StorePart
 from ternmq.spark.files.reading import SliceReader
 from ternmq.spark.runtime.garbage import keep_loaded
 from ternmq.spark.source.columns import Batches, check_schema, spark_schema
@@ -38,7 +38,11 @@ from ternmq.store.inspect.scan import Damaged
 
 log = logging.getLogger(__name__)
 
-_SCHEMAS: Final = {Part.LOG: spark_schema(LOG_COLUMNS), Part.QUEUES: queues.SCHEMA, Part.INDEX: index.SCHEMA}
+_SCHEMAS: Final = {
+    StorePart.LOG: spark_schema(LOG_COLUMNS),
+    StorePart.QUEUES: queues.SCHEMA,
+    StorePart.INDEX: index.SCHEMA,
+}
 
 
 class FilesSource(DataSource):
@@ -56,15 +60,15 @@ class FilesSource(DataSource):
         options = FilesOptions.parse(self.options)
         check_schema(schema, _SCHEMAS[options.part])
         match options.part:
-            case Part.LOG:
-                return LogReader(options, schema)
-            case Part.QUEUES:
-                return queues.QueueReader(options, schema)
-            case Part.INDEX:
-                return index.IndexReader(options, schema)
+            case StorePart.LOG:
+                return LogTableReader(options, schema)
+            case StorePart.QUEUES:
+                return queues.QueueTableReader(options, schema)
+            case StorePart.INDEX:
+                return index.IndexTableReader(options, schema)
 
 
-class LogReader(DataSourceReader):
+class LogTableReader(DataSourceReader):
     """Planner, then executor: the records of all segments."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:

@@ -88,7 +88,7 @@ class Content:
 
 
 @dataclass(slots=True, frozen=True)
-class Stage:
+class StagingDirectory:
     """A directory for files being written; its owner holds its lock."""
 
     path: Path
@@ -165,7 +165,7 @@ class Lake:
                     os.close(descriptor)
 
     @contextmanager
-    def stage(self) -> Iterator[Stage]:
+    def stage(self) -> Iterator[StagingDirectory]:
         """A new directory for files; remaining files are removed at the end, unless they are still to be moved."""
         with self._lock():
             path = self.home / "staging" / f"{self._env.random.getrandbits(64):016x}"
@@ -173,7 +173,7 @@ class Lake:
             descriptor = os.open(path, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
-            yield Stage(path, descriptor)
+            yield StagingDirectory(path, descriptor)
         except BaseException:
             # The error may have occurred after the change became valid. Then the files are still needed.
             os.close(descriptor)
@@ -183,7 +183,9 @@ class Lake:
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
-    def add(self, stage: Stage, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None) -> bool:
+    def add(
+        self, stage: StagingDirectory, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None
+    ) -> bool:
         """Add the files of a stage, which contain the offsets ``found``.
 
         ``apart_from`` is the ``version`` of the content whose offsets the files leave out, None if they leave out none.

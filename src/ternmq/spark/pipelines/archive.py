@@ -26,12 +26,12 @@ from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
 from ternmq.spark.lake.covered import Covered, Span
 from ternmq.spark.lake.files import local_path
-from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.lake.lake import Lake, StagingDirectory
 from ternmq.spark.runtime.jobs import LEFT_OUT, JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 from ternmq.spark.source import columns
 from ternmq.spark.source.options import EARLIEST, BadMessages, OffsetTable, SourceOptions, offset_table
-from ternmq.spark.source.reading import Reading, columns_of
+from ternmq.spark.source.reading import TopicReading, columns_of
 from ternmq.spark.source.source import NAME
 
 JOB: Final = "archive"
@@ -92,7 +92,7 @@ def archive(
     given = {name: text for name, text in texts.items() if text}
     options = SourceOptions.parse(given)
     # Checked before the lake is created: for a missing topic no files are created.
-    reading = Reading(options, columns.spark_schema(columns_of(options)))
+    reading = TopicReading(options, columns.spark_schema(columns_of(options)))
     queues = reading.queues()
     into = Lake.at(lake, make=True)
     into.tidy()
@@ -122,7 +122,7 @@ def archive(
     return Archived(writer.rows, last.rows or 0, into.content().rows, last.left_out or 0)
 
 
-def _starts(reading: Reading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
+def _starts(reading: TopicReading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
     """Where a stream without a checkpoint begins; queues that are not in the lake begin at their first message."""
     known = [queue for queue in queues if covered.of(queue)]
     if not known:
@@ -189,7 +189,7 @@ class _Writer:
                 return 0
             return rows if self._lake.add(stage, found, rows=rows, apart_from=apart_from) else None
 
-    def _write_files(self, batch: DataFrame, stage: Stage) -> None:
+    def _write_files(self, batch: DataFrame, stage: StagingDirectory) -> None:
         seconds = F.unix_seconds("store_time")
         by_hour = batch.withColumns(
             {
@@ -216,7 +216,7 @@ def _without(batch: DataFrame, covered: Covered) -> DataFrame:
     return batch.join(known, [*same, inside], "left_anti")
 
 
-def _found(stage: Stage) -> tuple[Mapping[MessageQueue, Span], int]:
+def _found(stage: StagingDirectory) -> tuple[Mapping[MessageQueue, Span], int]:
     """The offsets and the number of rows in the files of a stage. A batch has all offsets of a queue between its first
     and its last, except for skipped messages, so these two are enough."""
     found: dict[MessageQueue, Span] = {}

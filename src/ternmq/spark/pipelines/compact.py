@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ternmq.errors import CorruptFile
-from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.lake.lake import Lake, StagingDirectory
 from ternmq.spark.runtime.jobs import Watch
 
 TARGET_BYTES: Final = 128 << 20
@@ -93,7 +93,7 @@ def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> Groups:
 
 
 def _merge(
-    spark: SparkSession, stage: Stage, plans: Mapping[str, Groups], watch: Watch
+    spark: SparkSession, stage: StagingDirectory, plans: Mapping[str, Groups], watch: Watch
 ) -> Mapping[str, Sequence[Path]]:
     """Write the new files of some hours, each hour's into a separate directory."""
     new: dict[str, list[Path]] = {}

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ternmq.env import Clock, SystemClock
 from ternmq.spark.files import layout
 from ternmq.spark.files.derive import KEYED, Rules
-from ternmq.spark.files.derived import Keys, QueueKey, Run, Sum, derived
+from ternmq.spark.files.derived import EntryRun, Keys, QueueKey, Sum, derived
 from ternmq.spark.files.index_file import IndexWriter
 from ternmq.spark.files.options import NAME, SLICE_BYTES
 from ternmq.spark.files.queue_writer import QueueWriter
@@ -63,7 +63,7 @@ _PARTS: Final = "parts.tmp"
 
 
 @dataclass(slots=True, frozen=True)
-class Rebuilt:
+class RebuildResult:
     """The result of ``rebuild``."""
 
     records: int
@@ -83,7 +83,7 @@ def rebuild(
     slice_bytes: int = SLICE_BYTES,
     watch: Watch | None = None,
     clock: Clock | None = None,
-) -> Rebuilt:
+) -> RebuildResult:
     """Rebuild queues and index of a store, in place, or in a new directory ``output``; then the store is not changed.
 
     Raises ``StoreLocked`` while a broker uses a store that is to be changed, other ``StoreError``s for files that
@@ -99,7 +99,7 @@ def rebuild(
 class Checked:
     """How the existing queues and index differ from the log, in entries."""
 
-    rebuilt: Rebuilt
+    rebuilt: RebuildResult
     #: Entries that are missing or differ; and entries without a record.
     queue_missing: int
     queue_extra: int
@@ -165,7 +165,7 @@ class _Rebuild:
         self._index_slots, self._index_entries = index_sizes(view)
         self._slices = layout.cut(layout.segments_of(view), slice_bytes=slice_bytes)
 
-    def run(self) -> Rebuilt:
+    def run(self) -> RebuildResult:
         view = self._view
         self._parts.mkdir(parents=True)
         rules = Rules(left_out(view), dict(view.deleted.ends), view.queues.has_light, view.delays_ms)
@@ -186,7 +186,7 @@ class _Rebuild:
         self._disk.remove(self._parts)
         log_end = max((each.log_end for each in sums), default=0)
         damages = sorted((each for each in told if isinstance(each, Damaged)), key=lambda damaged: damaged.begin)
-        return Rebuilt(records, max(log_end - view.log.begin, 0), queues, len(files), damages)
+        return RebuildResult(records, max(log_end - view.log.begin, 0), queues, len(files), damages)
 
     # --- Queues -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class _Rebuild:
         tasks_max = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = min(tasks_max, records // _TASK_RECORDS + 1)
         written: list[tuple[str, int, Path]] = (
-            scanned.filter(lambda each: isinstance(each, Run))
+            scanned.filter(lambda each: isinstance(each, EntryRun))
             .map(lambda run: (run.key, run.entries))
             .repartitionAndSortWithinPartitions(tasks, lambda key: key.partition)
             .mapPartitions(lambda runs: _write_queues(runs, parts, file_bytes))

@@ -64,7 +64,7 @@ class Hour:
 
 
 @dataclass(slots=True, frozen=True)
-class Difference:
+class Discrepancy:
     """A message with a problem. ``count``: how many of its id are missing, too many, …"""
 
     problem: str
@@ -96,7 +96,7 @@ class Reconciled:
     problems: dict[str, int]
     hours: tuple[Hour, ...]
     #: The first few of each problem.
-    differences: tuple[Difference, ...]
+    differences: tuple[Discrepancy, ...]
 
     @property
     def missing(self) -> int:
@@ -269,15 +269,15 @@ def _report(messages: DataFrame, *, topic: str, late_ms: int, nameless: int) -> 
     )
 
 
-def _samples(listed: DataFrame) -> tuple[Difference, ...]:
+def _samples(listed: DataFrame) -> tuple[Discrepancy, ...]:
     first = "coalesce(sent_time, stored_time)"
     rows = (
         listed.withColumn("number", F.expr(f"row_number() OVER (PARTITION BY problem, side ORDER BY {first}, id)"))
         .where(F.col("number") <= SAMPLES)
         .withColumns({f"{name}_ms": F.unix_millis(f"{name}_time") for name in ("sent", "stored", "consumed")})
-        .select("number", *Difference.__dataclass_fields__)
+        .select("number", *Discrepancy.__dataclass_fields__)
         .collect()
     )
     rows.sort(key=lambda row: (KINDS.index((row["problem"], row["side"])), row["number"]))
-    names = Difference.__dataclass_fields__
-    return tuple(Difference(**{name: row[name] for name in names}) for row in rows)
+    names = Discrepancy.__dataclass_fields__
+    return tuple(Discrepancy(**{name: row[name] for name in names}) for row in rows)

@@ -31,7 +31,7 @@ from ternmq.errors import ConfigError, RouteMissing
 from ternmq.message import MessageQueue
 from ternmq.spark.lake.lake import Lake
 from ternmq.spark.runtime.cluster import cluster_at
-from ternmq.spark.runtime.jobs import JobStopped, Progress, Watch
+from ternmq.spark.runtime.jobs import JobProgress, JobStopped, Watch
 from ternmq.spark.session import sentence_of
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.source import columns
@@ -183,7 +183,7 @@ def replay(
             write = portion.write.format(NAME).options(**options | {"writeId": f"{write_id}.{number}"}).mode("append")
             watch.run("replay", spark, write.save)
             sent = round(plan.rows * (number + 1) / plan.portions)
-            watch.tell(Progress(job="replay", rows=sent, done=sent, total=plan.rows))
+            watch.tell(JobProgress(job="replay", rows=sent, done=sent, total=plan.rows))
     return Replayed(plan.rows, plan.portions)
 
 

@@ -46,13 +46,13 @@ from ternmq.spark.pipelines.sql_script import (
     CONSOLE,
     TOPIC,
     Command,
-    Query,
     ScriptError,
+    ScriptQuery,
     Target,
     TopicView,
     statements_of,
 )
-from ternmq.spark.pipelines.topic_views import BAD_SUFFIX, BadRows, Reading
+from ternmq.spark.pipelines.topic_views import BAD_SUFFIX, BadRows, ViewSettings
 from ternmq.spark.runtime.jobs import JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 
@@ -74,7 +74,7 @@ class Shown:
 
 
 @dataclass(slots=True, frozen=True)
-class Done:
+class SqlResult:
     """The result of a query: messages read, and how many of them did not match the columns."""
 
     statement: str
@@ -96,7 +96,7 @@ def run_sql(
     show: Callable[[Shown], None] | None = None,
     note: Callable[[str], None] | None = None,
     watch: Watch | None = None,
-) -> list[Done]:
+) -> list[SqlResult]:
     """Run the statements of a script until its streams end (``once``: with the present messages) or are stopped.
 
     ``checkpoint`` is a directory that Spark can access, needed by ``INSERT``. ``every`` is the time between
@@ -107,7 +107,7 @@ def run_sql(
     """
     statements = statements_of(script)
     trigger = _trigger(once=once, every=every)
-    reading = Reading(
+    reading = ViewSettings(
         name_servers=";".join(ClientConfig(name_servers).addresses),
         options=dict(options or {}),
         message_columns=topic_views.message_columns_in(script),
@@ -120,7 +120,7 @@ def run_sql(
             match statement:
                 case TopicView():
                     run.declare(statement)
-                case Query():
+                case ScriptQuery():
                     run.plan(statement, checkpoint=checkpoint)
                 case Command():
                     run.command(statement)
@@ -145,7 +145,7 @@ class _Run:
     def __init__(
         self,
         spark: SparkSession,
-        reading: Reading,
+        reading: ViewSettings,
         sample_messages: int,
         show: Callable[[Shown], None],
         note: Callable[[str], None],
@@ -181,7 +181,7 @@ class _Run:
         self._views[view.name.lower()] = (view, columns)
         self._make(view.name, topic_views.topic_frame(spark, view, columns, reading))
 
-    def plan(self, query: Query, *, checkpoint: str) -> None:
+    def plan(self, query: ScriptQuery, *, checkpoint: str) -> None:
         """Let Spark resolve a query, and check how its rows can be written to the target."""
         frame = self._resolve(query.sql, query.line)
         if not frame.isStreaming:
@@ -241,7 +241,7 @@ class _Run:
 
     # --- Run ------------------------------------------------------------------------------------------------------
 
-    def follow(self, trigger: Mapping[str, Any], *, checkpoint: str) -> list[Done]:
+    def follow(self, trigger: Mapping[str, Any], *, checkpoint: str) -> list[SqlResult]:
         """Start the planned streams, and wait for them."""
         started: dict[str, StreamingQuery] = {}
         try:
@@ -257,7 +257,7 @@ class _Run:
                 raise JobFailed(sentence_of(error)) from error
             raise
         last = self._watch.follow_all(started)
-        return [Done(name, progress.rows or 0, progress.left_out or 0) for name, progress in last.items()]
+        return [SqlResult(name, progress.rows or 0, progress.left_out or 0) for name, progress in last.items()]
 
     def _writer(self, one: _Planned) -> DataStreamWriter:
         if one.target.kind == CONSOLE:
@@ -275,7 +275,7 @@ class _Run:
 
     # --- Show -----------------------------------------------------------------------------------------------------
 
-    def _show_once(self, statement: Query | Command, frame: DataFrame) -> None:
+    def _show_once(self, statement: ScriptQuery | Command, frame: DataFrame) -> None:
         name = f"line {statement.line}"
         self._watch.run("select", self._spark, lambda: self._show_batch(name, frame, None))
 

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everywhere
 from pyspark.sql.types import ArrayType, DataType
 
 from ternmq.errors import ConfigError
-from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, Query, ScriptError
+from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, ScriptError, ScriptQuery
 from ternmq.spark.session import sentence_of
 from ternmq.spark.sink.options import checked_topic
 from ternmq.spark.sink.rows import READ_ONLY, WRITTEN, check_schema
@@ -19,7 +19,7 @@ from ternmq.spark.sink.rows import READ_ONLY, WRITTEN, check_schema
 _MODES: Final = {CONSOLE: ("Update", "Append", "Complete"), TOPIC: ("Append",), TABLE: ("Append",)}
 
 
-def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
+def output_mode(spark: SparkSession, frame: DataFrame, query: ScriptQuery) -> str:
     """The output mode for a query; raises ``ScriptError`` if there is none.
 
     Spark checks this when a stream starts. The same internal check is called here, so that a script is known to be
@@ -47,7 +47,7 @@ def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
     raise ScriptError(query.line, sentence) from refused[0]
 
 
-def check_columns(frame: DataFrame, query: Query) -> None:
+def check_columns(frame: DataFrame, query: ScriptQuery) -> None:
     """Raise ``ScriptError`` for duplicate column names, and for a partition column that does not exist."""
     names = [name.lower() for name in frame.columns]
     for name in names:
@@ -63,7 +63,7 @@ def check_columns(frame: DataFrame, query: Query) -> None:
             )
 
 
-def as_messages(frame: DataFrame, query: Query) -> DataFrame:
+def as_messages(frame: DataFrame, query: ScriptQuery) -> DataFrame:
     """The columns of the sink: attributes of the message, and a body of all others. Raises ``ScriptError``."""
     fields: list[Column] = []
     columns: dict[str, Column] = {}

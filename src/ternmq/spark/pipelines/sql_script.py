@@ -73,7 +73,7 @@ class Target:
 
 
 @dataclass(slots=True, frozen=True)
-class Query:
+class ScriptQuery:
     """A query, and its target."""
 
     target: Target
@@ -89,7 +89,7 @@ class Command:
     line: int
 
 
-Statement: TypeAlias = TopicView | Query | Command
+Statement: TypeAlias = TopicView | ScriptQuery | Command
 
 
 class ScriptError(ConfigError):
@@ -131,11 +131,11 @@ def _statement(reader: _Reader) -> Statement:
         return view
     reader.rewind()
     if reader.next_is(*_QUERY_WORDS):
-        return Query(Target(CONSOLE), reader.rest(), reader.line)
+        return ScriptQuery(Target(CONSOLE), reader.rest(), reader.line)
     return Command(reader.rest(), reader.line)
 
 
-def _insert(reader: _Reader) -> Query:
+def _insert(reader: _Reader) -> ScriptQuery:
     reader.need("INTO")
     if reader.take("TOPIC"):
         target = Target(TOPIC, reader.name("a topic"))
@@ -148,7 +148,7 @@ def _insert(reader: _Reader) -> Query:
         target = Target(TABLE, path, reader.names() if is_partitioned else ())
     if not reader.next_is(*_QUERY_WORDS):
         raise reader.wrong(f"expected a query after INSERT INTO {str(target).upper()}")
-    return Query(target, reader.rest(), reader.line)
+    return ScriptQuery(target, reader.rest(), reader.line)
 
 
 def _topic_view(reader: _Reader) -> TopicView | None:

@@ -52,7 +52,7 @@ class BadRows(Enum):
 
 
 @dataclass(slots=True, frozen=True)
-class Reading:
+class ViewSettings:
     """How topics are read, the same for all views of a script."""
 
     name_servers: str
@@ -86,7 +86,7 @@ def message_columns_in(text: str) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if name in {one.lower() for one in named})
 
 
-def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None, reading: Reading) -> DataFrame:
+def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None, reading: ViewSettings) -> DataFrame:
     """A stream of the rows of a view. ``columns`` are those of the body; None for a text."""
     needed = list(reading.message_columns)
     if reading.bad_rows is BadRows.FAIL:
@@ -115,7 +115,7 @@ def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None
     return _with_watermark(rows, view) if view.watermark else rows
 
 
-def bad_frame(spark: SparkSession, view: TopicView, columns: StructType, reading: Reading) -> DataFrame:
+def bad_frame(spark: SparkSession, view: TopicView, columns: StructType, reading: ViewSettings) -> DataFrame:
     """A stream of the messages that do not match, unchanged."""
     messages = _messages(spark, view, reading, _BAD_COLUMNS).select("*", _parsed(columns).alias(_PARSED))
     return messages.filter(~_fits(columns)).select(*(F.col(name).alias(f"_{name}") for name in _BAD_COLUMNS))
@@ -146,7 +146,9 @@ def given_columns(view: TopicView) -> StructType:
     return columns
 
 
-def inferred_columns(spark: SparkSession, view: TopicView, reading: Reading, *, sample_messages: int) -> StructType:
+def inferred_columns(
+    spark: SparkSession, view: TopicView, reading: ViewSettings, *, sample_messages: int
+) -> StructType:
     """The columns of the last messages of a view's topics; raises ``ConfigError`` if there are none."""
     options = _without_start(reading.options_of(view)) | _last(reading, view.topics, sample_messages)
     options["badMessages"] = BadMessages.SKIP
@@ -183,7 +185,7 @@ def quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 
 
-def check_topics(view: TopicView, reading: Reading) -> None:
+def check_topics(view: TopicView, reading: ViewSettings) -> None:
     """Raise ``ConfigError`` for a topic that does not exist, or for invalid options."""
     SourceOptions.parse(reading.options_of(view)).check_for_stream()
     _queues(reading, view.topics)
@@ -200,7 +202,7 @@ def _is_of_message(name: str) -> bool:
     return name.startswith("_") and name[1:].lower() in COLUMNS
 
 
-def _messages(spark: SparkSession, view: TopicView, reading: Reading, names: Collection[str]) -> DataFrame:
+def _messages(spark: SparkSession, view: TopicView, reading: ViewSettings, names: Collection[str]) -> DataFrame:
     """The topics with these columns; others are not decoded."""
     known = COLUMNS_AND_PROBLEM.items()
     schema = StructType([StructField(name, column.spark_type) for name, column in known if name in names])
@@ -245,7 +247,7 @@ def _with_watermark(rows: DataFrame, view: TopicView) -> DataFrame:
         raise ScriptError(view.line, f"the watermark of {view.name}: {sentence_of(error)}") from error
 
 
-def _queues(reading: Reading, topics: Sequence[str]) -> list[MessageQueue]:
+def _queues(reading: ViewSettings, topics: Sequence[str]) -> list[MessageQueue]:
     try:
         return cluster_at(reading.name_servers).queues(topics)
     except RouteMissing as error:
@@ -254,7 +256,7 @@ def _queues(reading: Reading, topics: Sequence[str]) -> list[MessageQueue]:
         ) from error
 
 
-def _last(reading: Reading, topics: Sequence[str], count: int) -> dict[str, str]:
+def _last(reading: ViewSettings, topics: Sequence[str], count: int) -> dict[str, str]:
     """The start of the last ``count`` messages, as options of the source."""
     queues = _queues(reading, topics)
     bounds = cluster_at(reading.name_servers).bounds(queues, timeout_ms=RETRY_TIMEOUT_MS)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, TraceReport
+from ternmq.spark.pipelines.trace_report import ConsumeReport, Finding, Percentiles, Point, TraceReport
 
 #: Maximum number of plots: those of the groups with the most messages.
 PLOTS_MAX: Final = 24
@@ -145,7 +145,7 @@ class _Bad(int):
     """A count that should be 0."""
 
 
-def _consuming_row(one: Consuming) -> list[object]:
+def _consuming_row(one: ConsumeReport) -> list[object]:
     problems = map(_Bad, (one.lost, one.failed, one.duplicated, one.slow))
     figures = (*_cells(one.to_consume_ms), *_cells(one.consume_ms))
     return [one.topic, one.group, one.messages, one.calls, *problems, one.waiting, *figures]

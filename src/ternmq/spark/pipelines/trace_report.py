@@ -16,7 +16,7 @@ class Percentiles:
 
 
 @dataclass(slots=True, frozen=True)
-class Sending:
+class SendReport:
     """Sends of a producer group to a topic. ``failed``: perhaps stored, but not as safely as requested."""
 
     topic: str
@@ -27,7 +27,7 @@ class Sending:
 
 
 @dataclass(slots=True, frozen=True)
-class Consuming:
+class ConsumeReport:
     """The messages of a topic in a consumer group. Counts are messages, except for ``calls``."""
 
     topic: str
@@ -87,15 +87,15 @@ class TraceReport:
     slow_ms: int
     grace_ms: int
     step_ms: int
-    sending: tuple[Sending, ...]
-    consuming: tuple[Consuming, ...]
+    sending: tuple[SendReport, ...]
+    consuming: tuple[ConsumeReport, ...]
     #: The first few of each problem, topic and group.
     findings: tuple[Finding, ...]
     points: tuple[Point, ...]
 
 
 @dataclass(slots=True, frozen=True)
-class Step:
+class TraceStep:
     """One step in the history of a message."""
 
     time_ms: int | None

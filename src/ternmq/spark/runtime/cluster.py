@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ternmq.admin.brokers import MASTER_ID, BrokerInfo, Brokers
+from ternmq.admin.brokers import MASTER_ID, BrokerAdmin, BrokerInfo
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
@@ -46,7 +46,7 @@ class Bounds:
     end: int
 
 
-class Cluster:
+class ClusterClient:
     """The brokers behind some name servers. Its methods block, and may be called from any thread."""
 
     def __init__(self, name_servers: str, thread: LoopThread) -> None:
@@ -54,8 +54,8 @@ class Cluster:
         self.thread = thread
         self.instance = thread.run(self._open())
         self._queues = Queues(self.instance)
-        self._brokers = Brokers(self.instance)
-        self._topics = Topics(self.instance, self._brokers)
+        self._brokers = BrokerAdmin(self.instance)
+        self._topics = TopicAdmin(self.instance, self._brokers)
 
     async def _open(self) -> ClientInstance:
         return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
@@ -221,16 +221,16 @@ class Cluster:
         return self.run(run())
 
 
-_clusters: dict[str, Cluster] = {}
+_clusters: dict[str, ClusterClient] = {}
 
 
-def cluster_at(name_servers: str) -> Cluster:
+def cluster_at(name_servers: str) -> ClusterClient:
     """The client of this process for these name servers."""
     thread = loop_thread()
     known = _clusters.get(name_servers)
     # After a fork the parent's client is still in the table, but cannot be used.
     if known is None or known.thread is not thread:
-        known = _clusters[name_servers] = Cluster(name_servers, thread)
+        known = _clusters[name_servers] = ClusterClient(name_servers, thread)
     return known
 
 

@@ -54,7 +54,7 @@ class JobStopped(TernError):
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Progress:
+class JobProgress:
     """The progress of a job. Unknown values are None."""
 
     job: str
@@ -73,7 +73,7 @@ class Progress:
     total: int | None = None
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[JobProgress], None]
 
 
 class Watch:
@@ -96,7 +96,7 @@ class Watch:
         """Wait for this time, or until stopped; returns whether it is stopped."""
         return self._stopped.wait(seconds)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: JobProgress) -> None:
         """Report the progress of work that consists of several actions."""
         self._tell(progress)
 
@@ -151,7 +151,7 @@ class Watch:
                     if stage is not None:
                         tasks, finished = tasks + stage.numTasks, finished + stage.numCompletedTasks
             if tasks:
-                self._tell(Progress(job=job, done=finished, total=tasks))
+                self._tell(JobProgress(job=job, done=finished, total=tasks))
 
     # --- A stream -------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Watch:
         Returns the number of messages read."""
         return self.follow_all({job: query})[job].rows or 0
 
-    def follow_all(self, queries: Mapping[str, StreamingQuery]) -> dict[str, Progress]:
+    def follow_all(self, queries: Mapping[str, StreamingQuery]) -> dict[str, JobProgress]:
         """The same for parallel streams, by the names of their jobs. If one fails, the others are stopped.
         Returns the last progress of each."""
         seen = {job: _Seen(job) for job in queries}
@@ -224,7 +224,7 @@ class _Seen:
     def __init__(self, job: str) -> None:
         self.rows = 0
         self.left_out: int | None = None
-        self.told = Progress(job=job)
+        self.told = JobProgress(job=job)
         #: Spark keeps its last hundred reports; these are the number and time of the last one that was processed.
         self._batch = -1
         self._at = ""
@@ -242,7 +242,7 @@ class _Seen:
             self.left_out = _sum([self.left_out, *_left_out(progress)])
             self._batch = batch
         duration_ms = int(progress.get("batchDuration") or 0)
-        self.told = Progress(
+        self.told = JobProgress(
             job=self.told.job,
             rows=self.rows,
             rows_per_s=rows * 1000 / duration_ms if duration_ms else None,
@@ -302,5 +302,5 @@ def _failed(job: str, error: Exception) -> TernError:
     return JobFailed(sentence_of(error))
 
 
-def _report_nothing(_progress: Progress) -> None:
+def _report_nothing(_progress: JobProgress) -> None:
     """For jobs without reports."""

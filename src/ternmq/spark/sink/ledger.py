@@ -40,11 +40,11 @@ from ternmq.spark.sink.ledger_entries import (
     Done,
     Entry,
     Found,
-    Kind,
     Mark,
     Outcome,
     Staged,
     Work,
+    WorkKind,
     check_same,
     decode,
     encode,
@@ -107,7 +107,7 @@ class Ledger:
         try:
             self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
         except RouteMissing:
-            if self.work.kind is Kind.STREAM and self.work.batch > 0:
+            if self.work.kind is WorkKind.STREAM and self.work.batch > 0:
                 # A new ledger would not contain the decisions of the missing brokers.
                 raise NetworkError(
                     f"no registered broker has the topic {LEDGER_TOPIC}, which earlier batches used; start its "

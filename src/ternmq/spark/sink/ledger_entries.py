@@ -45,7 +45,7 @@ UNKNOWN: Final = -1
 NO_ROWS: Final = "no rows"
 
 
-class Kind(enum.Enum):
+class WorkKind(enum.Enum):
     """How a work is identified."""
 
     STREAM = "stream"
@@ -55,13 +55,15 @@ class Kind(enum.Enum):
 
 #: What to do if a work of this kind contradicts the ledger.
 _CURES: Final = {
-    Kind.STREAM: (
+    WorkKind.STREAM: (
         "Nothing was written by this run. A checkpoint that was copied, or restored from a backup, is still the same "
         "query: give this one another identity with the option txnAppId, or begin with a new checkpointLocation. "
         "Rows that the other run wrote are then written again"
     ),
-    Kind.WRITE: "Nothing was written by this run; use another writeId for other rows",
-    Kind.TRANSACTION: "Nothing was written by this run; use a higher txnVersion, or another txnAppId, for other rows",
+    WorkKind.WRITE: "Nothing was written by this run; use another writeId for other rows",
+    WorkKind.TRANSACTION: (
+        "Nothing was written by this run; use a higher txnVersion, or another txnAppId, for other rows"
+    ),
 }
 
 
@@ -70,7 +72,7 @@ class Work(NamedTuple):
 
     query: str
     batch: int
-    kind: Kind = Kind.STREAM
+    kind: WorkKind = WorkKind.STREAM
 
     @property
     def key(self) -> str:

@@ -24,10 +24,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import COUNT_MAX
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import ProducerConfig
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.send.outgoing import Outgoing, shrink
@@ -36,9 +36,9 @@ from ternmq.errors import CorruptRecord, MessagesLost, NetworkError, NotFound, R
 from ternmq.filter.tags import ALL
 from ternmq.message import Message, MessageQueue, Property, SendReceipt, SendStatus
 from ternmq.names import SPARK_GROUP
-from ternmq.spark.runtime.cluster import Bounds, Cluster
+from ternmq.spark.runtime.cluster import Bounds, ClusterClient
 from ternmq.spark.source.columns import Rows
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import read_slice_on_loop
 from ternmq.spark.source.records import Records
@@ -183,25 +183,25 @@ async def patiently(logs: Logs, what: str, attempt: Callable[[], Awaitable[T]], 
 class ClusterLogs:
     """``Logs`` of a cluster. ``accepts_unsafe``: a stored record is enough, safe or not."""
 
-    def __init__(self, cluster: Cluster, *, retry_timeout_ms: int, accepts_unsafe: bool = False) -> None:
+    def __init__(self, cluster: ClusterClient, *, retry_timeout_ms: int, accepts_unsafe: bool = False) -> None:
         self._cluster = cluster
         self._instance = cluster.instance
         self._queues = Queues(cluster.instance)
         self._sender = Sender(cluster.instance, SPARK_GROUP, ProducerConfig(send_timeout_ms=SEND_TIMEOUT_MS), ())
         self._accepts_unsafe = accepts_unsafe
         self._warned: set[tuple[str, SendStatus]] = set()
-        self._wanted = Wanted(ALL, "", fail_on_data_loss=True, retry_timeout_ms=retry_timeout_ms)
+        self._wanted = PullParameters(ALL, "", fail_on_data_loss=True, retry_timeout_ms=retry_timeout_ms)
 
     async def brokers_of(self, topic: str) -> list[str]:
         return list(await self._queues.brokers_of(topic))
 
     async def make(self, topic: str, *, queues: int) -> None:
-        brokers = Brokers(self._instance)
+        brokers = BrokerAdmin(self._instance)
         masters = [broker for broker in await brokers.all() if broker.broker_id == MASTER_ID]
         if not masters:
             raise NetworkError(f"no broker is registered, so the topic {topic!r} is not available")
         for cluster in {master.cluster for master in masters}:
-            await Topics(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
+            await TopicAdmin(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
         await self._instance.routes.refresh(topic)
 
     async def append(self, queue: MessageQueue, parcel: Parcel) -> int:

@@ -29,7 +29,7 @@ from ternmq.errors import ConfigError, MessagesLost, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import WHEEL_TOPIC
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Decision, Kind, Outcome, Staged, Work, landings
+from ternmq.spark.sink.ledger_entries import Decision, Outcome, Staged, Work, WorkKind, landings
 from ternmq.spark.sink.logs import Logs, Parcel, patiently, read_one
 from ternmq.spark.sink.rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
 from ternmq.tasks import Tasks
@@ -59,7 +59,7 @@ class HalfWritten(TernError):
 
     def __init__(self, work: Work, error: TernError) -> None:
         self.work = work
-        again = f"with the option writeId={work.query}" if work.kind is Kind.WRITE else "with the same options"
+        again = f"with the option writeId={work.query}" if work.kind is WorkKind.WRITE else "with the same options"
         super().__init__(
             f"{error}. Some rows may be written already: run the same write again {again}; it writes the missing "
             "rows and duplicates none"
@@ -95,7 +95,7 @@ class Committer:
         if found is not None and not self._lost(found.decision):
             log.info("batch %s was started by an earlier run; finishing it", ledger.work.key)
             await self._finish(found.decision, is_fresh=False)
-        elif staged or (found is None and ledger.work.kind is Kind.TRANSACTION):
+        elif staged or (found is None and ledger.work.kind is WorkKind.TRANSACTION):
             # An empty version is a version, too: another run of it must not have rows.
             decision = await self._placed(staged, replaces="" if found is None else self._given_up(found))
             if is_new:
@@ -113,7 +113,7 @@ class Committer:
                 f"rows of batch {ledger.work.key} are lost with retired brokers, and this run has no rows to "
                 "replace them; start again with a new checkpointLocation (or writeId)"
             )
-        elif ledger.work.kind is Kind.STREAM:
+        elif ledger.work.kind is WorkKind.STREAM:
             await ledger.finish_empty()
         self._on_step("finished")
 
@@ -139,7 +139,7 @@ class Committer:
             await self._publish(decision, is_fresh=is_fresh)
         except TernError as error:
             # Spark repeats a stream by itself, and a wrong setting or lost rows cannot be corrected by a repetition.
-            if self._ledger.work.kind is Kind.STREAM or isinstance(error, ConfigError):
+            if self._ledger.work.kind is WorkKind.STREAM or isinstance(error, ConfigError):
                 raise
             raise HalfWritten(self._ledger.work, error) from error
         self._on_step("published")

@@ -26,10 +26,10 @@ from pyspark.sql.types import StructType
 from ternmq.client.connect.namespace import wrap
 from ternmq.env import Env
 from ternmq.errors import ConfigError
-from ternmq.spark.runtime.cluster import Cluster, cluster_at
+from ternmq.spark.runtime.cluster import ClusterClient, cluster_at
 from ternmq.spark.sink import rows as sink_rows
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Claim, Kind, Staged, Work
+from ternmq.spark.sink.ledger_entries import Claim, Staged, Work, WorkKind
 from ternmq.spark.sink.logs import ClusterLogs
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.sink.publish import Committer
@@ -115,14 +115,14 @@ class _Writing:
         )
         cluster.run(committer.commit(staged, is_new=is_new))
 
-    def _logs(self, cluster: Cluster) -> ClusterLogs:
+    def _logs(self, cluster: ClusterClient) -> ClusterLogs:
         options = self.options
         return ClusterLogs(cluster, retry_timeout_ms=options.retry_timeout_ms, accepts_unsafe=options.accepts_unsafe)
 
-    def _claim(self, kind: Kind) -> Claim:
+    def _claim(self, kind: WorkKind) -> Claim:
         options = self.options
         target = wrap(options.namespace, options.topic) if options.topic else ""
-        if kind is not Kind.STREAM:
+        if kind is not WorkKind.STREAM:
             # Spark passes a checkpoint to a batch write, too, if one is set.
             return Claim(target, any_rows=options.any_rows)
         return Claim(target, options.checkpoint, options.checkpoint_moved_from, options.any_rows)
@@ -148,8 +148,8 @@ def stream_work(query_id: str, app_id: str, batch: int) -> Work:
 def write_work(options: SinkOptions, write_id: str) -> Work:
     """A batch write: identified by application and version, or else by its id. Ids have no @, so they are distinct."""
     if options.txn_version is not None:
-        return Work(f"txn@{options.txn_app_id}", options.txn_version, Kind.TRANSACTION)
-    return Work(write_id, 0, Kind.WRITE)
+        return Work(f"txn@{options.txn_app_id}", options.txn_version, WorkKind.TRANSACTION)
+    return Work(write_id, 0, WorkKind.WRITE)
 
 
 class _Steps:
@@ -160,7 +160,7 @@ class _Steps:
         log.debug("commit step: %s", step)
 
 
-class BatchWriter(DataSourceArrowWriter, _Steps):
+class TopicBatchWriter(DataSourceArrowWriter, _Steps):
     """Planner, executor and driver: one write of a DataFrame."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -184,7 +184,7 @@ class BatchWriter(DataSourceArrowWriter, _Steps):
         """Driver: the staged chunks are never decided."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter, _Steps):
+class TopicStreamWriter(DataSourceStreamArrowWriter, _Steps):
     """Planner, executor and driver: the micro-batches of a stream."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import RouteMissing, TernError
 from ternmq.message import MessageQueue, Property
-from ternmq.spark.runtime.cluster import Cluster
+from ternmq.spark.runtime.cluster import ClusterClient
 from ternmq.spark.sink.ledger_entries import STAGE_TOPIC, Staged
 from ternmq.spark.sink.logs import ClusterLogs, NotSafe, Parcel, patiently, read_one
 from ternmq.spark.sink.publish import check_timed, parcels, stage_key
@@ -48,7 +48,7 @@ def new_id(instance: ClientInstance) -> str:
 class Shipping:
     """Executor: the chunks of one task in progress. Its methods block."""
 
-    def __init__(self, cluster: Cluster, ship: Ship, *, bytes_max: int) -> None:
+    def __init__(self, cluster: ClusterClient, ship: Ship, *, bytes_max: int) -> None:
         self._cluster = cluster
         self._ship = ship
         self._bytes_max = bytes_max
@@ -166,7 +166,7 @@ class Straight:
 class Timers:
     """Executor: checks once per topic whether its brokers support ``deliver_time``."""
 
-    def __init__(self, cluster: Cluster, logs: ClusterLogs) -> None:
+    def __init__(self, cluster: ClusterClient, logs: ClusterLogs) -> None:
         self._cluster = cluster
         self._logs = logs
         self._able: set[str] = set()
@@ -178,7 +178,7 @@ class Timers:
             self._able.add(chunk.topic)
 
 
-def writable(cluster: Cluster, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
+def writable(cluster: ClusterClient, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
     """The writable queues of a topic; raises ``RouteMissing`` if it is missing for some seconds.
 
     A topic whose brokers are being restarted is unknown for a moment.

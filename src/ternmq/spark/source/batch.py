@@ -13,7 +13,7 @@ from ternmq.spark.source import plan
 from ternmq.spark.source.options import EARLIEST, LATEST, LATEST_OFFSET, Position, SourceOptions
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pushed import Pushed
-from ternmq.spark.source.reading import Reading
+from ternmq.spark.source.reading import TopicReading
 
 
 class BatchReader(DataSourceReader):
@@ -21,7 +21,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_batch()
-        self._reading = Reading(options, schema)
+        self._reading = TopicReading(options, schema)
         self._pushed = Pushed()
 
     @property

@@ -59,7 +59,7 @@ class Pulled:
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
+class PullParameters:
     """The parameters of a read, without its position."""
 
     tags: str
@@ -100,7 +100,7 @@ class Wanted:
         log.warning("%s; continuing without them, because failOnDataLoss is false", lost)
 
 
-class Step(Enum):
+class ReplyKind(Enum):
     """What a reply means."""
 
     #: Its body has records of the slice.
@@ -114,7 +114,7 @@ class Step(Enum):
 class Cursor:
     """Reads a slice: the pulls of ``to_ask`` are sent, and the replies, in that order, are passed to ``take``."""
 
-    def __init__(self, part: Slice, wanted: Wanted, *, ahead_max: int = 1) -> None:
+    def __init__(self, part: Slice, wanted: PullParameters, *, ahead_max: int = 1) -> None:
         self._queue = part.queue
         self._end = part.end
         self._wanted = wanted
@@ -147,7 +147,7 @@ class Cursor:
         self.asked.clear()
         self._depth = 1
 
-    def take(self, pulled: Pulled) -> Step:
+    def take(self, pulled: Pulled) -> ReplyKind:
         """Continue after a reply. Raises ``MessagesLost``."""
         self.asked.popleft()
         self.broker_id = pulled.broker_id
@@ -155,13 +155,13 @@ class Cursor:
             self._learn(pulled)
         if pulled.code == ResponseCode.SUCCESS:
             self.at = pulled.next_offset
-            return Step.RECORDS
+            return ReplyKind.RECORDS
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED or pulled.next_offset <= pulled.at:
             return self._not_there(pulled)
         if pulled.is_gone:
             self._gone(pulled.next_offset)
         self.at = pulled.next_offset
-        return Step.NOTHING
+        return ReplyKind.NOTHING
 
     def _count_at(self, at: int) -> int:
         # Without a filter, offsets are messages; with one, messages beyond the end are dropped later.
@@ -176,18 +176,18 @@ class Cursor:
         if 0 < led < asked:
             self._count = max(1, led * 7 // 8) if pulled.body_bytes > _MANY_BYTES else led
 
-    def _not_there(self, pulled: Pulled) -> Step:
+    def _not_there(self, pulled: Pulled) -> ReplyKind:
         """There is no record at ``at``, although the slice has it: deleted, lost, or not there *yet*."""
         self.forget()
         if pulled.min_offset <= self.at and self._end_asked < END_ASKED_MAX:
             # The missing record is not before the queue's front. A slave may lag behind, so ask the master.
             self.broker_id = MASTER_ID
             self._end_asked += 1
-            return Step.AGAIN
+            return ReplyKind.AGAIN
         resume = min(pulled.min_offset, self._end) if pulled.min_offset > self.at else self._end
         self._gone(resume)
         self.at = resume
-        return Step.NOTHING
+        return ReplyKind.NOTHING
 
     def _gone(self, end: int) -> None:
         # Without a filter, the check of the records finds the gap.
@@ -198,7 +198,7 @@ class Cursor:
 class Expected:
     """Without a filter, all queue offsets of a slice must arrive in order; with one, any may be missing."""
 
-    def __init__(self, part: Slice, wanted: Wanted) -> None:
+    def __init__(self, part: Slice, wanted: PullParameters) -> None:
         self._part = part
         self._wanted = wanted
         self._next = part.start

@@ -19,8 +19,8 @@ from ternmq.admin.queues import LOOKING_GROUP
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
-from ternmq.spark.runtime.cluster import Cluster
-from ternmq.spark.source.cursor import Cursor, Expected, Pulled, Step, Wanted
+from ternmq.spark.runtime.cluster import ClusterClient
+from ternmq.spark.source.cursor import Cursor, Expected, Pulled, PullParameters, ReplyKind
 from ternmq.spark.source.line import Line
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.records import Int64s, Records, find_starts
@@ -53,7 +53,7 @@ _ANSWERS: Final = frozenset(
 )
 
 
-def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Records]:
+def read_slice(cluster: ClusterClient, part: Slice, wanted: PullParameters) -> Iterator[Records]:
     """The records of a slice in order, some megabytes at a time. Their bytes are valid until the next are requested.
     Bodies are not checked.
 
@@ -73,7 +73,7 @@ def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Record
         reader.close()
 
 
-async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> AsyncIterator[Records]:
+async def read_slice_on_loop(cluster: ClusterClient, part: Slice, wanted: PullParameters) -> AsyncIterator[Records]:
     """The same through the client, one pull after the other. Belongs to the loop's thread."""
     cursor = Cursor(part, wanted)
     expected = Expected(part, wanted)
@@ -81,9 +81,9 @@ async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> A
         ((at, count),) = cursor.to_ask()
         pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
         step = cursor.take(pulled)
-        if step is Step.AGAIN:
+        if step is ReplyKind.AGAIN:
             await asyncio.sleep(_END_PAUSE_S)
-        elif step is Step.RECORDS:
+        elif step is ReplyKind.RECORDS:
             records = _inside(Records(bytes(body)), part)
             records.check_bodies()
             expected.check(records.queue_offsets)
@@ -91,7 +91,9 @@ async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> A
     expected.check_end()
 
 
-def record_bytes(cluster: Cluster, places: Mapping[MessageQueue, int], wanted: Wanted) -> dict[MessageQueue, float]:
+def record_bytes(
+    cluster: ClusterClient, places: Mapping[MessageQueue, int], wanted: PullParameters
+) -> dict[MessageQueue, float]:
     """The average bytes of a record in each queue from an offset on, estimated from the first ones there.
 
     A queue without records costs 0: it has no messages to read, or none that match the filter.
@@ -115,7 +117,7 @@ def _inside(records: Records, part: Slice) -> Records:
 class _SliceReader:
     """Pulls one slice over lines. Belongs to one thread, which is not the loop's."""
 
-    def __init__(self, cluster: Cluster, part: Slice, wanted: Wanted) -> None:
+    def __init__(self, cluster: ClusterClient, part: Slice, wanted: PullParameters) -> None:
         self._cluster = cluster
         self._queue = part.queue
         self._wanted = wanted
@@ -178,9 +180,9 @@ class _SliceReader:
     def _take(self, pulled: Pulled) -> bool:
         """Whether a reply has records."""
         step = self._cursor.take(pulled)
-        if step is Step.AGAIN:
+        if step is ReplyKind.AGAIN:
             self._cluster.run(asyncio.sleep(_END_PAUSE_S))
-        return step is Step.RECORDS
+        return step is ReplyKind.RECORDS
 
     def _to_broker(self) -> Line:
         if self._line is None:
@@ -195,7 +197,7 @@ class _SliceReader:
 
 
 async def _pull_patiently(
-    cluster: Cluster, queue: MessageQueue, at: int, count: int, wanted: Wanted, broker_id: int
+    cluster: ClusterClient, queue: MessageQueue, at: int, count: int, wanted: PullParameters, broker_id: int
 ) -> tuple[Pulled, memoryview]:
     """A pull through the client, and its body; repeated while the error may be temporary."""
     header = _pull_header(queue, at, count, wanted)
@@ -213,7 +215,7 @@ async def _pull_patiently(
     return await cluster.patiently(queue, ask, timeout_ms=wanted.retry_timeout_ms)
 
 
-async def _address(cluster: Cluster, queue: MessageQueue, broker_id: int) -> str:
+async def _address(cluster: ClusterClient, queue: MessageQueue, broker_id: int) -> str:
     """The address of that broker of the set; that of the master if there is no such broker."""
     instance = cluster.instance
     try:
@@ -224,7 +226,7 @@ async def _address(cluster: Cluster, queue: MessageQueue, broker_id: int) -> str
     return instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
 
 
-def _pull_header(queue: MessageQueue, at: int, count: int, wanted: Wanted) -> PullMessage:
+def _pull_header(queue: MessageQueue, at: int, count: int, wanted: PullParameters) -> PullMessage:
     return PullMessage(
         consumer_group=LOOKING_GROUP,
         topic=queue.topic,

@@ -17,11 +17,11 @@ from ternmq.client.connect.namespace import unwrap
 from ternmq.errors import ConfigError, RouteMissing
 from ternmq.filter.tags import TagFilter
 from ternmq.message import MessageQueue
-from ternmq.spark.runtime.cluster import Bounds, Cluster, cluster_at
+from ternmq.spark.runtime.cluster import Bounds, ClusterClient, cluster_at
 from ternmq.spark.runtime.garbage import keep_loaded
 from ternmq.spark.source import columns
 from ternmq.spark.source.bodies import BodyReader
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.options import EARLIEST_OFFSET, LATEST, LATEST_OFFSET, BadMessages, Position, SourceOptions
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import read_slice
@@ -38,7 +38,7 @@ def columns_of(options: SourceOptions) -> Mapping[str, columns.Column]:
     return columns.COLUMNS_AND_PROBLEM if options.bad_messages is BadMessages.NULL else columns.COLUMNS
 
 
-class Reading:
+class TopicReading:
     """Pickled to executors: what to read and how, without open resources."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -51,7 +51,7 @@ class Reading:
         """Executor: the rows of one slice."""
         options = self.options
         batches = columns.Batches(self.schema, tags=TagFilter.parse(self.tags).tags, columns=columns_of(options))
-        wanted = Wanted(self.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
+        wanted = PullParameters(self.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
         bodies = BodyReader(
             self.as_shown(part.queue),
             options.bad_messages,
@@ -69,7 +69,7 @@ class Reading:
         """A queue with its name in rows."""
         return queue._replace(topic=unwrap(self.options.namespace, queue.topic))
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterClient:
         return cluster_at(self.options.name_servers)
 
     def queues(self) -> list[MessageQueue]:

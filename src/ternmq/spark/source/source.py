@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ternmq.spark.sink.options import SinkOptions
-from ternmq.spark.sink.sink import BatchWriter, StreamWriter
+from ternmq.spark.sink.sink import TopicBatchWriter, TopicStreamWriter
 from ternmq.spark.source import columns
 from ternmq.spark.source.batch import BatchReader
 from ternmq.spark.source.options import SourceOptions
@@ -51,8 +51,8 @@ class TernSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         return StreamReader(SourceOptions.parse(self.options), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+    def writer(self, schema: StructType, overwrite: bool) -> TopicBatchWriter:
+        return TopicBatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802 - Spark's name
+        return TopicStreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)

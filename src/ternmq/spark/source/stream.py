@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.message import MessageQueue
 from ternmq.spark.source import plan
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.options import (
     LATEST,
     OffsetTable,
@@ -42,7 +42,7 @@ from ternmq.spark.source.options import (
 )
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import record_bytes
-from ternmq.spark.source.reading import Reading
+from ternmq.spark.source.reading import TopicReading
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_stream()
-        self._reading = Reading(options, schema)
+        self._reading = TopicReading(options, schema)
         #: The known queues, and when they were last searched for; None: not yet.
         self._queues: list[MessageQueue] = []
         self._looked_s: float | None = None
@@ -246,9 +246,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = plan.trim(starts, ends, bytes_max, cost=costs)
         return ends
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> PullParameters:
         options = self._reading.options
-        return Wanted(self._reading.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
+        return PullParameters(self._reading.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
 
     def _now_s(self) -> float:
         return self._reading.cluster().instance.env.clock.monotonic()

@@ -270,7 +270,7 @@ class RunningInfo(Body, frozen=True, kw_only=True):
     jstack: str | None = None
 
 
-class ConsumeResult(enum.StrEnum):
+class DirectResult(enum.StrEnum):
     """In the order of RocketMQ's ``CMResult``: the Go client sends the index instead of the name."""
 
     SUCCESS = "CR_SUCCESS"
@@ -281,32 +281,32 @@ class ConsumeResult(enum.StrEnum):
     RETURN_NULL = "CR_RETURN_NULL"
 
     @classmethod
-    def _missing_(cls, _value: object) -> ConsumeResult:
+    def _missing_(cls, _value: object) -> DirectResult:
         return cls.LATER
 
 
 class ConsumedDirectly(Body, frozen=True, kw_only=True):
     """CONSUME_MESSAGE_DIRECTLY 309; ``result`` accepts a name or an index."""
 
-    consume_result: ConsumeResult | int = always(lambda: ConsumeResult.SUCCESS)
+    consume_result: DirectResult | int = always(lambda: DirectResult.SUCCESS)
     order: bool = always(bool)
     auto_commit: bool = always(lambda: True)
     remark: str | None = None
     spent_ms: int = always(int, name="spentTimeMills")
 
     @property
-    def result(self) -> ConsumeResult:
+    def result(self) -> DirectResult:
         value = self.consume_result
-        if isinstance(value, ConsumeResult):
+        if isinstance(value, DirectResult):
             return value
-        names = list(ConsumeResult)
-        return names[value] if 0 <= value < len(names) else ConsumeResult.LATER
+        names = list(DirectResult)
+        return names[value] if 0 <= value < len(names) else DirectResult.LATER
 
 
 # --- What a broker reports about its clients ------------------------------------------------------------------
 
 
-class Connection(Body, frozen=True, kw_only=True):
+class ConnectionInfo(Body, frozen=True, kw_only=True):
     """``subscription_data_set`` is TernMQ's own: the subscriptions of this member, if the members of a group differ."""
 
     client_id: str
@@ -319,7 +319,7 @@ class Connection(Body, frozen=True, kw_only=True):
 class ConsumerConnection(Body, frozen=True, kw_only=True):
     """GET_CONSUMER_CONNECTION_LIST 203."""
 
-    connection_set: list[Connection] = always(list)
+    connection_set: list[ConnectionInfo] = always(list)
     subscription_table: dict[str, SubscriptionData] = always(dict)
     consume_type: ConsumeType = always(lambda: ConsumeType.PASSIVELY)
     message_model: MessageModel = always(lambda: MessageModel.CLUSTERING)
@@ -329,7 +329,7 @@ class ConsumerConnection(Body, frozen=True, kw_only=True):
 class ProducerConnection(Body, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST 204."""
 
-    connection_set: list[Connection] = always(list)
+    connection_set: list[ConnectionInfo] = always(list)
 
 
 class ProducerInfo(Body, frozen=True, kw_only=True):

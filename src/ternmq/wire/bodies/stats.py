@@ -23,7 +23,7 @@ class TopicStats(Body, frozen=True, kw_only=True):
     topic_put_tps: float | None = None
 
 
-class QueueProgress(Body, frozen=True, kw_only=True):
+class QueueConsumeStats(Body, frozen=True, kw_only=True):
     """The committed offset of a group in one queue, and the end of the queue."""
 
     broker_offset: int = always(int)
@@ -36,7 +36,7 @@ class QueueProgress(Body, frozen=True, kw_only=True):
 class ConsumeStats(Body, frozen=True, kw_only=True):
     """GET_CONSUME_STATS 208."""
 
-    offset_table: dict[QueueKey, QueueProgress] = always(dict)
+    offset_table: dict[QueueKey, QueueConsumeStats] = always(dict)
     consume_tps: float = always(float)
 
 
