@@ -245,6 +245,11 @@ class TableFile:
 
     def _finish(self, copy: Callable[[], Encode], failure: TableUnsaved | None) -> None:
         self._saving = False
+        # Once for each failure, not for each retry: those follow each other as fast as requests change the table.
+        if failure is not None and str(failure) != str(self._failure):
+            log.error("table not saved: %s", failure)
+        elif failure is None and self._failure is not None:
+            log.info("%s is saved again", self.path)
         self._failure = failure
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -257,7 +262,6 @@ class TableFile:
         if failure is None:
             self.retry()
             return
-        log.error("table not saved: %s", failure)
         if self._changed is None:
             self._changed = copy
         else:

@@ -36,6 +36,7 @@ from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError
 from ternmq.message import Property
+from ternmq.rare_log import RareLog
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
@@ -72,6 +73,7 @@ class DelayLevels:
         self._levels = [_Level(number, delay_ms) for number, delay_ms in enumerate(store.config.delay_levels_ms, 1)]
         #: Levels that may have due messages.
         self._ready: asyncio.Queue[_Level] = asyncio.Queue()
+        self._logs = RareLog(log, clock.monotonic, lines_max=20)
 
     def redirect(self, draft: Draft) -> None:
         """Store a draft with a delay level in the schedule topic. Halves are not delayed before their commit."""
@@ -166,12 +168,8 @@ class DelayLevels:
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except (CorruptRecord, RecordRefused) as error:
             why = str(error)
-        log.error(
-            "the delayed message of level %d at queue offset %d cannot be delivered and is dropped: %s",
-            level.number,
-            queue_offset,
-            why,
-        )
+        what = f"the delayed message of level {level.number} at queue offset {queue_offset}"
+        self._logs.error("dropped", f"{what} cannot be delivered and is dropped: {why}")
         return 0
 
     # --- What is due ----------------------------------------------------------------------------------------------

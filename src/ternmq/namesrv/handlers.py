@@ -23,6 +23,7 @@ from ternmq.namesrv.kv import ORDER_TOPICS, KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
+from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
     KvTable,
@@ -69,6 +70,8 @@ class Handlers:
         self._kv = kv
         self._settings = settings
         self._clock = clock
+        #: Any program that reaches the port can register brokers and drop them again.
+        self._logs = RareLog(log, clock.monotonic, lines_max=50)
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -160,7 +163,7 @@ class Handlers:
             takes_back=self._settings.delete_topic_with_broker_registration and not header.only_changes,
         )
         if is_new:
-            log.info("broker registered: %s", _named(who))
+            self._logs.info("registered", f"broker registered: {_named(who)}")
         return Reply(
             header=RegisterBrokerReply(
                 ha_address=master.ha_address if master else None, master_address=master.address if master else None
@@ -171,7 +174,7 @@ class Handlers:
     def unregister_broker(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
         header = request.fields
         self._registry.unregister(header.broker_name, header.broker_id, header.broker_address)
-        log.info("broker unregistered: %s at %s", header.broker_name, header.broker_address)
+        self._logs.info("unregistered", f"broker unregistered: {header.broker_name} at {header.broker_address}")
         return Reply()
 
     def query_data_version(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
@@ -193,13 +196,13 @@ class Handlers:
     def closed(self, peer: Peer) -> None:
         """A connection was closed: remove the brokers that registered over it (A3)."""
         for who in self._registry.connection_closed(peer):
-            log.warning("broker removed because its connection was closed: %s", _named(who))
+            self._logs.warning("closed", f"broker removed because its connection was closed: {_named(who)}")
 
     def tend(self) -> None:
         """Remove silent brokers and close their connections (A3); retry writing settings after a disk error."""
         self._kv.retry()
         for who, connection in self._registry.expire(self._clock.monotonic()):
-            log.warning("broker removed because it sent no heartbeat in time: %s", _named(who))
+            self._logs.warning("silent", f"broker removed because it sent no heartbeat in time: {_named(who)}")
             assert isinstance(connection, Peer)
             connection.close()
 

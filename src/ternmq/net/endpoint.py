@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, NetworkError
-from ternmq.net.limits import RareLog
+from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class _TlsAcceptor:
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         #: Scanners and load balancers open connections and close them again all the time.
-        self._logs = RareLog()
+        self._logs = RareLog(log, self._loop.time)
         #: The oldest first.
         self._opening: dict[asyncio.Task[bool], None] = {}
         self._accepting = self._tasks.create_task(self._accept(), name="accept connections")
@@ -170,7 +170,8 @@ class _TlsAcceptor:
             except ConnectionError:
                 continue  # The client has already closed it.
             except OSError as error:
-                log.warning("cannot accept connections: %s; retrying in %s s", error.strerror, _ACCEPT_RETRY_S)
+                reason = f"{error.strerror}; retrying in {_ACCEPT_RETRY_S} s"
+                self._logs.warning("accept", f"cannot accept connections: {reason}")
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             if len(self._opening) >= OPENING_MAX:

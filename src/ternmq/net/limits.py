@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq.errors import ConfigError
+from ternmq.rare_log import RareLog
 from ternmq.wire.frame import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
 _MIB: Final = 1024 * 1024
-#: For each kind of event, one line is logged in this time; the next line has the number of suppressed ones.
-_LOG_PAUSE_S: Final = 10.0
 #: Requests that wait for the disk or another client, each with a task; a lane's usual length.
 _PENDING_MAX: Final = 10_000
 
@@ -115,7 +114,7 @@ class Usage:
         #: Bytes and number of requests whose handlers wait for something.
         self.pending_bytes = 0
         self._pending_count = 0
-        self.logs = RareLog()
+        self.logs = RareLog(log, asyncio.get_running_loop().time)
         self._loop = asyncio.get_running_loop()
         self._connections = 0
         self._addresses: Counter[str] = Counter()
@@ -256,24 +255,6 @@ class Usage:
     def _abort(self, kind: str, peer: CountedConnection, reason: str) -> None:
         self.logs.warning(kind, f"closing the connection to {peer.address}: {reason}")
         peer.abort()
-
-
-class RareLog:
-    """Warnings that any client can cause at any rate: one line per kind in ten seconds, with the number suppressed."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Kind → when the next line may be logged, and how many were suppressed.
-        self._kinds: dict[str, tuple[float, int]] = {}
-
-    def warning(self, kind: str, sentence: str) -> None:
-        next_at, left_out = self._kinds.get(kind, (0.0, 0))
-        now = self._loop.time()
-        if now < next_at:
-            self._kinds[kind] = next_at, left_out + 1
-            return
-        self._kinds[kind] = now + _LOG_PAUSE_S, 0
-        log.warning("%s%s", sentence, f" ({left_out} similar messages were suppressed)" if left_out else "")
 
 
 def _open_files_max() -> int:
