@@ -27,6 +27,8 @@ SPARK_GROUP: Final = "TERNMQ_SPARK"
 #: The topic with pop's check points (F9), and the group with the progress in it.
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+#: Every broker has this group, for tools that read without being a member of a group.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 #: Producers use this topic's route for a topic that does not exist yet (D1).
 AUTO_CREATE_TOPIC: Final = "TBW102"

@@ -12,7 +12,7 @@ from ternmq.admin.clients import ClientAdmin
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
-from ternmq.names import check_group
+from ternmq.names import TOOLS_GROUP, check_group
 from ternmq.wire.bodies.clients import GroupRequestMode, RequestMode
 from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
@@ -23,7 +23,7 @@ from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
 #: Groups that belong to RocketMQ's brokers and tools.
 _SYSTEM_GROUPS: Final = frozenset(
     {
-        "TOOLS_CONSUMER",
+        TOOLS_GROUP,
         "FILTERSRV_CONSUMER",
         "__MONITOR_CONSUMER",
         "CLIENT_INNER_PRODUCER",

@@ -18,7 +18,7 @@ from ternmq.client.consume.decode import to_messages
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
-from ternmq.names import check_topic
+from ternmq.names import TOOLS_GROUP, check_topic
 from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -27,8 +27,6 @@ from ternmq.wire.requests import PullMessage, PullSysflag
 
 T = TypeVar("T")
 
-#: Every RocketMQ broker has this group, for tools that only read.
-LOOKING_GROUP: Final = "TOOLS_CONSUMER"
 #: Concurrent calls over all queues of a topic: enough to hide the network's latency, few enough for one broker.
 CALLS_AT_ONCE: Final = 32
 
@@ -36,6 +34,29 @@ CALLS_AT_ONCE: Final = 32
 _NOTHING: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
 )
+
+
+def tools_pull(
+    queue: MessageQueue,
+    queue_offset: int,
+    *,
+    count_max: int,
+    tags: str = "*",
+    sql: str = "",
+    bytes_max: int | None = None,
+) -> PullMessage:
+    """The header of a pull that leaves no trace: of the tools' group, without a hold, without a commit."""
+    return PullMessage(
+        consumer_group=TOOLS_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=queue_offset,
+        count_max=count_max,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription=sql or tags,
+        expression_type="SQL92" if sql else "TAG",
+        bytes_max=bytes_max,
+    )
 
 
 class Search:
@@ -79,7 +100,7 @@ class Queues:
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
         #: Bounds and times of queues.
-        self.bounds = BrokerOffsets(instance, LOOKING_GROUP)
+        self.bounds = BrokerOffsets(instance, TOOLS_GROUP)
 
     async def of(self, topic: str) -> list[MessageQueue]:
         """The readable queues, as the name server knows them now; raises ``RouteMissing``."""
@@ -141,15 +162,7 @@ class Queues:
 
     async def _pull(self, queue: MessageQueue, queue_offset: int, *, count_max: int) -> Response | None:
         """The broker's response, None if there is no message."""
-        header = PullMessage(
-            consumer_group=LOOKING_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=queue_offset,
-            count_max=count_max,
-            sysflag=PullSysflag.SUBSCRIPTION,
-            subscription="*",
-        )
+        header = tools_pull(queue, queue_offset, count_max=count_max)
         response = await self._instance.call(self._address(queue), RequestCode.PULL_MESSAGE, header)
         if response.code in _NOTHING:
             return None

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from ternmq.admin.queues import LOOKING_GROUP
+from ternmq.admin.queues import tools_pull
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
@@ -26,7 +26,7 @@ from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.records import Int64s, Records, find_starts
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
-from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+from ternmq.wire.requests import PullMessage, PullReply
 
 #: Bytes that a pull requests. Brokers have their own limits, of 32 messages and 256 KiB.
 BYTES_MAX: Final = 1 << 20
@@ -227,17 +227,7 @@ async def _address(cluster: ClusterClient, queue: MessageQueue, broker_id: int) 
 
 
 def _pull_header(queue: MessageQueue, at: int, count: int, wanted: PullParameters) -> PullMessage:
-    return PullMessage(
-        consumer_group=LOOKING_GROUP,
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        queue_offset=at,
-        count_max=count,
-        sysflag=PullSysflag.SUBSCRIPTION,
-        subscription=wanted.sql or wanted.tags,
-        expression_type="SQL92" if wanted.sql else "TAG",
-        bytes_max=BYTES_MAX,
-    )
+    return tools_pull(queue, at, count_max=count, tags=wanted.tags, sql=wanted.sql, bytes_max=BYTES_MAX)
 
 
 def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:
