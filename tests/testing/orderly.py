@@ -56,7 +56,7 @@ class OrderlySimulation(GroupSimulation):
         options = super()._choose(random)
         if random.random() < 0.3:
             self._taken = {}
-            # Or nothing more would come before a commit that nobody is asked for.
+            # Or nothing more would come before a commit that is never requested.
             return replace(options, limits=FlowLimits(), pull_count_max=32)
         return options
 

@@ -127,7 +127,7 @@ def test_topics_are_joined_into_a_third_exactly_once_over_restarts(topics: Topic
 
 
 def test_bodies_that_do_not_fit_are_counted_and_have_a_view(topics: Topics, tmp_path: Path) -> None:
-    """U4: never nulls that nobody asked for."""
+    """U4: never unexpected nulls."""
     fit = bodies([order(1), {"id": 2, "other": True}])
     bad = [b"no json", b'{"id": "x"}', b'{"customer": "no id"}', b"[1]", b'{"id": 3, "customer": "\xff"}', b"null"]
     topics.create("sql-bad", queues=1)

@@ -74,7 +74,7 @@ def test_plots_stay_inside_their_frame() -> None:
 
 
 def test_a_line_joins_only_neighbouring_steps() -> None:
-    """U4: a line over a time without messages would tell what nobody knows."""
+    """U4: a line over a time without messages would show data that does not exist."""
     begin_ms = 1_794_830_400_000
     points = tuple(Point("orders", "g", begin_ms + step * 1_000, 1, 7, None) for step in (0, 1, 5, 6, 7, 30))
     (path,) = parsed(page(report(consuming=(consuming("g"),), points=points))).iter("path")

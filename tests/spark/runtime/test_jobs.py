@@ -1,4 +1,4 @@
-"""Jobs that somebody watches: progress, stop, errors (U5)."""
+"""Jobs with a watch: progress, stop, errors (U5)."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_batch_that_was_finished_is_not_looked_at_again() -> None:
 
 
 def test_a_broker_that_may_hold_the_decision_is_missed() -> None:
-    """U2: while it is away nobody decides anew; when it is back, its decision counts."""
+    """U2: while it is away no run decides anew; when it is back, its decision counts."""
     for seed in range(20):
         world = World(seed, topics={**TOPICS, LEDGER_TOPIC: 16})
         staged = stage(world, numbered(0, 20))
