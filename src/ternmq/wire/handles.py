@@ -187,4 +187,4 @@ def _refusing(text: str | None) -> Iterator[None]:
     try:
         yield
     except ValueError:
-        raise RemoteProtocolError(f"{text!r} in a pop's reply is not «retry queue value; …»") from None
+        raise RemoteProtocolError(f"{text!r} in a pop's reply does not have the form 'retry queue value; …'") from None
