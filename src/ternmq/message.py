@@ -44,7 +44,7 @@ class Property:
     POP_CHECKPOINT: Final = "POP_CK"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
-    #: TernMQ's own: the offset id of the dead letter that this message is a copy of (H2).
+    #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
     #: TernMQ's own: the error of the damaged record that was sent back as a whole, as this message (H1).
     BODY_ERROR: Final = "TERN_BODY_ERROR"
@@ -53,9 +53,9 @@ class Property:
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 
-#: Request delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
+#: Ask for delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
 TIMER_PROPERTIES: Final = ("__STARTDELIVERTIME", "TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
-#: Set by RocketMQ's timer when it delivers a message, which keeps the timer properties: they must not be applied again.
+#: Set by RocketMQ's timer when it delivers a message; what asked for the time stays with it, and has been done.
 TIMER_DONE: Final = "TIMER_OUT_MS"
 
 #: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).

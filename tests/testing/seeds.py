@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-import pytest
-from _pytest.mark.structures import ParameterSet
-
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
@@ -36,11 +33,6 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "pops": PopSimulation,
     "pop-consumers": PopConsumerSimulation,
 }
-
-
-def portions(end: int, portion: int, *, few: int) -> list[ParameterSet]:
-    """The first seeds of all portions up to ``end``; those from ``few`` on are ``long`` (not in ``script/check``)."""
-    return [pytest.param(first, marks=(pytest.mark.long,) if first >= few else ()) for first in range(0, end, portion)]
 
 
 def live_twice(name: str, seed: int) -> Simulation:

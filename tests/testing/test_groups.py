@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.seeds import live, live_twice, portions
+from tests.testing.portions import portions
+from tests.testing.seeds import live, live_twice
 
 #: Seeds of one test: few enough to wait for.
 PORTION = 10

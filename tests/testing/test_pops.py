@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.testing.seeds import live, live_twice, portions
+from tests.testing.portions import portions
+from tests.testing.seeds import live, live_twice
 
 #: Seeds of one test. The first lives twice: that nothing comes from outside is the simulation's business, not pop's.
 PORTION = 20

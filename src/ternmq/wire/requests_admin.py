@@ -12,7 +12,7 @@ from msgspec import field
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.requests import Call, Int32, Int64, carried_by
 
-# --- Topics and groups on a broker ----------------------------------------------------------------------------
+# --- Topics and groups, asked of a broker ---------------------------------------------------------------------
 
 
 @carried_by(Code.UPDATE_AND_CREATE_TOPIC)
