@@ -65,7 +65,7 @@ class DelayProgress:
         copy = partial(encode, self.body())
         flushed = self._store.flushed
         if self._ticket is not None:
-            # An older one that still waits for a slow disk is outdated.
+            # One that still waits for a slow disk is out of date now.
             flushed.forget(self._ticket)
         self._ticket = flushed.call_when(self._log_end, lambda: self._file.save(lambda: copy))
 

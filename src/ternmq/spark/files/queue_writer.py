@@ -23,7 +23,7 @@ class QueueWriter:
 
     def __init__(self, directory: Path, *, file_bytes: int) -> None:
         self._queues = ConsumeQueues(FileDisk(), directory, file_bytes=file_bytes)
-        # There is no later put that could be refused: a full disk ends the work at once.
+        # There is no put that could be refused later: a full disk ends the work at once.
         self._queues.on_trouble = _raise
 
     def add(self, topic: str, queue_id: int, queue_offset: int, data: bytes) -> None:
