@@ -48,7 +48,7 @@ class LateSimulation(Simulation):
         )
         if disk is self.disk:
             self._log, self._waiting = log, []
-        return MessageStore(
+        return MessageStore.open(
             config,
             store_host=HOST,
             clock=self.clock,

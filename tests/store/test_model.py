@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ternmq.store.read.reader import LogReader
 from ternmq.store.store import GetStatus, MessageStore
@@ -41,10 +41,6 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.queues: dict[tuple[str, int], list[tuple[bytes, str, str, int]]] = {}
         self.any_topic_deleted = False
         self.any_segment_deleted = False
-
-    @initialize()
-    def open(self) -> None:
-        self.store.open()
 
     def teardown(self) -> None:
         self.store.close()
@@ -133,7 +129,6 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     def _open(self, root: Path) -> None:
         self.store = quiet_store(small_config(root), clock=self.clock)
-        self.store.open()
 
     @precondition(lambda self: self.queues)
     @rule(topic=TOPICS)

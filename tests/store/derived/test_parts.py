@@ -65,7 +65,7 @@ def store_with(config: StoreConfig, *parts: Folding | WaitingPart, late: bool = 
             segment_bytes=config.mapped_file_size_commit_log,
             confirmed_path=config.store_path_root_dir / "confirmed",
         )
-    return MessageStore(config, store_host=HOST, clock=ManualClock(), derived=parts, log=log, threads=False)
+    return MessageStore.open(config, store_host=HOST, clock=ManualClock(), derived=parts, log=log, threads=False)
 
 
 def closing(log_offset: int, topic: str = "orders") -> Draft:
@@ -170,12 +170,12 @@ def test_a_part_takes_part_in_each_flush_pass(tmp_path: Path) -> None:
     """C6: written out, synced, and then told so."""
     clock, part = ManualClock(), Folding("timer")
     config = small_config(tmp_path)
-    with MessageStore(config, store_host=HOST, clock=clock, derived=[part], threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=clock, derived=[part], threads=False) as store:
         end = store.put(draft("timer")).end_offset
         assert [] == part.calls
         clock.advance(config.flush_consume_queue_thorough_interval / 1000)
         store.tick()
-        store._pick_up()
+        store._mailbox.pick_up()
         assert ["write out", f"synced {end}"] == part.calls
         part.calls.clear()
     assert ["write out", f"synced {end}", "write out"] == part.calls

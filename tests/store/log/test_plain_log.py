@@ -63,7 +63,7 @@ def test_opening_many_segments_maps_the_newest_only(tmp_path: Path) -> None:
     fill(tmp_path)
     disk = CountingDisk()
     config = small_config(tmp_path, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
         assert MAPPED_MAX == disk.mapped
         first = store.record_at(0)
         assert first is not None
@@ -78,7 +78,7 @@ def test_what_is_not_synced_stays_mapped(tmp_path: Path) -> None:
     """C6: the flush thread finds all it has to sync, however many segments behind it is."""
     disk = TroubledDisk()
     config = small_config(tmp_path, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
         for _ in range(2 * MAPPED_MAX + 20):
             store.put(draft(body=BODY))
         disk.sync_count = 0

@@ -127,7 +127,7 @@ def test_reads_run_on_threads_of_their_own(tmp_path: Path) -> None:
             return super().read_at(path, at, length_bytes)
 
     config = small_config(tmp_path, access_message_in_memory_max_ratio=0)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=Watched()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=Watched()) as store:
         fill(store)
         found = store.get("orders", 0, 0, count_max=4, leave_cold=True)
         assert found.cold is not None

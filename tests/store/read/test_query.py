@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.read.query import GetStatus, Query
 from ternmq.store.store import MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
@@ -116,7 +117,7 @@ def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
         # 40 % of this is what the last ten records take.
         near = Query(
             store.config,
-            store._disk,
+            FileDisk(),
             store._log,
             store._queues,
             None,

@@ -65,8 +65,9 @@ class Dispatcher:
         index: Index | None,
         deleted: DeletedTopics,
         *,
-        parts: Parts | None = None,
         delays_ms: tuple[int, ...],
+        parts: Parts | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         self._queues = queues
         self._index = index
@@ -77,7 +78,7 @@ class Dispatcher:
         self._with_units = queues.exts is not None and queues.exts.writes
         #: Further parts that take in records, if there are any.
         self.parts = parts or None
-        self.on_arrival: OnArrival | None = None
+        self.on_arrival = on_arrival
 
     def fresh(
         self,

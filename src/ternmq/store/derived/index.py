@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.store.derived.key_hash import IndexEntry, Keyed, KeyHashes
+from ternmq.store.derived.trouble import OnTrouble, raise_it
 from ternmq.store.disk.base import Disk, Segment
 from ternmq.wire.layouts.index_file import (
     INDEX_ENTRY,
@@ -292,17 +293,26 @@ class Index:
         "_files",
         "_hashes",
         "_now_ms",
+        "_on_trouble",
         "_slots",
         "_taken",
         "_unsynced",
         "directory",
-        "on_trouble",
         "waiting",
     )
 
     def __init__(
-        self, disk: Disk, directory: Path, *, slots: int, entries: int, file_bytes: int, now_ms: Callable[[], int]
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        slots: int,
+        entries: int,
+        file_bytes: int,
+        now_ms: Callable[[], int],
+        on_trouble: OnTrouble = raise_it,
     ) -> None:
+        """``on_trouble`` is told when records that wait could not be written; the log should take no more for now."""
         self._disk = disk
         self.directory = directory
         self._slots = slots
@@ -317,8 +327,7 @@ class Index:
         self._taken = -1
         #: Entries that were to be written when the disk was full.
         self._entries_left: list[IndexEntry] = []
-        #: Told when entries could not be written; the log should take no more for now.
-        self.on_trouble: Callable[[StoreError], None] | None = None
+        self._on_trouble = on_trouble
         #: Full files that are not on the disk yet.
         self._unsynced: list[Segment] = []
 
@@ -344,8 +353,7 @@ class Index:
         try:
             self.write_out()
         except StoreError as error:
-            if self.on_trouble is not None:
-                self.on_trouble(error)
+            self._on_trouble(error)
 
     def write_out(self) -> None:
         """Make the entries of all records taken in. Raises ``DiskFull``; then the rest keeps waiting."""

@@ -311,7 +311,16 @@ class QueueExts:
 
     __slots__ = ("_has_complained", "bits", "directory", "disk", "file_bytes", "files", "table", "writes")
 
-    def __init__(self, disk: Disk, directory: Path, *, files: FilePool, file_bytes: int, writes: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        files: FilePool,
+        file_bytes: int,
+        writes: bool,
+        bits: Callable[[Fact], bytes] | None = None,
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.files = files
@@ -319,7 +328,7 @@ class QueueExts:
         #: Whether new entries get units.
         self.writes = writes
         #: Makes the bit map of a record; without it units have none. It must not raise.
-        self.bits: Callable[[Fact], bytes] | None = None
+        self.bits = bits
         self.table: dict[tuple[str, int], QueueExt] = {}
         self._has_complained = False
 

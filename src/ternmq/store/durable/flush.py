@@ -72,7 +72,12 @@ class Flusher:
         checkpoint_path: Path,
         pending: Pending,
         post: Callable[[Job], object],
+        on_tick: Job,
+        on_failure: Job,
     ) -> None:
+        """``on_tick`` is called every second and has to call ``tick``. ``on_failure`` is called when a sync has failed:
+        pages may be lost although the machine never stopped.
+        """
         self._config = config
         self._clock = clock
         self._disk = disk
@@ -85,10 +90,8 @@ class Flusher:
         self._pending = pending
         self._post = post
         self.flushed = Watermark(commit_log.end)
-        #: Called with each tick, for what else is to be done now and then.
-        self.on_tick: Job | None = None
-        #: Called when a sync has failed: pages may be lost although the machine never stopped.
-        self.on_failure: Job | None = None
+        self._on_tick = on_tick
+        self._on_failure = on_failure
         # The store's thread:
         self._pass_time_ms = -1  # store time that the running pass over all queues vouches for; -1: none runs
         self._pass_offset = 0  # the same as a log offset
@@ -183,8 +186,6 @@ class Flusher:
         elif paths := self._queues.take_unsynced(max(1, pages * PAGE_BYTES)):
             self._submit(lambda: self._sync(paths))
         self._save_checkpoint()
-        if self.on_tick is not None:
-            self.on_tick()
 
     def close(self) -> None:
         """Stop the thread and have everything on the disk, checkpoint included. Raises ``StoreError``."""
@@ -234,8 +235,7 @@ class Flusher:
         self._log.refuse(
             StoreError(f"{self.failure}; no more messages are taken until the broker is started again on a sound disk")
         )
-        if self.on_failure is not None:
-            self.on_failure()
+        self._on_failure()
 
     def begin_pass(self) -> None:
         """Write out and sync all that is derived now, unless that is being done already."""
@@ -335,7 +335,7 @@ class Flusher:
                 tick_at = self._clock.monotonic() + tick_s
                 if not self._tick_waits:
                     self._tick_waits = True
-                    self._post(self.tick)
+                    self._post(self._on_tick)
 
     def _flush_log_between(self) -> None:
         """Senders must not wait until thousands of queue files are synced."""

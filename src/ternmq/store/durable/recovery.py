@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from ternmq.errors import CorruptRecord
 from ternmq.store.derived.dispatch import Dispatcher
 from ternmq.store.derived.fact import Fact
-from ternmq.store.derived.follower import Follower, Progress
+from ternmq.store.derived.follower import Follower, OnProgress
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.light import LIGHT_PREFIX
 from ternmq.store.derived.queues import ConsumeQueues
@@ -72,7 +72,7 @@ def recover(
     was_closed: bool,
     lost_pages: bool,
     check_crc: bool,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Recovered:
     """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before.
 

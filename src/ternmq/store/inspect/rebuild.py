@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from ternmq.env import Clock
 from ternmq.errors import StoreError
@@ -150,8 +150,6 @@ def _build(
         file_bytes=sizes.index_file,
         now_ms=clock.now_ms,
     )
-    # There is no put that could be refused later: a full disk ends the work at once.
-    queues.on_trouble = index.on_trouble = _raise
     dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
     begin = view.log.begin
     damages: list[Damaged] = []
@@ -223,7 +221,3 @@ def _swap(disk: FileDisk, root: Path) -> None:
             disk.move(fresh / name, root / name)
     disk.remove(fresh)
     disk.remove(replaced)
-
-
-def _raise(error: StoreError) -> NoReturn:
-    raise error

@@ -18,6 +18,7 @@ from ternmq.files import TableFile
 from ternmq.store.config import parse_delay_levels
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queue_ext import QueueExts
+from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.file_lock import lock_holder
@@ -64,13 +65,12 @@ class StoreView:
         self._segments = segment_files(
             self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
         )
-        self.queues = ConsumeQueues(self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file)
-        self.queues.exts = QueueExts(
-            self.disk,
-            root / "consumequeue_ext",
-            files=self.queues.files,
-            file_bytes=self.sizes.ext_file,
-            writes=False,
+        files = FilePool(self.disk)
+        exts = QueueExts(
+            self.disk, root / "consumequeue_ext", files=files, file_bytes=self.sizes.ext_file, writes=False
+        )
+        self.queues = ConsumeQueues(
+            self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file, files=files, exts=exts
         )
         self.queues.load(on_corrupt=on_corrupt)
 
