@@ -125,7 +125,7 @@ class RecordedStore:
         self.root = into / name
         shutil.copytree(unpacked / name, self.root)
         self.config = StoreConfig(store_path_root_dir=self.root, **RECORDED_SIZES)
-        #: Each record of the log in order, decoded by someone else.
+        #: Each record of the log in order, decoded by another program.
         self.lines: list[dict[str, Any]] = [
             json.loads(line) for line in (unpacked / f"{name}.records.jsonl").read_text().splitlines()
         ]

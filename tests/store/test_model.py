@@ -111,7 +111,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self._open(root)
 
         if "consumequeue" in lost:
-            # A queue without any record left begins anew, as nobody knows how many it had.
+            # A queue without any record left begins anew, as it is not known how many it had.
             self.queues = {
                 key: queue for key, queue in self.queues.items() if queue and queue[-1][3] >= self.store.min_log_offset
             }

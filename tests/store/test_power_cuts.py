@@ -98,7 +98,7 @@ def test_an_acknowledged_message_survives_although_its_directories_are_new(machi
 
 
 def test_what_a_killed_process_left_in_the_cache_is_synced_by_the_next(machine: Machine) -> None:
-    """C7: the checkpoint must not vouch for segments that nobody synced."""
+    """C7: the checkpoint must not vouch for segments that were not synced."""
     sent = machine.fill(30)
     machine.kill()
     machine.clock.advance(10)

@@ -121,7 +121,7 @@ def test_units_spare_the_reading_of_records(tmp_path: Path) -> None:
 
 
 def test_a_record_whose_unit_is_missing_is_asked_itself(tmp_path: Path) -> None:
-    """C3, K3: nobody knows what its map said."""
+    """C3, K3: it is not known what its map said."""
     put_by(tmp_path, on=True, count=2)
     (tmp_path / "consumequeue_ext" / "orders" / "0" / segment_name(0)).unlink()
     store = opened(config_of(tmp_path, on=False))
@@ -265,7 +265,7 @@ def test_no_unit_is_found_where_none_is(tmp_path: Path) -> None:
 
 
 def test_arrivals_are_told_the_tags_code(tmp_path: Path) -> None:
-    """C3, F8: who waits for a tag waits for the code, not for an address."""
+    """C3, F8: a consumer that waits for a tag waits for the code, not for an address."""
     told: list[tuple[str, int, int, int]] = []
     store = opened(config_of(tmp_path), on_arrival=lambda *what: told.append(what[:4]))
     put(store, 1)
@@ -588,7 +588,7 @@ def test_a_full_disk_takes_neither_entry_nor_unit(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_costs_units_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """C3: the record is in the log already; the message is stored, and someone is told once."""
+    """C3: the record is in the log already; the message is stored, and a log line tells it once."""
     store = opened(config_of(tmp_path))
     put(store, 3, "blue")
     store.close()

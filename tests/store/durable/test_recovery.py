@@ -193,7 +193,7 @@ def test_the_checkpoint_saves_work(tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(FileDisk(), config.store_path_root_dir / "checkpoint")
     assert 0 < checkpoint.queue_time_ms < checkpoint.log_time_ms <= clock.now_ms()
 
-    # Damage in a segment that the checkpoint vouches for is not noticed, since nobody looks there.
+    # Damage in a segment that the checkpoint vouches for is not noticed, since recovery does not look there.
     def damage(data: bytearray) -> None:
         data[100] ^= 1
 

@@ -505,7 +505,7 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
 
 
 def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
-    """C8, C9: otherwise nobody could delete what is old."""
+    """C8, C9: otherwise the broker could not delete what is old."""
     config = small_config(
         small_disk.path / "store",
         mapped_file_size_commit_log=1 << 20,

@@ -167,7 +167,7 @@ class _Watched(FileDisk):
 
 
 def test_old_segments_of_read_only_directories_are_not_opened_to_write(tmp_path: Path) -> None:
-    """C1: their disk may be mounted so that nobody can write."""
+    """C1: their disk may be mounted read-only."""
     with quiet_store(config_of(tmp_path, "a")) as store:
         put(store, 6)
     with quiet_store(config_of(tmp_path, "a", "b")) as store:
@@ -300,7 +300,7 @@ def test_a_missing_directory_leaves_a_gap_that_is_named(tmp_path: Path) -> None:
 
 
 def test_two_segments_of_one_name_are_refused(tmp_path: Path) -> None:
-    """C1: nobody can tell which is right."""
+    """C1: it is not known which is right."""
     with quiet_store(config_of(tmp_path, "a", "b")) as store:
         put(store, 6)
     (tmp_path / "b" / segment_name(0)).write_bytes(bytes(4096))

@@ -176,7 +176,7 @@ def test_a_gap_hides_no_time(file_bytes: int, tmp_path: Path) -> None:
 
 
 def test_a_search_by_time_in_deleted_files_says_so(tmp_path: Path) -> None:
-    """C9: whoever asked looks again."""
+    """C9: the caller looks again."""
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         fill(store)
         search = store._query.time_search("orders", 0, 1, upper=False)

@@ -2,7 +2,7 @@
 
 A file is a hash table with chains, all in place (``wire.layouts.index_file``): 5,000,000 slots, 20,000,000 entries.
 
-Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. Only hashes are stored, so whoever looks
+Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. Only hashes are stored, so a search looks
 up compares topic and key in the record itself (``store.read.query``). A file is named by the local time of its making
 and ends when its entries are used up; the next begins with begin = end = the end of this one, as RocketMQ's does.
 
@@ -98,7 +98,7 @@ class IndexFile:
         return self._segment
 
     def rest(self) -> None:
-        """Unmap the file until it is needed again; whoever has to sync it holds the segment himself."""
+        """Unmap the file until it is needed again; a thread that has to sync it holds the segment."""
         self._segment = None
 
     @property
@@ -213,10 +213,10 @@ class IndexFile:
         """Undo the entries of records at ``log_offset`` and behind; with ``distrust`` make all slots anew.
 
         What is undone becomes zero. Otherwise a page that comes back after a later power cut could hold entries of
-        records that are long gone, and nobody could tell.
+        records that are long gone, and nothing would show it.
         """
         kept, last = self._kept(log_offset), self.count
-        # A process that died between an entry and the header left entries which nobody counted.
+        # A process that died between an entry and the header left entries that are not counted.
         while last < self._entries_max and self._entry(last) != _NO_ENTRY:
             last += 1
         # No more than is there, so that a store on a full disk opens.

@@ -35,7 +35,7 @@ class FilePool:
         self._files: dict[Path, PlainFile] = {}
         #: Runs what may wait for the disk on another thread, if there is one.
         self._chores: Callable[[Callable[[], None]], object] | None = None
-        #: Files to be made there. Whoever removes a file or its directory takes it out first, under the lock.
+        #: Files to be made there. A call that removes a file or its directory takes it out first, under the lock.
         self._wanted: dict[Path, None] = {}
         self._lock = threading.Lock()
         #: Directories in which files were made or removed, in order. Without a sync of these a power cut may bring

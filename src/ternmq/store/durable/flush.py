@@ -1,8 +1,8 @@
 """Flush: what was written reaches the disk, in time and for many at once (C6, C7).
 
 ASYNC_FLUSH: every 500 ms if at least 4 pages are dirty, every 10 s in any case, and at once when a segment is full.
-SYNC_FLUSH: as soon as someone appends. While one ``fdatasync`` runs, others append; the next one serves them all
-(*group commit*). Who needs the disk waits for ``flushed`` to pass the end of his record.
+SYNC_FLUSH: after each append. While one ``fdatasync`` runs, more records are appended; the next one serves them all
+(*group commit*). A caller that needs the disk waits for ``flushed`` to pass its record's end.
 
 Two threads meet here, and the line between them is the rule «threads make system calls, never decisions»:
 
@@ -141,7 +141,7 @@ class Flusher:
         self._advance(end, store_time_ms)
 
     def flush_when_due(self) -> None:
-        """What the thread does with each look, for who has none. Raises ``StoreError``, from then on always."""
+        """What the thread does with each look, for a store without one. Raises ``StoreError``, from then on always."""
         try:
             self._flush_log(self._config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
         except StoreError as error:
@@ -369,7 +369,7 @@ class Flusher:
             segment.sync()
         self._synced, self._synced_at = end, now
         commit_log.note_synced(end)
-        # Newer news replace older ones that nobody has taken yet.
+        # A newer value replaces an older one that was not taken yet.
         is_first = self._news is None
         self._news = (end, store_time_ms)
         if is_first:

@@ -44,7 +44,7 @@ class Lowest:
 
     def __init__(self, marks: Iterable[Watermark] = ()) -> None:
         self._marks = list(marks)
-        #: Those who wait. Its value follows ours when somebody asks.
+        #: The callers that wait. Its value follows ours when it is needed.
         self._callers = Watermark(self.value)
         #: The watermark that holds the others up, while it is watched.
         self._watched: Watermark | None = None

@@ -27,7 +27,7 @@ class Watermark:
     def __init__(self, value: int = 0) -> None:
         self.value = value
         self._heap: list[tuple[int, int]] = []
-        # Apart from the heap, so that one who gives up is forgotten at once and costs the heap a pair of ints.
+        # Apart from the heap, so that a caller that gives up is forgotten at once and costs the heap a pair of ints.
         self._callbacks: dict[int, Callable[[], object]] = {}
         #: The same for those that want to be told when their record is taken back.
         self._failures: dict[int, Callable[[TernError], object]] = {}
@@ -39,7 +39,7 @@ class Watermark:
         return len(self._callbacks)
 
     def advance(self, to: int) -> None:
-        """Move to ``to`` and call whom that serves; a smaller value changes nothing."""
+        """Move to ``to`` and call the callers that wait for less; a smaller value changes nothing."""
         if to <= self.value:
             return
         self.value = to

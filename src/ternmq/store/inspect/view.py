@@ -3,8 +3,8 @@
 ``StoreView`` finds out how large the files are (``sizes``), opens log, queues and index through a disk that only reads,
 and knows what else lies there: checkpoint, ``abort``, tables. Everything else in this package begins with one.
 
-A broker that runs goes on writing while we look. So the log's end is read once, and who finds the queues behind it must
-ask ``may_lag``: newest entries may be in the broker's memory only, and after a crash in nobody's.
+A broker that runs goes on writing while we look. So the log's end is read once, and a caller that finds the queues
+behind it must ask ``may_lag``: newest entries may be in the broker's memory only, and are lost after a crash.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StoreView:
         return TableFile(self.root / "config" / name).load(lambda data: decode(data, kind))
 
     def known_topics(self) -> set[str] | None:
-        """The topics of ``topics.json``; None if nobody can tell."""
+        """The topics of ``topics.json``; None if that is not known."""
         try:
             table = self.table("topics.json", TopicTable)
         except CorruptFile:
