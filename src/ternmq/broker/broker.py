@@ -58,7 +58,7 @@ from ternmq.delay.progress import Progress as DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import RETRY_S as FILES_RETRY_S
-from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, TableFiles, do_now
+from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFile, TableFiles, do_now
 from ternmq.net.endpoint import bind, outward_ip, split_address
 from ternmq.net.gate import Gate
 from ternmq.net.peer import Peer, Route, format_address
@@ -206,17 +206,16 @@ class Broker:
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
 
-        # Files: first the tables, whose rules the store needs.
+        # Files: first the tables, whose rules the store needs. They are written when it is open, and not before: a
+        # start on a directory that cannot be used must not change it.
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
         directory = self._store_config.store_path_root_dir / "config"
         disk = self._disk or FileDisk()
         held = lock_directory(self._store_config, disk)
+        saves = HeldBack()
+        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
         with ExitStack() as undo:
             undo.callback(held.release)
-            if self._disk is None:
-                table_file = TableFiles(directory, stack.enter_context(Chores()), self._files, back=on_loop)
-            else:
-                table_file = TableFiles(directory, do_now, self._files)
             tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
             # The lock is the store's from now on.
             undo.pop_all()
@@ -242,6 +241,7 @@ class Broker:
         )
         store = await asyncio.to_thread(open_store)
         stack.callback(store.close)
+        saves.begin(stack.enter_context(Chores()) if self._disk is None else do_now)
         stack.push_async_callback(table_file.settle)
         if not store.was_closed:
             tables.topics.find_again(store.topics_with_messages())

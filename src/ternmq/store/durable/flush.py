@@ -32,6 +32,7 @@ from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import PAGE_BYTES, Disk, Segment
 from ternmq.store.durable.checkpoint import Checkpoint
+from ternmq.store.durable.mailbox import Job
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 #: Queues written out in one go on the store's thread: some 1 ms, or 20 where files must be made first.
 QUEUES_AT_ONCE: Final = 64
-
-Job = Callable[[], object]
 
 
 def is_due(

@@ -41,6 +41,7 @@ from ternmq.store.config import StoreConfig
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import Disk, Usage
+from ternmq.store.durable.mailbox import Job
 from ternmq.store.log.protocol import Log
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,6 @@ FILES_AT_ONCE: Final = 8
 _HOUR_MS: Final = 3_600_000
 _END: Final = object()
 
-Job = Callable[[], object]
 Work = Callable[[], None]
 
 
