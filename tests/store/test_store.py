@@ -236,7 +236,7 @@ def test_an_entry_of_the_schedule_topic_holds_its_delivery_time(tmp_path: Path) 
 
 
 def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
-    """C5: after dispatch, so that who is woken finds the message."""
+    """C5: after dispatch, so that a consumer that is woken finds the message."""
     told: list[tuple[str, int, int, int, str | None, int]] = []
 
     def arrived(topic: str, queue_id: int, end: int, tags_code: int, properties: str | None) -> None:

@@ -14,7 +14,7 @@ from tests.store.small import HOST, bodies, draft, quiet_store, small_config
 
 
 class Watched(FileDisk):
-    """Remembers who made which file, and can be full."""
+    """Remembers which thread made which file, and can be full."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -302,7 +302,7 @@ def test_a_thousand_refusals_keep_nothing_alive(kept: Kept) -> None:
     assert depth < 10
 
 
-# --- Readers, and those who need the log -------------------------------------------------------------------------
+# --- Readers, and parts that need the log -------------------------------------------------------------------------
 
 
 def test_a_reader_in_the_midst_of_it_is_sent_on(kept: Kept) -> None:

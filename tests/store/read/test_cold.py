@@ -98,7 +98,7 @@ def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    """C9: retention does not ask who is reading."""
+    """C9: retention does not wait for readers."""
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         fill(store)
         found = store.get("orders", 0, 0, count_max=1, leave_cold=True)
@@ -213,7 +213,7 @@ def test_a_key_search_whose_records_are_gone_finds_nothing(tmp_path: Path) -> No
 
 
 def test_old_records_are_filtered_once_they_are_read(tmp_path: Path) -> None:
-    """K2: what is left by ``get`` was not asked; bytes that are no record are left to who asked."""
+    """K2: what is left by ``get`` was not asked; bytes that are no record are left to the caller."""
     asked: list[str] = []
 
     def accepts(properties: str) -> bool:
