@@ -67,7 +67,7 @@ from ternmq.filter.evaluate import SqlFilter
 from ternmq.filter.sql import ExpressionLimits
 from ternmq.filter.tags import TagFilter
 from ternmq.message import Property
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue_ext import Unit
 from ternmq.wire.bodies.clients import SubscriptionData
 from ternmq.wire.bodies.codec import decode, encode
