@@ -83,10 +83,9 @@ class TimerWorld:
         self.died.clear()
         alarm = Alarm()
         self.schedule = ScheduleLog(self.disk, ROOT, ring=alarm.ring)
-        self.store = MessageStore(
+        self.store = MessageStore.open(
             self.config, store_host=HOST, clock=self.clock, disk=self.disk, derived=(self.schedule,), threads=False
         )
-        self.store.open()
         self.timer = Timer(clock=self.clock, broker_name="a", is_enabled=True, max_delay_sec=MAX_DELAY_SEC)
         self.recalls = Recalls(self.schedule, clock=self.clock, broker_name="a")
         self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock)

@@ -48,7 +48,7 @@ class LateSimulation(Simulation):
         )
         if disk is self.disk:
             self._log, self._waiting = log, []
-        return MessageStore(
+        return MessageStore.open(
             config,
             store_host=HOST,
             clock=self.clock,
@@ -71,7 +71,8 @@ class LateSimulation(Simulation):
         super()._stored(entry, log_offset, end_offset, queue_offset)
         heard: list[str] = []
         self._waiting.append((end_offset, heard))
-        self.store.flushed.call_when(end_offset, partial(heard.append, "flushed"), partial(_fail, heard))
+        mark = self.store.safe if self._number % 2 else self.store.flushed
+        mark.call_when(end_offset, partial(heard.append, "flushed"), partial(_fail, heard))
 
     def _unconfirmed(self) -> list[Entry]:
         return [entry for entry in self.model.entries if entry.end_offset > self.store.dispatched]

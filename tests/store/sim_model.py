@@ -55,7 +55,7 @@ class SimulatedClock:
 
 @dataclass(slots=True)
 class Entry:
-    """One message; its offsets are -1 as long as nobody knows whether it was stored."""
+    """One message; its offsets are -1 as long as it is not known whether it was stored."""
 
     topic: str
     queue_id: int

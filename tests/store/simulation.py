@@ -330,9 +330,8 @@ class Simulation:
     def _open(self) -> None:
         self.disk.before = self._before
         while True:
-            store = self._new_store(self.disk)
             try:
-                store.open()
+                store = self._new_store(self.disk)
             except DiskFull:
                 self._note("no space to open")
                 self._free_space()
@@ -351,7 +350,7 @@ class Simulation:
         self.disk.before = self._before
 
     def _new_store(self, disk: SimulatedDisk) -> MessageStore:
-        return MessageStore(
+        return MessageStore.open(
             self.options.config,
             store_host=HOST,
             clock=self.clock,
@@ -450,7 +449,6 @@ class Simulation:
             disk.remove(ROOT / name)
         fresh = self._new_store(disk)
         fresh_part = self._newest_part
-        fresh.open()
         self._folded_again(fresh)
         kept = {at: each for at, each in self.part.content.items() if at >= fresh.min_log_offset}
         self._same("content of the part, folded again", fresh_part.content, kept)
@@ -531,9 +529,8 @@ class Simulation:
 
     def _check_nothing_wrong_is_served(self) -> None:
         known = {entry.log_offset: entry for entry in [*self.model.entries, *self.model.limbo]}
-        self._store = self._new_store(self.disk)
         try:
-            self._store.open()
+            self._store = self._new_store(self.disk)
         except StoreError as error:
             self._note("refused", str(error))
             if "/store/" not in str(error):

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import in_ms
 from ternmq.admin.queues import Queues
 from ternmq.client.connect.instance import ClientInstance
@@ -61,10 +61,10 @@ class DelayedMessage:
     message: ReceivedMessage
 
 
-class Delays:
+class DelayAdmin:
     """Messages that wait for their delivery time: ``admin.delays``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers, queues: Queues) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin, queues: Queues) -> None:
         self._instance = instance
         self._brokers = brokers
         self._queues = queues

@@ -315,12 +315,12 @@ class Delivery:
 
     def _retire(self, now_ms: int) -> None:
         """Let go of hours that are over and done."""
-        flushed = self._store.flushed.value
+        safe = self._store.safe.value
         for hour in [hour for hour, wheel in self._wheel.hours.items() if wheel.is_done]:
             files = self._schedule.hour(hour)
             # A second and more behind the hour's end, so that its last slot is over, too. And what has closed its
             # messages is on the disk: with a power cut they would have to be delivered again.
-            if (hour + 1) * HOUR_MS + 2 * _LOOK_MS < now_ms and (files is None or files.last_closing < flushed):
+            if (hour + 1) * HOUR_MS + 2 * _LOOK_MS < now_ms and (files is None or files.last_closing < safe):
                 self._wheel.remove(hour)
                 self._marks.pop(hour, None)
                 self._schedule.retire(hour)

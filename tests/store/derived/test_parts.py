@@ -65,7 +65,7 @@ def store_with(config: StoreConfig, *parts: Folding | WaitingPart, late: bool = 
             segment_bytes=config.mapped_file_size_commit_log,
             confirmed_path=config.store_path_root_dir / "confirmed",
         )
-    return MessageStore(config, store_host=HOST, clock=ManualClock(), derived=parts, log=log, threads=False)
+    return MessageStore.open(config, store_host=HOST, clock=ManualClock(), derived=parts, log=log, threads=False)
 
 
 def closing(log_offset: int, topic: str = "orders") -> Draft:
@@ -170,12 +170,12 @@ def test_a_part_takes_part_in_each_flush_pass(tmp_path: Path) -> None:
     """C6: written out, synced, and then told so."""
     clock, part = ManualClock(), Folding("timer")
     config = small_config(tmp_path)
-    with MessageStore(config, store_host=HOST, clock=clock, derived=[part], threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=clock, derived=[part], threads=False) as store:
         end = store.put(draft("timer")).end_offset
         assert [] == part.calls
         clock.advance(config.flush_consume_queue_thorough_interval / 1000)
         store.tick()
-        store._pick_up()
+        store._mailbox.pick_up()
         assert ["write out", f"synced {end}"] == part.calls
         part.calls.clear()
     assert ["write out", f"synced {end}", "write out"] == part.calls
@@ -208,3 +208,26 @@ def test_a_part_that_cannot_write_keeps_the_log_from_running_away(tmp_path: Path
         part.is_full = False
         store.put(draft("orders"))
         assert 1 == len(part.facts)
+
+
+@pytest.mark.parametrize("step", [7, 300, 100_000])
+def test_a_part_of_a_replica_folds_the_same(tmp_path: Path, step: int) -> None:
+    """C5, O2: closing records and those of its topics, among others that take the short way."""
+    one, two = Folding("timer"), Folding("timer")
+    with (
+        store_with(small_config(tmp_path / "one"), one) as master,
+        store_with(small_config(tmp_path / "two"), two) as other,
+    ):
+        for number in range(60):
+            placed = master.put(draft(("orders", "timer")[number % 5 == 0], body=b"x" * 100))
+            if number % 7 == 0:
+                master.put(closing(placed.log_offset))
+        sent = b"".join(bytes(piece) for piece in master._log.views([(0, 4096), (4096, 8192)]) or ())
+        for at in range(0, len(sent), step):
+            other.append_raw(at, sent[at : at + step])
+            other.follow(60.0)
+        assert [fact for fact in one.facts if fact.end_offset <= other.dispatched] == two.facts
+        assert [each for each in one.closed if each[0] < other.dispatched] == two.closed
+        assert one.records[: len(two.records)] == two.records
+        assert two.facts
+        assert two.closed

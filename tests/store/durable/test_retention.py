@@ -125,7 +125,7 @@ class Kept:
         self.disk = ToldDisk()
         self.clock = ManualClock()
         self.config = small_config(root, **({"delete_when": OTHER_HOUR} | changes))
-        self.store = MessageStore(
+        self.store = MessageStore.open(
             self.config, store_host=HOST, clock=self.clock, disk=self.disk, derived=derived, threads=False
         )
 
@@ -134,8 +134,8 @@ class Kept:
             number = self.store.max_offset("orders", 0)
             self.store.put(draft(body=b"%06d" % number + BODY, KEYS=f"k{number}", **fields))
         # Segments stay until queues and index of their records are synced.
-        self.store._running()._begin_pass()
-        self.store._pick_up()
+        self.store._upkeep.flusher.begin_pass()
+        self.store._mailbox.pick_up()
 
     def age(self, hours: float, segments: int) -> None:
         """Let the oldest segments have been written to so many hours ago, the others now."""
@@ -302,7 +302,7 @@ def test_a_thousand_refusals_keep_nothing_alive(kept: Kept) -> None:
     assert depth < 10
 
 
-# --- Readers, and those who need the log -------------------------------------------------------------------------
+# --- Readers, and parts that need the log -------------------------------------------------------------------------
 
 
 def test_a_reader_in_the_midst_of_it_is_sent_on(kept: Kept) -> None:
@@ -433,10 +433,10 @@ def test_many_queues_follow_in_small_steps(tmp_path: Path) -> None:
         kept.disk.percent = 80
         # As ``tick`` does, but turn by turn.
         kept.clock.advance(FIRST_LOOK_S)
-        store._running().tick()
+        store._upkeep._tick()
         followed = []
-        while store._inbox:
-            store._inbox.popleft()()
+        while store._mailbox:
+            store._mailbox._jobs.popleft()()
             followed.append(sum(store.min_offset("many", queue_id) for queue_id in range(queues)))
         assert [0, 64, 128, 192, 193] == sorted(set(followed))
 
@@ -487,7 +487,7 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
     """C9: a GiB takes 80 ms."""
     disk, clock = ToldDisk(), ManualClock()
     config = small_config(tmp_path, flush_interval_commit_log=1, flush_interval_consume_queue=1, file_reserved_time=0)
-    with MessageStore(config, store_host=HOST, clock=clock, disk=disk) as store:
+    with MessageStore.open(config, store_host=HOST, clock=clock, disk=disk) as store:
         for _ in range(20):
             store.put(draft(body=BODY))
         clock.advance(1e9)  # past all times that files have here
@@ -505,7 +505,7 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
 
 
 def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
-    """C8, C9: otherwise nobody could delete what is old."""
+    """C8, C9: otherwise the broker could not delete what is old."""
     config = small_config(
         small_disk.path / "store",
         mapped_file_size_commit_log=1 << 20,
@@ -514,17 +514,14 @@ def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
         max_index_num=200_000,
     )
     dead = quiet_store(config, clock=SystemClock())
-    dead.open()
     acknowledged = []
     for number in range(5000):
         acknowledged.append(b"%d" % number)
         dead.put(draft(body=b"%d" % number, KEYS=f"k{number}"))
-    assert dead._held is not None
     dead._held.release()
     small_disk.fill(leave_bytes=0)
 
     store = quiet_store(config, clock=SystemClock())
-    store.open()
     assert acknowledged == bodies(store)
     with pytest.raises(DiskFull, match="free some space"):
         for _ in range(10_000):
@@ -541,8 +538,7 @@ def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
 @contextlib.contextmanager
 def opened(config: StoreConfig) -> Iterator[MessageStore]:
     """A store with its threads. Closing it may find the disk full: then the next start does what is missing."""
-    store = MessageStore(config, store_host=HOST, clock=SystemClock())
-    store.open()
+    store = MessageStore.open(config, store_host=HOST, clock=SystemClock())
     try:
         yield store
     finally:

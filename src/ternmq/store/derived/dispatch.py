@@ -41,7 +41,7 @@ _pack_entry: Final = ENTRY.pack
 
 
 #: Told of a new entry: topic, queue id, its queue offset + 1, tags code, properties. These are None where it is told of
-#: several messages at once: whoever filters by them has to look for himself.
+#: several messages at once: a consumer that filters by them has to look by itself.
 OnArrival: TypeAlias = Callable[[str, int, int, int, str | None], None]
 
 
@@ -65,8 +65,9 @@ class Dispatcher:
         index: Index | None,
         deleted: DeletedTopics,
         *,
-        parts: Parts | None = None,
         delays_ms: tuple[int, ...],
+        parts: Parts | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         self._queues = queues
         self._index = index
@@ -77,7 +78,7 @@ class Dispatcher:
         self._with_units = queues.exts is not None and queues.exts.writes
         #: Further parts that take in records, if there are any.
         self.parts = parts or None
-        self.on_arrival: OnArrival | None = None
+        self.on_arrival = on_arrival
 
     def fresh(
         self,
@@ -174,7 +175,7 @@ class Dispatcher:
             for fact in facts:
                 self.parts.fold(fact)
         if self.on_arrival is not None:
-            # Who waits is told once for all messages of a tag.
+            # Consumers are told once for all messages of a tag.
             for tags_code in dict.fromkeys(tags_codes):
                 self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
 

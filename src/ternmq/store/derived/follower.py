@@ -49,7 +49,7 @@ from ternmq.wire.record import (
 from ternmq.wire.tags import TagsCodes
 
 #: Told how many bytes of how many are done, now and then, on the thread that opens the store.
-Progress = Callable[[int, int], object]
+OnProgress = Callable[[int, int], object]
 
 SECTOR_BYTES: Final = 512
 _PIECE_BYTES: Final = 1 << 20
@@ -95,7 +95,7 @@ class Follower:
         #: Empty where the log simply goes no further.
         self.trouble = ""
 
-    def run(self, on_progress: Progress | None = None, *, until: int | None = None) -> None:
+    def run(self, on_progress: OnProgress | None = None, *, until: int | None = None) -> None:
         """Go on up to ``until``, a position, or to the log's end."""
         begin, end = self.position, self._log.end if until is None else until
         self._piece_bytes = length_bytes = _PIECE_BYTES
@@ -162,7 +162,7 @@ class Follower:
         # A blank of which only the beginning was there leads further.
         self.position = min(self.position, position)
 
-    def run_unfolded(self, on_progress: Progress | None = None) -> list[Fact]:
+    def run_unfolded(self, on_progress: OnProgress | None = None) -> list[Fact]:
         """Go on to the log's end, fold nothing, and return what would have been."""
         # Without known queues all take the long way.
         self._known.clear()

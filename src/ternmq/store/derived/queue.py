@@ -84,7 +84,7 @@ class ConsumeQueue:
         self.pending = 0
         #: Log offset behind the record of the last entry.
         self.log_end = 0
-        #: Log offset of the record at ``min_offset``; -1 if nobody has looked yet.
+        #: Log offset of the record at ``min_offset``; -1 if it is not known yet.
         self._log_begin = -1
         #: Start in bytes → path, in order.
         self._paths: dict[int, Path] = {}

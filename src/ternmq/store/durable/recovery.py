@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from ternmq.errors import CorruptRecord
 from ternmq.store.derived.dispatch import Dispatcher
 from ternmq.store.derived.fact import Fact
-from ternmq.store.derived.follower import Follower, Progress
+from ternmq.store.derived.follower import Follower, OnProgress
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.light import LIGHT_PREFIX
 from ternmq.store.derived.queues import ConsumeQueues
@@ -72,7 +72,7 @@ def recover(
     was_closed: bool,
     lost_pages: bool,
     check_crc: bool,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Recovered:
     """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before.
 
@@ -90,7 +90,7 @@ def recover(
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None and not folds_all:
         start, store_time_ms = vouched
-        # Whoever closed it, and may have left no offsets, has synced everything.
+        # The process that closed it has synced everything, also if it left no offsets.
         checkpoint.log_offset = checkpoint.derived_offset = start
     else:
         start, store_time_ms = starts[0], 0
@@ -131,7 +131,7 @@ def recover(
     unconfirmed = follower.run_unfolded(on_progress) if until is not None else []
     end = follower.position
     if not was_closed:
-        # A process that died left records in the page cache only. Nobody would sync them after those to come.
+        # A process that died left records in the page cache only. No later flush would sync them.
         commit_log.sync(start, end)
     checkpoint.cut(end)
     queues.cut(end)
