@@ -26,7 +26,7 @@ from typing import Final
 
 from ternmq import names
 from ternmq.delay.alarm import Alarm
-from ternmq.delay.due import HOUR_MS
+from ternmq.delay.due import HOUR_MS, slot_of
 from ternmq.delay.hour_files import Entry, HourFiles, Kind
 from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
 from ternmq.delay.schedule_log import ScheduleLog
@@ -98,6 +98,27 @@ class Delivery:
                 await self._sleep(wait_ms)
         finally:
             self._alarm.clear()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """The broker stops: note for a RocketMQ that may get the directory what is delivered."""
+        now_ms = self._clock.now_ms()
+        next_ms = self._wheel.next_ms()
+        times_ms = [now_ms] if next_ms is None else [now_ms, next_ms]
+        for files in self._schedule.hours(now_ms // HOUR_MS):
+            wheel = self._wheel.hours.get(files.hour)
+            if not self._schedule.is_retired(files) and (wheel is None or wheel.entry_count < files.entry_count):
+                # Some of its messages may be due, and only the next turn would have seen them.
+                times_ms.append(files.hour * HOUR_MS)
+        try:
+            # What it says was delivered must not be lost with a power cut.
+            self._store.flush_now()
+            self._schedule.hand_over(slot_of(min(times_ms)), self._store.max_offset(names.WHEEL_TOPIC, 0))
+        except (StoreError, NotRunning) as error:
+            log.warning(
+                "cannot write config/timercheck: %s; a RocketMQ that gets this directory would deliver messages again",
+                error,
+            )
 
     def stop(self, reason: TernError) -> None:
         """The term ends: nothing is delivered any more."""

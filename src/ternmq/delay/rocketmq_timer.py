@@ -1,9 +1,14 @@
-"""What RocketMQ's timer notes about a directory, and what we leave for it (I2): ``config/timercheck``.
+"""What RocketMQ's timer notes about a directory, and what we leave for it (I2, C11): ``config/timercheck``.
 
 4096 bytes, of which RocketMQ 5 uses seven numbers of 8 bytes: the slot that it delivers next, how far its timer log is
 flushed, the queue offset in the timer topic up to which it has taken messages in, the same of its master, and a
 version. So what a RocketMQ has delivered is: slot before the first number, queue offset before the third. It writes
 nothing into the log that says so.
+
+When a broker stops, it leaves this file for a RocketMQ: everything before the end of the timer topic is taken in, so
+RocketMQ delivers none of it, neither for a second time nor for the first; what waits here comes when the directory is
+back. RocketMQ's own ``timerwheel`` and ``timerlog`` are removed when their messages are in the schedule log: RocketMQ
+would read from the last unit of the log which messages it had taken in, and deliver all behind it again.
 """
 
 from __future__ import annotations
@@ -16,23 +21,30 @@ from typing import Final
 from ternmq.store.disk.base import Disk
 
 PATH: Final = Path("config") / "timercheck"
+#: RocketMQ's own state of what waits.
+WHEEL_FILES: Final = ("timerwheel", "timerlog")
 FILE_BYTES: Final = 4096
 _NUMBERS: Final = struct.Struct(">qqqqqqq")
 
 
 @dataclass(slots=True, frozen=True)
 class Handover:
-    """How far the messages of the timer topic are delivered, by the word of another owner of the directory."""
+    """Which messages of the timer topic a RocketMQ has delivered that had the directory."""
 
-    #: Slots before this time are delivered …
+    #: Slots before this time …
     read_time_ms: int = 0
-    #: … of messages before this queue offset of the timer topic.
-    queue_offset: int = 0
-    #: Whether a RocketMQ has written it, since we had the directory.
-    is_foreign: bool = False
+    #: … of messages from this queue offset of the timer topic on: those before were ours …
+    begin: int = 0
+    #: … and before this one.
+    end: int = 0
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether a RocketMQ had the directory since we did."""
+        return self.end > 0
 
     def has_delivered(self, slot_ms: int, queue_offset: int) -> bool:
-        return self.is_foreign and slot_ms < self.read_time_ms and queue_offset < self.queue_offset
+        return slot_ms < self.read_time_ms and self.begin <= queue_offset < self.end
 
 
 def read_handover(disk: Disk, root: Path, ours: tuple[int, int] | None) -> Handover:
@@ -41,4 +53,12 @@ def read_handover(disk: Disk, root: Path, ours: tuple[int, int] | None) -> Hando
     if data is None or len(data) < _NUMBERS.size:
         return Handover()
     read_time_ms, _, queue_offset, *_ = _NUMBERS.unpack_from(data)
-    return Handover(read_time_ms, queue_offset, is_foreign=(read_time_ms, queue_offset) != ours)
+    if (read_time_ms, queue_offset) == ours:
+        return Handover()
+    return Handover(read_time_ms, ours[1] if ours is not None else 0, queue_offset)
+
+
+def write_handover(disk: Disk, root: Path, read_time_ms: int, queue_offset: int) -> None:
+    """Leave for a RocketMQ that slots before a time are delivered, and messages before an offset taken in."""
+    numbers = _NUMBERS.pack(read_time_ms, 0, queue_offset, queue_offset, 0, 0, 0)
+    disk.write(root / PATH, numbers.ljust(FILE_BYTES, b"\0"))

@@ -49,7 +49,7 @@ from ternmq.delay.hour_files import (
     hour_name,
     parse_hour_name,
 )
-from ternmq.delay.rocketmq_timer import Handover, read_handover
+from ternmq.delay.rocketmq_timer import WHEEL_FILES, Handover, read_handover, write_handover
 from ternmq.errors import CorruptRecord
 from ternmq.message import Property
 from ternmq.names import WHEEL_TOPIC
@@ -257,7 +257,7 @@ class ScheduleLog:
         """Write what was folded; the files to sync. Raises ``StoreError``; then nothing is lost."""
         self._write_buffers()
         snapshots = self._snapshots
-        if not snapshots or snapshots[-1].next_fold is not None:
+        if not snapshots or snapshots[-1].next_fold is not None or snapshots[-1].state.handover != self.handed_over:
             hours = {hour: self._hours[hour].counts for hour in self._order}
             snapshots.append(_Snapshot(_State(0, hours, dict(self.topics_waiting), self.handed_over)))
         unsynced, self._unsynced = self._unsynced, {}
@@ -294,6 +294,10 @@ class ScheduleLog:
         crc = crc32(data)
         self._disk.replace(self.directory / STATE, b"%08x\n%b" % (crc, data))
         self._saved, self._saved_crc = state, crc
+        if self.handover.is_foreign:
+            # Its messages are in our files now; see ``rocketmq_timer``.
+            for name in WHEEL_FILES:
+                self._disk.remove(self._root / name)
         self._position = self._position_written = log_offset
         # Only now: before, a power cut could leave a ``state`` that counts files which are gone.
         removed, self._removed = self._removed, []
@@ -341,6 +345,15 @@ class ScheduleLog:
         files = self._hours.get(hour)
         if files is not None:
             self._retired[hour] = files.counts
+
+    def hand_over(self, read_time_ms: int, queue_offset: int) -> None:
+        """Leave for a RocketMQ that may get the directory how far messages are delivered: all slots before a time.
+
+        ``queue_offset`` is the end of the timer topic. Raises ``StoreError``.
+        """
+        if queue_offset:
+            write_handover(self._disk, self._root, read_time_ms, queue_offset)
+            self.handed_over = read_time_ms, queue_offset
 
     def is_retired(self, files: HourFiles) -> bool:
         """Whether an hour was retired, and nothing has come for it since."""
