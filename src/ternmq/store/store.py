@@ -393,6 +393,10 @@ class MessageStore:
             self._writer.wake()
         return placed
 
+    def refuse_writes(self, reason: TernError | None) -> None:
+        """Refuse ``put`` and ``put_batch`` with ``reason``, until called with None: this broker is not the master."""
+        self._writer.refuse(reason)
+
     def confirm(self, log_offset: int) -> None:
         """The records that end at ``log_offset`` or before are confirmed, and can be read from now on.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
-from ternmq.errors import RecordRefused
+from ternmq.errors import RecordRefused, TernError
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
@@ -103,6 +103,7 @@ class RecordWriter:
         self._seal = log.seal
         self._reserve = log.reserve
         self._before_reserve = before_reserve
+        self._refusal: TernError | None = None
         self._queues = queues
         self._table = queues.table
         self._dispatch = dispatch
@@ -123,8 +124,15 @@ class RecordWriter:
 
     def reserve(self, record_bytes: int, count: int = 1) -> None:
         """Let the log's window have room; see ``Log.reserve``."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
         self._before_reserve()
         self._reserve(record_bytes, count)
+
+    def refuse(self, reason: TernError | None) -> None:
+        """Refuse records with ``reason``, until called with None. Without room in the window, each put asks."""
+        self._refusal = reason
+        self._window.shut()
 
     def put(self, draft: Draft) -> Placed:
         """Append one record, and dispatch it if the log confirms it at once.
