@@ -75,6 +75,9 @@ class Route:
     #: Whether a request of this code is for nothing once its connection is closed, as a pull that waits or a heartbeat.
     #: One that is queued by then is not carried out: ``on_close`` has been called, and would not undo it.
     needs_connection: bool = False
+    #: The field of the typed header that names the request's group. Requests of a lane are scheduled by group (R4);
+    #: those without one are scheduled together.
+    key: str | None = None
 
 
 Routes = Mapping[int, Route]
@@ -479,7 +482,10 @@ class Peer(asyncio.Protocol):
                 continue
             if not route.takes_body and self._gate is None:  # a signature covers it
                 command.drop_body()
-            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes)
+            key = route.key
+            if key is not None:
+                key = getattr(command.header, key, None)
+            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
         lanes.run()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -113,7 +113,7 @@ class BrokerHandlers:
         table: dict[str, str] = {}
         for name, pool in _POOLS:
             lane = lanes[name]
-            table[f"{pool}ThreadPoolQueueSize"] = str(len(lane.jobs))
+            table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
         return table
