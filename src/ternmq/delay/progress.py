@@ -23,7 +23,7 @@ from ternmq.wire.bodies.stats import DelayOffsets
 from ternmq.wire.bodies.topics import DataVersion
 
 
-class Progress:
+class DelayProgress:
     """All methods belong to the broker's loop."""
 
     def __init__(self, file: TableFile, store: MessageStore, clock: Clock) -> None:

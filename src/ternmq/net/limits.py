@@ -107,7 +107,7 @@ class Usage:
     """How much of its limits a server uses. All methods belong to the loop's thread."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.apply(limits)
         #: Bytes of frames that have not arrived completely.
         self.incomplete_bytes = 0
         #: Bytes that wait for peers that do not read them.
@@ -119,14 +119,18 @@ class Usage:
         self._loop = asyncio.get_running_loop()
         self._connections = 0
         self._addresses: Counter[str] = Counter()
-        self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
         #: Bytes of the frame and when it began, the oldest frame first.
         self._incomplete: dict[Connection, tuple[int, float]] = {}
         #: For those that do not read: how much had left when, the last time that it was more than before; the one that
         #: has not read for longest first.
         self._unread: dict[Connection, tuple[int, float]] = {}
-        self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
         self._timer: asyncio.TimerHandle | None = None
+
+    def apply(self, limits: Limits) -> None:
+        """Set new limits. Connections that are open stay, and keep their largest frame."""
+        self.limits = limits
+        self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
+        self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
 
     # --- Connections ------------------------------------------------------------------------------------------------
 

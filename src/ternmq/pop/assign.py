@@ -34,6 +34,11 @@ class RequestModes:
         #: By topic, then group.
         self._table: dict[str, dict[str, GroupRequestMode]] = {}
 
+    def apply(self, *, default_mode: RequestMode, default_share: int) -> None:
+        """Set what holds for groups without a mode of their own."""
+        self._default_mode = default_mode
+        self._default_share = default_share
+
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
         saved = self._file.load(lambda data: decode(data, RequestModesBody))

@@ -78,16 +78,21 @@ class Buffer:
         #: Check points that are due, and whose messages lie far back in the log.
         self._old: asyncio.Queue[CheckPoint] = asyncio.Queue()
         self._now_ms = clock.now_ms
-        self._enabled = enabled
-        self._stay_ms = stay_ms
-        self._before_due_ms = before_due_ms
-        self._count_max = count_max
+        self.apply(enabled=enabled, stay_ms=stay_ms, before_due_ms=before_due_ms, count_max=count_max)
+        self._is_stopped = False
         self._in_flight = CheckPoints()
         #: Check points in memory only.
         self._buffered = 0
         self.deadlines: Deadlines[CheckPoint] = Deadlines(
             now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
         )
+
+    def apply(self, *, enabled: bool, stay_ms: int, before_due_ms: int, count_max: int) -> None:
+        """Set how long check points stay in memory only, and how many; for those to come."""
+        self._enabled = enabled
+        self._stay_ms = stay_ms
+        self._before_due_ms = before_due_ms
+        self._count_max = count_max
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -106,6 +111,13 @@ class Buffer:
         """Now and then: take in what others have put into the revive log, and keep it short. Raises ``StoreError``."""
         self._fold()
         self._revive_log.carry()
+
+    def stop(self) -> None:
+        """The term is over: nothing is written, revived or committed any more. As after a crash, what was in memory
+        only is popped again, as the committed offset has not passed it."""
+        self._is_stopped = True
+        self._revive_log.stop()
+        self.deadlines.close()
 
     def close(self) -> None:
         """Write all that is in memory only, so that the next start knows it. Raises ``StoreError``."""
@@ -265,7 +277,8 @@ class Buffer:
 
     def _flushed(self, queue: PoppedQueue) -> None:
         queue.is_waiting = False
-        self._advance(queue)
+        if not self._is_stopped:
+            self._advance(queue)
 
     def _commit(self, queue: PoppedQueue, queue_offset: int | None) -> None:
         if queue_offset is not None and queue_offset > self._offsets.get(*queue.key):

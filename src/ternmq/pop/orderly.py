@@ -164,6 +164,7 @@ class Orders:
         self._file.save(lambda: partial(encode, body))
 
     def close(self) -> None:
+        """The broker stops, or the term ends: no queue becomes free any more."""
         self.deadlines.close()
         self.save()
 

@@ -49,6 +49,10 @@ class Reviver:
         self._offsets = offsets
         self._topics = topics
         self._has_group = has_group
+        self.apply(retry_v2=retry_v2)
+
+    def apply(self, *, retry_v2: bool) -> None:
+        """Set which kind of name new retry topics get."""
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
 
     def is_old(self, check_point: CheckPoint) -> bool:

@@ -106,6 +106,11 @@ class ReviveLog:
         self._carry_records = carry_records
         self._queues = [_ReviveQueue(queue_id) for queue_id in range(queues)]
         self._turn = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The term is over: what becomes safe from now on is not noted as done any more."""
+        self._is_stopped = True
 
     def next_queue_id(self) -> int:
         """The queue for the next check point: each in turn."""
@@ -240,7 +245,8 @@ class ReviveLog:
 
     def _flushed(self, queue: _ReviveQueue) -> None:
         queue.is_waiting = False
-        self.advance(queue.queue_id)
+        if not self._is_stopped:
+            self.advance(queue.queue_id)
 
     def _records(self, queue: _ReviveQueue) -> Iterator[Record]:
         while True:

@@ -36,7 +36,7 @@ _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
 class BrokerHandlers:
-    """All methods belong to the broker's loop. ``settings`` are all config objects of this broker."""
+    """All methods belong to the broker's loop. ``settings`` gives all config objects of this broker."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BrokerHandlers:
         store: MessageStore,
         topics: Topics,
         server: Callable[[], Server],
-        settings: Sequence[object],
+        settings: Callable[[], Sequence[object]],
         store_path: Path,
         delays: Callable[[], Mapping[int, tuple[int, int]]],
         clock: Clock,
@@ -87,7 +87,7 @@ class BrokerHandlers:
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
         return Reply(
             header=ConfigReply(version=encode(DataVersion()).decode()),
-            body=config.to_properties(*self._settings).encode(),
+            body=config.to_properties(*self._settings()).encode(),
         )
 
     def clean_unused_topics(self, _peer: Peer, _request: Request[object]) -> Reply:

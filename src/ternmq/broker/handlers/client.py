@@ -70,10 +70,13 @@ class ClientHandlers:
         self._topics = topics
         self._locks = locks
         self._filters = filters
+        self._refused: dict[str, None] = {}
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
         self._notify_members = config.notify_consumer_ids_changed_enable
         self._subscriptions_max = config.max_subscriptions_per_group
         self._expression_length_max = config.max_filter_expression_length
-        self._refused: dict[str, None] = {}
 
     def routes(self) -> dict[int, Route]:
         return {

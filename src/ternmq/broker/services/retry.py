@@ -26,8 +26,8 @@ from typing import Final
 
 from ternmq import names
 from ternmq.broker.config import WRITE
+from ternmq.broker.services.access import check_send_back
 from ternmq.broker.services.intake import Intake
-from ternmq.broker.services.internal import check_send_back
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import CorruptRecord, NoPermission, StoreError, SystemBusy, SystemFailure

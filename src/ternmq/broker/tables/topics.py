@@ -72,6 +72,11 @@ class Topics:
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
         self.on_change: Callable[[TopicConfig | None], None] = _tell_nobody
 
+    def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
+        """Set whether and up to how many topics are created by sends."""
+        self._auto_create = auto_create
+        self._auto_create_max = auto_create_max
+
     def load(self) -> None:
         """Read the file and add what the system needs; raises ``CorruptFile`` if file and backup are unreadable."""
         saved = self._file.load(lambda data: decode(data, TopicTable))
