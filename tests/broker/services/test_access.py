@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
 
 
 async def read_in_all_ways(broker: Caller, group: str) -> list[Response]:
-    place = {"consumer_group": group, "topic": "orders", "queue_id": 0}
+    place: dict[str, Any] = {"consumer_group": group, "topic": "orders", "queue_id": 0}
     return [
         await broker.call(RequestCode.PULL_MESSAGE, pull("orders", consumer_group=group)),
         await broker.call(RequestCode.POP_MESSAGE, wish("orders", consumer_group=group, invisible_ms=1)),
