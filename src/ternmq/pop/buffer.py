@@ -31,7 +31,7 @@ from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, NotRunning, StoreError
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PoppedQueue, QueueKey
 from ternmq.pop.deadlines import CallLater, Deadlines
-from ternmq.pop.revive_log import Offsets, ReviveLog, Store
+from ternmq.pop.revive_log import PopOffsets, PopStore, ReviveLog
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class Buffer:
     def __init__(
         self,
         *,
-        store: Store,
-        offsets: Offsets,
+        store: PopStore,
+        offsets: PopOffsets,
         revive_log: ReviveLog,
         reviver: Reviver,
         clock: Clock,

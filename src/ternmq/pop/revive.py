@@ -21,7 +21,7 @@ from ternmq import names
 from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint
-from ternmq.pop.revive_log import Offsets, Store
+from ternmq.pop.revive_log import PopOffsets, PopStore
 from ternmq.store.log.rewrite import rewrite
 from ternmq.store.read.query import GetStatus
 from ternmq.wire import properties as props
@@ -44,7 +44,9 @@ class Topics(Protocol):
 class Reviver:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, store: Store, offsets: Offsets, topics: Topics, has_group: Exists, retry_v2: bool) -> None:
+    def __init__(
+        self, *, store: PopStore, offsets: PopOffsets, topics: Topics, has_group: Exists, retry_v2: bool
+    ) -> None:
         self._store = store
         self._offsets = offsets
         self._topics = topics

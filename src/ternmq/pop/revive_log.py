@@ -54,7 +54,7 @@ _INT_BITS: Final = 32
 _BODY_BYTES_MAX: Final = 16 * 1024
 
 
-class Store(Protocol):
+class PopStore(Protocol):
     """What pop needs of the message store."""
 
     def put(self, draft: Draft) -> Placed: ...
@@ -74,7 +74,7 @@ class Store(Protocol):
     def flush_now(self) -> None: ...
 
 
-class Offsets(Protocol):
+class PopOffsets(Protocol):
     """What pop needs of the groups' offsets; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
@@ -87,8 +87,8 @@ class ReviveLog:
 
     def __init__(
         self,
-        store: Store,
-        offsets: Offsets,
+        store: PopStore,
+        offsets: PopOffsets,
         *,
         topic: str,
         queues: int,

@@ -41,7 +41,7 @@ Accepts = Callable[[str], bool]
 IsOver = Callable[[], bool]
 
 
-class Store(Protocol):
+class TakenStore(Protocol):
     """What taking needs of the message store."""
 
     def get(
@@ -62,7 +62,7 @@ class Store(Protocol):
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
 
-class Offsets(Protocol):
+class TakenOffsets(Protocol):
     """What taking needs of the groups' offsets; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
@@ -130,7 +130,9 @@ class Taken:
 class Taker:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, store: Store, offsets: Offsets, buffer: Buffer, orders: Orders, broker_name: str) -> None:
+    def __init__(
+        self, *, store: TakenStore, offsets: TakenOffsets, buffer: Buffer, orders: Orders, broker_name: str
+    ) -> None:
         self._store = store
         self._offsets = offsets
         self._buffer = buffer
