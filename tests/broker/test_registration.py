@@ -194,7 +194,7 @@ async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.L
         await registration.settled()
         await first.aclose()
         registration.topic_changed(topics.create("orders"))
-        await registration.published()  # nobody is there, so there is nothing to wait for
+        await registration.published()  # no name server is there, so there is nothing to wait for
 
         async with name_server(running.port) as (again, _):
             await known(again, "orders")
@@ -204,12 +204,12 @@ async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.L
             assert warning.startswith(f"cannot register with the name server {address}: ")
 
 
-async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None:
+async def test_a_name_server_that_does_not_answer_keeps_no_broker_waiting() -> None:
     """A2, A6: the broker starts, with those that do."""
-    with_nobody = "127.0.0.1:1"
+    unused = "127.0.0.1:1"
     async with (
         name_server() as (running, address),
-        Registration([with_nobody, address], own_identity, Topics()) as registration,
+        Registration([unused, address], own_identity, Topics()) as registration,
     ):
         assert await registration.settled() == 1
         assert running.registry.route("TBW102") is not None

@@ -64,7 +64,7 @@ PUBLISH_WAIT_S: Final = 3.0
 
 @dataclass(slots=True, frozen=True)
 class Identity:
-    """Who registers: what clients see of this broker in routes."""
+    """What clients see of this broker in routes."""
 
     cluster_name: str
     broker_name: str

@@ -187,7 +187,7 @@ class Peer(Stream):
 
     def begin_call(self, opaque: int, head: bytes, body: Buffer, caller: Caller | None, *, form: int) -> None:
         """Send a request whose header is encoded already, with the number that ``next_opaque`` gave; without a caller,
-        one that is not answered. No future is made, for those who make many calls."""
+        one that is not answered. No future is made, for callers that make many calls."""
         self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
 
     def forget_call(self, opaque: int) -> None:

@@ -1,4 +1,4 @@
-"""Who pops what (F9, G1): how a group gets the messages of a topic, and which queues each member has then.
+"""Which member pops which queues (F9, G1): how a group gets the messages of a topic, and what each member has then.
 
 Clients of RocketMQ 5 may leave the sharing out of queues to the broker (QUERY_ASSIGNMENT). It answers with queues and a
 *mode*: PULL, as clients share by themselves, or POP. Of a group that pops, every member may take messages from every
@@ -97,7 +97,7 @@ def popped_queues(
         return []
     index = members.index(own_id)
     if len(members) > len(queues):
-        # Everybody has something to do, if only together with others.
+        # Each member has something to do, if only together with others.
         return [sorted(queues)[index % len(queues)]]
     followers = [members[(index + step) % len(members)] for step in range(share + 1)]
     found = {queue for member in followers for queue in strategy.allocate(member, queues, members)}

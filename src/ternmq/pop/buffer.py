@@ -46,7 +46,7 @@ class Reviver(Protocol):
     """Writes what is open of a check point to the retry topic; raises what the store raises."""
 
     def is_old(self, check_point: CheckPoint) -> bool:
-        """Whether that takes the disk, so that ``revive_old`` is to be called."""
+        """Whether that takes the disk, so that ``revive_old`` must be called."""
         ...
 
     def revive(self, check_point: CheckPoint) -> None: ...
@@ -300,7 +300,7 @@ class Buffer:
                 self.deadlines.add(self._now_ms() + self._failed(check_point, error), check_point)
 
     def _first_deadline(self, check_point: CheckPoint) -> int:
-        """When it is to be written, or, if there is no time for that, when it is due."""
+        """When it must be written, or, if there is no time for that, when it is due."""
         due_ms = check_point.due_ms
         write_ms = min(check_point.pop_time_ms + self._stay_ms, due_ms - self._before_due_ms)
         return write_ms if write_ms > check_point.pop_time_ms else due_ms

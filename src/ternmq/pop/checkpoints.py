@@ -163,7 +163,7 @@ class PoppedQueue:
         self.next_offset = -1
         #: By start offset and pop time.
         self.check_points: dict[tuple[int, int], CheckPoint] = {}
-        #: Whether somebody will look at the window when the disk has more.
+        #: Whether the window is looked at when the disk has more.
         self.is_waiting = False
 
 

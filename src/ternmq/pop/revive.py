@@ -1,4 +1,4 @@
-"""Messages that nobody acked in time: written again, to a retry topic of their group and topic (F9).
+"""Messages that were not acknowledged in time: written again, to a retry topic of their group and topic (F9).
 
     %RETRY%group_topic     in general
     %RETRY%group+topic     with enableRetryTopicV2: cannot be mistaken for the retry topic of another group
@@ -58,7 +58,7 @@ class Reviver:
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
 
     def is_old(self, check_point: CheckPoint) -> bool:
-        """Whether a message that is not acked is probably not in memory: then ``revive_old`` is to be called."""
+        """Whether a message that is not acked is probably not in memory: then ``revive_old`` must be called."""
         _, topic, queue_id = check_point.queue.key
         place = self._store.cold.place
         return any(place(topic, queue_id, queue_offset) is not None for queue_offset in check_point.open_offsets())

@@ -238,7 +238,7 @@ class ReviveLog:
                 born_host=self._store_host,
             )
         )
-        # What somebody else put here before must be read first.
+        # What others put here before must be read first.
         if queue.position == placed.queue_offset:
             queue.position = placed.queue_offset + 1
         return placed
@@ -315,7 +315,7 @@ class _ReviveQueue:
         self.check_points: deque[tuple[int, CheckPoint]] = deque()
         #: Queue offset of the next record to fold; what this broker appends itself it need not read.
         self.position = -1
-        #: Whether somebody will look at the window when the disk has more.
+        #: Whether the window is looked at when the disk has more.
         self.is_waiting = False
 
 

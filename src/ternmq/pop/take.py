@@ -109,7 +109,7 @@ class Taken:
 
     infos: OffsetInfos = field(default_factory=OffsetInfos)
     buffers: list[memoryview] = field(default_factory=list)
-    #: Where further records are, which somebody else is to read.
+    #: Where further records are, which other threads must read.
     cold: list[Piece] = field(default_factory=list)
     count: int = 0
     body_bytes: int = 0
@@ -215,7 +215,7 @@ class Taker:
         taken.rest += max(found.max_offset - found.next_offset, 0)
 
     def look(self, wish: Wish, taken: Taken, left: Left) -> tuple[int, GetResult]:
-        """Where one queue goes on for this group, and what it has there, whatever their properties are; records that
+        """Where one queue continues for this group, and what it has there, whatever their properties are; records that
         are not in memory are named."""
         start = self._start((wish.group, left.topic, left.queue_id), from_last=False)
         return start, self._store.get(

@@ -147,7 +147,7 @@ async def test_a_pull_sleeps_through_messages_that_its_filter_refuses(waiting: W
     assert waiting.resumed == [2, 1]
 
 
-async def test_an_arrival_before_the_wanted_offset_wakes_nobody(waiting: Waiting) -> None:
+async def test_an_arrival_before_the_wanted_offset_wakes_no_pull(waiting: Waiting) -> None:
     """F8: two arrivals for a pull that waits for the second."""
     waiting.add(1, queue_offset=6)
 

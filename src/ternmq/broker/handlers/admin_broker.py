@@ -57,7 +57,7 @@ class BrokerHandlers:
         self._settings = settings
         self._store_path = store_path
         self._delays = delays
-        #: Where the log began when somebody last asked, and the time of that record.
+        #: Where the log began at the last question, and the time of that record.
         self._earliest: tuple[int, int] | None = None
         self._clock = clock
 
@@ -160,7 +160,7 @@ class BrokerHandlers:
 
 
 def _ratio(path: Path) -> float:
-    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use are nobody's."""
+    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use do not count."""
     while not path.exists():
         path = path.parent
     disk = shutil.disk_usage(path)

@@ -1,11 +1,11 @@
 """Reading: what a pull means, and how single records are found (D4, F3, K1, K2, L1).
 
 A pull names a queue and a queue offset and gets the records from there on that its group's filter lets through, as
-views of the log. ``Reading.pull`` checks who may read (``services.access``), commits the progress that comes along, and
-says what was found. Where the records lie far back and are probably not in memory, it says so instead, and
-``Reading.read_old`` reads them on other threads (``store.read.cold``): meanwhile the loop serves others. An SQL filter
-sees such records when they are read, and the pull continues until one passes or as many were looked at as in one read
-from memory.
+views of the log. ``Reading.pull`` checks whether the group may read (``services.access``), commits the progress that
+comes along, and says what was found. Where the records lie far back and are probably not in memory, it says so instead,
+and ``Reading.read_old`` reads them on other threads (``store.read.cold``): meanwhile the loop serves others. An SQL
+filter sees such records when they are read, and the pull continues until one passes or as many were looked at as in one
+read from memory.
 
 An SQL filter may keep the loop for ``maxFilterTimePerPull``. After that the pull ends with what was found, and with the
 offset of the first message that the filter has not seen.

@@ -200,9 +200,9 @@ class Clients:
         self._producer_groups: dict[Connection, dict[str, None]] = {}
         self._consumer_groups: dict[Connection, dict[str, None]] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
-        self.on_members: Callable[[str], None] = _tell_nobody
+        self.on_members: Callable[[str], None] = _ignore
         #: Called with a consumer group whose last member has left.
-        self.on_empty: Callable[[str], None] = _tell_nobody
+        self.on_empty: Callable[[str], None] = _ignore
 
     # --- What clients say --------------------------------------------------------------------------------------
 
@@ -425,5 +425,5 @@ def _discard(groups: dict[Connection, dict[str, None]], peer: Connection, group:
             del groups[peer]
 
 
-def _tell_nobody(group: str) -> None:
+def _ignore(group: str) -> None:
     """Before the assembly sets ``on_members`` and ``on_empty``."""

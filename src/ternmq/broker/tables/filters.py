@@ -1,6 +1,6 @@
 """Which messages a group wants: from its subscription to the tests that a pull or a pop runs (K1–K4).
 
-One door for all who read on behalf of a group::
+One entrance for all requests that read for a group::
 
     wanted = filters.of_heartbeat(group, topic, version)           what its heartbeats said
     wanted = filters.of_request(group, topic, kind, expression)    what the request itself says
@@ -396,7 +396,7 @@ class Filters:
             self._bury(registered)
 
     def _is_known(self, group: str, said: SubscriptionData) -> bool:
-        """Whether nothing is to be compiled for a subscription; a filter that it names lives again."""
+        """Whether nothing must be compiled for a subscription; a filter that it names lives again."""
         old = self._table.get(said.topic, {}).get(group)
         if old is None or (said.sub_version > old.version and said.sub_string != old.expression):
             return False

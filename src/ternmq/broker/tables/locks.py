@@ -25,7 +25,7 @@ class _Lock:
 
 
 class Locks:
-    """Who holds which queue. All methods belong to the broker's loop."""
+    """Which client holds which queue. All methods belong to the broker's loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
