@@ -66,7 +66,11 @@ OPENERS: Final = frozenset(
 )
 OPENER: Final = "net/endpoint.py"
 
+#: What a service of the broker does not know: connections, requests, replies, and the handlers that translate them.
+NOT_IN_SERVICES: Final = ("ternmq.net", "ternmq.wire.header", "ternmq.wire.template", "ternmq.broker.handlers")
+
 FILES: Final = sorted(SOURCE.rglob("*.py"))
+SERVICES: Final = sorted((SOURCE / "broker" / "services").glob("*.py"))
 
 
 def area_of(module: str) -> str:
@@ -223,6 +227,18 @@ def test_sockets_are_opened_in_one_place(path: Path) -> None:
         return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     breaches = [f"{place(path, line)} calls {name}: use ternmq.net.endpoint" for line, name in openers_in(tree)]
+
+    assert not breaches, "\n".join(breaches)
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=by_name)
+def test_services_know_no_connection(path: Path) -> None:
+    """Issue 14: rules apart from the protocol, so that a console and gRPC can call them."""
+    breaches = [
+        f"{place(path, line)} imports {module}: a service knows no connection and no request; translate in a handler"
+        for line, module in imports_of(path)
+        if any(module == known or module.startswith(f"{known}.") for known in NOT_IN_SERVICES)
+    ]
 
     assert not breaches, "\n".join(breaches)
 
