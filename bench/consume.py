@@ -72,7 +72,9 @@ async def listener(name_servers: str, meter: Meter) -> None:
     async def on_message(_: ReceivedMessage) -> None:
         meter.seen()
 
-    await _listen(PushConsumer(group("listener"), on_message, name_servers=name_servers, start=StartPosition.FIRST), meter)
+    await _listen(
+        PushConsumer(group("listener"), on_message, name_servers=name_servers, start=StartPosition.FIRST), meter
+    )
 
 
 async def batches(name_servers: str, meter: Meter) -> None:
@@ -142,7 +144,7 @@ async def pop(name_servers: str, meter: Meter) -> None:
     await _listen(PopConsumer(group("pop"), on_message, name_servers=name_servers, start=StartPosition.FIRST), meter)
 
 
-async def _listen(consumer: PushConsumer, meter: Meter) -> None:
+async def _listen(consumer: PushConsumer | PopConsumer, meter: Meter) -> None:
     consumer.subscribe(TOPIC)
     async with consumer:
         await meter.ended.wait()
@@ -205,10 +207,13 @@ def main() -> None:
         uvloop.run(_broker(options.messages))
         return
     if options.measure:
-        measure(*options.measure, options.messages)
+        way, name_servers = options.measure
+        measure(way, name_servers, options.messages)
         return
     here = [sys.executable, "-m", "bench.consume", "--messages", str(options.messages)]
-    versions = {"this": {}} | ({"other": {"PYTHONPATH": str(options.against.resolve())}} if options.against else {})
+    versions: dict[str, dict[str, str]] = {"this": {}} | (
+        {"other": {"PYTHONPATH": str(options.against.resolve())}} if options.against else {}
+    )
     broker = subprocess.Popen([*here, "--broker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert broker.stdout is not None
@@ -224,7 +229,10 @@ def main() -> None:
                         command, env={**os.environ, **versions[version]}, capture_output=True, text=True, check=True
                     )
                     taken[version].append(json.loads(done.stdout)["cpu_us"])
-            shown = "  ".join(f"{version} {min(times):6.1f} (median {statistics.median(times):.1f})" for version, times in taken.items())
+            shown = "  ".join(
+                f"{version} {min(times):6.1f} (median {statistics.median(times):.1f})"
+                for version, times in taken.items()
+            )
             print(f"{way:10}{shown} µs", flush=True)
     finally:
         broker.terminate()

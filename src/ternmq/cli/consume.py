@@ -124,7 +124,7 @@ async def _join(
         await looker.queues(topic)  # a member would wait for a topic that does not exist
     async with PushConsumer(group, name_servers=name_servers, start=start) as consumer:
         consumer.subscribe(topic, wanted.tags, sql=wanted.sql)
-        async for message in consumer.messages():
+        async for message in consumer:
             more = show(message)
             message.ack()
             if not more:

@@ -10,7 +10,7 @@ import pytest
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume import fetch, locks, rebalance
+from ternmq.client.consume import locks, rebalance, source
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import Listener
 from ternmq.client.consume.locks import Locks
@@ -272,7 +272,7 @@ async def test_after_a_broken_connection_the_lock_is_asked_for_before_the_next_c
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2."""
-    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.01)
+    monkeypatch.setattr(source, "ERROR_PAUSE_S", 0.01)
     monkeypatch.setattr(locks, "TIMEOUT_MS", 200)
     monkeypatch.setattr(locks, "AGAIN_S", 0.01)
     script.say(PULL, pulled(ResponseCode.SUCCESS, 7, record(5), record(6)))
@@ -293,7 +293,7 @@ async def test_after_a_broken_connection_the_lock_is_asked_for_before_the_next_c
             peer.abort()
         await script.wait_for(LOCK, 2)
         go.set()
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         assert member.locks is not None
         await eventually(lambda: not isinstance(member.outlet, Orderly) or not member.outlet.is_calling(QUEUES[0]))

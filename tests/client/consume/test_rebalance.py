@@ -164,7 +164,7 @@ async def test_new_queues_of_a_topic_are_found_with_the_route(script: ConsumerSc
     """A4, G1."""
     async with consumer_of(script) as consumer:
         script.read_queues = 6
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         await member.instance.routes.refresh_all()
         await eventually(lambda: [0, 1, 2, 3, 4, 5] == ids(consumer))

@@ -32,6 +32,7 @@ from ternmq.client.connect.connections import Connections
 from ternmq.client.connect.name_servers import NameServers
 from ternmq.client.connect.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, ConsumerMember
+from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.replies import Requests
 from ternmq.client.send.time_limits import TimeLimits
 from ternmq.env import Env
@@ -84,10 +85,12 @@ class ClientInstance:
         )
         self._tasks = Tasks()
         self._consumers: dict[str, ConsumerMember] = {}
-        #: Who waits for a reply here (E7).
-        self.requests = Requests(self.env.clock, decompressed_bytes_max=config.decompressed_bytes_max)
+        #: Decompresses what consumers and requests of this client receive.
+        self.inflater = Inflater(config.decompressed_bytes_max)
+        #: Requests that wait for a reply here (E7).
+        self.requests = Requests(self.env.clock, self.inflater)
         self._requests: dict[int, Route] = {
-            **Answers(self._consumers, decompressed_bytes_max=config.decompressed_bytes_max).routes(_LANE),
+            **Answers(self._consumers, self.inflater).routes(_LANE),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE, ANY_CALLER),
         }
         #: Producer group → how many producers of it are open.

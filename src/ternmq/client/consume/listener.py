@@ -25,7 +25,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.client.consume.claimed import Claimed
+from ternmq.message import MessageQueue
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class ConsumeContext:
 
     group: str
     queue: MessageQueue
-    messages: Sequence[ReceivedMessage]
+    messages: Sequence[Claimed]
     delay_level: int = 0
     done_count: int | None = None
     retry_ms: int | None = None
@@ -82,7 +83,7 @@ class ConsumeContext:
     error: BaseException | None = None
 
     @property
-    def failed(self) -> Sequence[ReceivedMessage]:
+    def failed(self) -> Sequence[Claimed]:
         """The messages that must come back."""
         if self.result is not ConsumeResult.SUCCESS and self.result is not ConsumeResult.COMMIT:
             return self.messages

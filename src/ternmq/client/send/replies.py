@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
-from ternmq.client.consume.decode import inflated
+from ternmq.client.consume.decode import Inflater
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord
 from ternmq.message import Property, ReceivedMessage
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 class Requests:
     """Those of one client who wait for a reply. All methods belong to the loop's thread."""
 
-    def __init__(self, clock: Clock, *, decompressed_bytes_max: int) -> None:
+    def __init__(self, clock: Clock, inflater: Inflater) -> None:
         self._clock = clock
-        self._bytes_max = decompressed_bytes_max
+        self._inflater = inflater
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Requests:
         return Reply()
 
     async def _inflate(self, message: ReceivedMessage, reply: asyncio.Future[ReceivedMessage]) -> Reply:
-        message.body, message.sysflag, error = await inflated(message.body, message.sysflag, bytes_max=self._bytes_max)
+        message.body, message.sysflag, error = await self._inflater.body(message.body, message.sysflag)
         if reply.done():
             pass  # the request is over by now
         elif error:

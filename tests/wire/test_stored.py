@@ -7,8 +7,8 @@ from dataclasses import replace
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.wire import properties
 from ternmq.wire.compress import compress
-from ternmq.wire.received import to_message
 from ternmq.wire.record import Record, Sysflag, pack_host, unpack_records
+from tests.messages import to_message
 from tests.wire.recorded import responses
 from tests.wire.test_record import SAMPLE
 
