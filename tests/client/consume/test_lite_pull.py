@@ -467,7 +467,7 @@ async def test_a_consumer_reads_no_further_ahead_than_its_limits(cluster: Embedd
 async def test_queues_of_a_topic_that_change_are_told(
     cluster: EmbeddedCluster, producer: Producer, consumer: LitePullConsumer
 ) -> None:
-    """F4: those who assign hear of new queues; a listener that fails does no harm."""
+    """F4: consumers with assigned queues hear of new ones; a listener that fails does no harm."""
     await send(producer, "it")
     told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 

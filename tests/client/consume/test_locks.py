@@ -115,7 +115,7 @@ async def test_all_locks_of_a_broker_are_renewed_and_given_back_in_one_call(
         await held.lock(queue)
     await held.renew()
     await held.unlock(QUEUES)
-    await held.unlock(QUEUES)  # not ours any more: nobody is told
+    await held.unlock(QUEUES)  # not ours any more: no broker is told
     assert [LOCK] * 4 + [UNLOCK] == [code for code, _ in script.asked if code in (LOCK, UNLOCK)]
 
 
@@ -193,7 +193,7 @@ async def test_a_queue_that_another_member_has_is_asked_for_again(
 
 
 async def test_a_lock_is_given_back_when_the_start_cannot_be_found(script: ConsumerScript) -> None:
-    """F2, F6: whoever gets the queue in the next round needs it."""
+    """F2, F6: the member that gets the queue in the next round needs it."""
     script.say(LOAD, refused(ResponseCode.SYSTEM_ERROR, "no"))
     async with consumer_of(script):
         await script.wait_for(UNLOCK)

@@ -247,7 +247,7 @@ def test_the_delay_grows_with_the_attempts(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_message_that_came_too_often_is_not_shown_any_more(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:
-    """F9, H1: each time whoever had it died; it becomes a dead letter without another death."""
+    """F9, H1: each time its consumer died; it becomes a dead letter without being delivered again."""
     await send(producer, "deadly")
     seen = Collector()
     hang = asyncio.Event()
@@ -270,7 +270,7 @@ async def test_a_message_that_came_too_often_is_not_shown_any_more(
 async def test_who_settles_too_late_says_nothing(
     cluster: EmbeddedCluster, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F9: the message is somebody else's by then; the broker would refuse."""
+    """F9: the message belongs to another member by then; the broker would refuse."""
     await send(producer, "slow")
     seen = Collector()
 
@@ -378,7 +378,7 @@ async def test_no_more_is_popped_than_can_be_settled(cluster: EmbeddedCluster, p
 
 
 async def test_hanging_listeners_do_not_stop_the_popping(cluster: EmbeddedCluster, producer: Producer) -> None:
-    """F9, M2: what takes too long is somebody else's, and makes room."""
+    """F9, M2: what takes too long belongs to other members, and makes room."""
     await send(producer, "first", "second")
     seen = Collector()
     hang = asyncio.Event()

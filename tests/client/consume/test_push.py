@@ -140,7 +140,7 @@ async def test_a_message_that_is_never_settled_is_sent_back_in_time(
         first.ack()
         second.ack()
         assert (0, 1) == (first.reconsume_times, second.reconsume_times)
-    second.retry()  # said too late: nobody hears it
+    second.retry()  # too late: it has no effect
 
 
 async def test_loops_share_messages_and_end_with_the_consumer(cluster: EmbeddedCluster, producer: Producer) -> None:
@@ -578,7 +578,7 @@ async def test_no_more_is_fetched_than_the_limits_allow(cluster: EmbeddedCluster
 
 
 async def test_hooks_see_every_call(cluster: EmbeddedCluster, producer: Producer) -> None:
-    """E8: and a hook that fails disturbs nobody."""
+    """E8: and a hook that fails has no other effect."""
     told: list[str] = []
 
     class Tell(ConsumeHook):
@@ -640,7 +640,7 @@ async def test_two_brokers_are_read_side_by_side() -> None:
 async def test_a_broker_that_comes_back_elsewhere_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F1, A4, D3: another port, all clients forgotten; nothing is lost and nobody restarts the consumer."""
+    """F1, A4, D3: another port, all clients forgotten; nothing is lost, and the consumer is not restarted."""
     monkeypatch.setattr("ternmq.client.consume.source.ERROR_PAUSE_S", 0.01)
     seen = Collector()
     async with AsyncExitStack() as stack:
@@ -669,9 +669,9 @@ async def test_a_broker_that_comes_back_elsewhere_is_found_again(
 
 async def test_a_consumer_without_a_name_server_says_so() -> None:
     """A6: at the start, not by warnings for ever."""
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
         consumer = PushConsumer("billing", Collector(), name_servers=address)
         consumer.subscribe("orders")
         with pytest.raises(NameServersUnreachable, match=address):

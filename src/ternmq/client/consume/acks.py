@@ -4,7 +4,7 @@ Listeners end one by one; their acks gather here, and what is due for one broker
 200151), while the next ones gather. So a consumer that is slow acks each message at once, and a fast one some hundred
 with a call. A broker without that call (RocketMQ 5.0) gets them one by one.
 
-An ack that fails is logged and forgotten: the message comes again, as «at least once» has it.
+An ack that fails is logged and forgotten: the message is delivered again ("at least once").
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class ByMembers:
 
 
 class ByBroker:
-    """A broker of the topic decides who pops what (QUERY_ASSIGNMENT 400).
+    """A broker of the topic decides which member pops what (QUERY_ASSIGNMENT 400).
 
     Its answer names brokers (queue id -1: all queues of it) or single queues. It also says whether the group pops the
     topic at all. A member switches the group to pop (SET_MESSAGE_REQUEST_MODE 401) when it first takes up the topic;

@@ -78,7 +78,7 @@ StartPosition.FIRST = StartPosition(ConsumeFromWhere.FIRST_OFFSET)
 async def start_offset(queue: MessageQueue, start: StartPosition, brokers: BrokerOffsets) -> int:
     """The queue offset to begin with when no progress is stored."""
     if start.where is ConsumeFromWhere.FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
-        # Retries are the group's own messages; none of them is «before its time». (Java's clients that start at a time
+        # Retries are the group's own messages; none of them is too old. (Java's clients that start at a time
         # take the end, and lose what failed before the first of them had stored its progress.) Where offset 0 is long
         # gone, the broker's answer to the first pull names the first one that is there.
         return 0

@@ -7,7 +7,7 @@ Three places on the line of queue offsets::
 
 *Progress* is what may be committed: the smallest queue offset that is not done, or ``next_offset`` when nothing is in
 flight. Listeners finish in any order, so what is done behind a slow message is remembered only by its absence; after a
-crash it is delivered again. That is the price of «at least once», and why progress never passes undone work.
+crash it is delivered again. That is the price of "at least once", and why progress never passes undone work.
 
 ``next_offset`` may lie behind the last message by more than one: the broker skips what the subscription does not want.
 Committing it once all is done saves the group from reading the skipped part again.
