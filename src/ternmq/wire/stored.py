@@ -85,14 +85,14 @@ class StoredMessage(ReceivedMessage):
         return tuple((self.property_of(Property.KEYS) or "").split())
 
     def property_of(self, name: str) -> str | None:
-        """One property, without working out the others."""
+        """The value of the property ``name``, or None. Faster than ``properties`` if you need only one."""
         raw = self.raw_properties
         if raw is None:
             return self.properties.get(name)
         return properties.find(str(raw, "utf-8", "replace"), name) if name.encode() in raw else None
 
     def add_property(self, name: str, value: str) -> None:
-        """Set one property, in place of what it had, without working out the others."""
+        """Set the property ``name`` to ``value``."""
         raw = self.raw_properties
         if raw is None:
             self.properties[name] = value

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
-from ternmq.message import MessageQueue
+from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.wire.stored import StoredMessage
 
 #: RocketMQ's default delay levels, from level 1 on. Brokers can have others; then these are an approximation.
@@ -128,6 +128,10 @@ class Claimed(StoredMessage):
             if name in _UNCLAIMED:
                 return _UNCLAIMED[name]
             return super().__getattr__(name)
+
+
+# help() shows the fields of a message here, too.
+Claimed.__doc__ = f"{Claimed.__doc__}\n    {(ReceivedMessage.__doc__ or '').partition('stored.')[2].strip()}\n    "
 
 
 class Lot(Protocol):

@@ -8,7 +8,8 @@ It may be a plain function, which runs in a thread, or an ``async`` one, which r
                                                     return ConsumeResult.SUCCESS
 
 Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means "again later": the messages are delivered
-again with ``reconsume_times`` one higher. In an orderly consumer (F2) it means "again in a moment, and nothing else before".
+again with ``reconsume_times`` one higher. In an orderly consumer (F2) it means "again in a moment, and
+nothing else before".
 
 An orderly listener may also decide for several calls at once. With ``context.auto_commit = False`` what is done is not
 done for good, but *taken*, until a later call on the same queue returns ``COMMIT``, for all that was taken, or
