@@ -16,7 +16,7 @@ from ternmq.client.consume.claimed import After, Claimed
 from ternmq.client.consume.listener import BoundListener, ConsumeContext
 from ternmq.client.consume.outlet import send_back_late
 from ternmq.client.consume.settle import Settling
-from ternmq.client.consume.workers import Call, Tasked, Threaded, Workers
+from ternmq.client.consume.workers import Tasked, Threaded, Workers
 from ternmq.env import Clock
 from ternmq.tasks import Tasks
 
@@ -96,8 +96,8 @@ class Concurrent:
 
     # --- What workers tell -----------------------------------------------------------------------------------
 
-    def _begun(self, messages: Sequence[Claimed]) -> Call | None:
-        """A worker takes these; returns its call, or None if the messages are not ours any more. In any thread."""
+    def _begun(self, messages: Sequence[Claimed]) -> ConsumeContext | None:
+        """A worker takes these; returns its context, or None if the messages are not ours any more. In any thread."""
         if not messages[0].lot.is_ours:
             return None
         clock = self._clock
@@ -105,20 +105,20 @@ class Concurrent:
         for message in messages:
             message.started = started
             message.consume_start_time_ms = start_ms
-        return Call(ConsumeContext(self._group, messages[0].lot.queue, messages), started)
+        return ConsumeContext(self._group, messages[0].lot.queue, messages)
 
-    def _ended(self, call: Call | None) -> None:
+    def _ended(self, context: ConsumeContext | None) -> None:
         self._open -= 1
         if not self._open:
             self._idle.set()
-        if call is None:
+        if context is None:
             return
-        context, started = call
         messages, failed = context.messages, context.failed
         self._settling.ended(
             messages[0].lot,
             messages[: len(messages) - len(failed)] if failed else messages,
             failed,
             After(context.delay_level),
-            took_s=self._clock.monotonic() - started,
+            # An extended message says that it began later.
+            took_s=max(0.0, self._clock.monotonic() - messages[0].started),
         )

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.listener import BoundListener, ConsumeContext
@@ -26,17 +26,10 @@ from ternmq.tasks import Tasks
 log = logging.getLogger(__name__)
 
 
-class Call(NamedTuple):
-    """A call of the listener, and when it began by the clock's ``monotonic``."""
-
-    context: ConsumeContext
-    started: float
-
-
 #: Begins a call with messages; None if they are not ours any more. In any thread.
-Begun = Callable[[Sequence[Claimed]], Call | None]
+Begun = Callable[[Sequence[Claimed]], ConsumeContext | None]
 #: Told of the end of each call, on the loop.
-Ended = Callable[[Call | None], None]
+Ended = Callable[[ConsumeContext | None], None]
 
 
 class Workers(Protocol):
@@ -77,7 +70,7 @@ class Threaded:
         self._started = 0
         self._busy = 0
         #: Filled by threads, emptied by the loop.
-        self._over: deque[Call | None] = deque()
+        self._over: deque[ConsumeContext | None] = deque()
         self._is_woken = False
 
     def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
@@ -119,15 +112,15 @@ class Threaded:
 
     def _work(self) -> None:
         while (batch := self._waiting.get()) is not None:
-            call = None
+            context = None
             try:
-                call = self._begun(batch)
-                if call is not None:
-                    self._listener.call(call.context)
+                context = self._begun(batch)
+                if context is not None:
+                    self._listener.call(context)
             except BaseException:
                 # Listeners' errors are results; this is ``SystemExit`` or a defect here. The messages come again.
                 log.exception("a worker of the listener failed")
-            self._over.append(call)
+            self._over.append(context)
             # The flag falls before the loop looks into ``_over``, so a call put there in between wakes it again.
             if not self._is_woken:
                 self._is_woken = True
@@ -215,10 +208,10 @@ class Tasked:
             batch = waiting.popleft()
             if waiting and self._idle and not self._is_waking:
                 self._wake()
-            call = begun(batch)
-            if call is not None:
-                await call_async(call.context)
-            ended(call)
+            context = begun(batch)
+            if context is not None:
+                await call_async(context)
+            ended(context)
             if time() > turn_end:
                 await asyncio.sleep(0)
                 turn_end = time() + TURN_S
