@@ -86,6 +86,11 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
             )
         )
 
+    @property
+    def config(self) -> PopConfig:
+        """The settings in use."""
+        return self._do(lambda: self._async.config)
+
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume ``topic``.
 

@@ -100,7 +100,7 @@ class PopConsumer(ListeningConsumer):
         env: Env | None = None,
     ) -> None:
         config = config or PopConfig()
-        self.config = replace(
+        self._config = replace(
             config,
             start=start or config.start,
             batch_max=config.batch_max if batch_max is None else batch_max,
@@ -110,12 +110,17 @@ class PopConsumer(ListeningConsumer):
         super().__init__(
             group,
             listener,
-            self.config.of_listening(),
+            self._config.of_listening(),
             name_servers=name_servers,
             client=client,
             hooks=hooks,
             env=env,
         )
+
+    @property
+    def config(self) -> PopConfig:
+        """The settings in use."""
+        return replace(self._config, threads=self._listening.threads)
 
     def _instance(self, group: str) -> AbstractAsyncContextManager[ClientInstance]:  # noqa: ARG002 - of its own
         # With connections of its own, which end with it: a broker gives nothing to a pop on a closed connection, but

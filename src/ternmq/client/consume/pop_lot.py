@@ -155,6 +155,7 @@ class PopLot:
         self._settling.told(self, message, after)
 
     def extend(self, message: Claimed, by_ms: int) -> None:
+        message.started = self._settling.started_for(by_ms)
         self._settling.on_loop(lambda: self._extend(message, by_ms))
 
     async def hide(self, message: Claimed, invisible_ms: int) -> bool:

@@ -73,7 +73,7 @@ class PullLot:
 
     def extend(self, message: Claimed, by_ms: int) -> None:
         # Brokers know nothing of it; only this consumer sends back what takes too long.
-        message.started = self._settling.clock.monotonic() + by_ms / 1000 - self._settling.timeout_s
+        message.started = self._settling.started_for(by_ms)
 
     async def _send_back(self, messages: Sequence[Claimed], after: After) -> None:
         returns = self._settling.returns

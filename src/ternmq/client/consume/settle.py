@@ -29,7 +29,7 @@ LOCAL_RETRY_S: Final = 5.0
 
 
 class Settling:
-    """Of one consumer. All methods belong to the loop's thread, but for ``told`` and ``on_loop``.
+    """Of one consumer. All methods belong to the loop's thread, unless they say otherwise.
 
     ``returns`` sends messages back; without it, failed messages are skipped, with ``no_returns`` as the reason in the
     log. ``timeout_s`` is how long the application may take for a message.
@@ -50,7 +50,7 @@ class Settling:
         self.stats = stats
         self.returns = returns
         self.acks = acks
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self.clock = clock
         #: Whether the progress was stored for the last time: what the application settles later has no effect.
         self.is_closed = False
@@ -108,6 +108,10 @@ class Settling:
         else:
             self.flush()
             self._failed(lot, [message], after)
+
+    def started_for(self, by_ms: int) -> float:
+        """When a message would have begun that has this much time left. May be called in any thread."""
+        return self.clock.monotonic() + by_ms / 1000 - self._timeout_s
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Call something on the loop's thread; calls from one thread arrive in order."""
