@@ -98,7 +98,9 @@ class ConsumerScript:
     and all else succeeds. ``asked`` has every header that came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pops: bool = False) -> None:
+        """``pops``: as RocketMQ 5 and TernMQ, not as RocketMQ 4.9."""
+        self._pops = pops
         self.topics = {"orders"}
         self.read_queues = 1
         self.slave_address = ""
@@ -145,6 +147,8 @@ class ConsumerScript:
             RequestCode.SEND_MESSAGE_V2: self._send,
             RequestCode.LOCK_BATCH_MQ: self._lock,
             RequestCode.UNLOCK_BATCH_MQ: lambda _: Reply(),
+        }
+        popping: dict[int, Callable[[Request[Any]], Reply | None]] = {
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: lambda _: Reply(body=encode(RequestModes())),
             RequestCode.SET_MESSAGE_REQUEST_MODE: lambda _: Reply(),
             RequestCode.QUERY_ASSIGNMENT: self._assignment,
@@ -152,6 +156,7 @@ class ConsumerScript:
             RequestCode.ACK_MESSAGE: lambda _: Reply(),
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: lambda _: Reply(header=HIDDEN),
         }
+        handlers |= popping if self._pops else {}
         routes = {code: Route(self._handler(handler), "work", ANY_CALLER) for code, handler in handlers.items()}
         async with Server.running(routes, [LaneConfig("work")]) as self.server:
             self.address = f"127.0.0.1:{await self.server.listen('127.0.0.1', 0)}"

@@ -19,7 +19,7 @@ POP = RequestCode.POP_MESSAGE
 
 @pytest.fixture
 async def script() -> AsyncIterator[ConsumerScript]:
-    async with ConsumerScript().running() as script:
+    async with ConsumerScript(pops=True).running() as script:
         yield script
 
 

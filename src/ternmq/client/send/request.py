@@ -4,7 +4,7 @@
 
     reply = await producer.request(Message("sums", b"2 + 2"), timeout_ms=3000)
 
-    async for message in consumer.messages():                       # elsewhere
+    async for message in consumer:                                  # elsewhere
         await producer.reply(message, b"4")
 
 A *request* is a message with three properties more: a correlation id, the client id of the requester, and how long it
