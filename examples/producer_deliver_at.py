@@ -27,7 +27,7 @@ async def main(name_servers: str) -> None:
     consumer = PushConsumer("guests", name_servers=name_servers, start=StartPosition.FIRST)
     consumer.subscribe("invitations")
     async with consumer:
-        async for message in consumer.messages():
+        async for message in consumer:
             with message:
                 print("came", message.body.decode())
                 if message.body == b"the door opens":

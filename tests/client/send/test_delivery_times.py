@@ -79,7 +79,7 @@ async def test_messages_come_at_their_time_and_can_be_recalled() -> None:
         consumer.subscribe("orders")
         came: list[bytes] = []
         async with consumer:
-            async for message in consumer.messages():
+            async for message in consumer:
                 with message:
                     came.append(message.body)
                 if message.body == b"moment":

@@ -31,11 +31,10 @@ from ternmq.wire.bodies.topics import DataVersion
 log = logging.getLogger(__name__)
 
 #: Groups of tools and of the system itself; they exist whatever ``autoCreateSubscriptionGroup`` says.
-TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 SELF_TEST_GROUP: Final = "SELF_TEST_C_GROUP"
 FILTER_SERVER_GROUP: Final = "FILTERSRV_CONSUMER"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-OWN_GROUPS: Final = (TOOLS_GROUP, SELF_TEST_GROUP, FILTER_SERVER_GROUP)
+OWN_GROUPS: Final = (names.TOOLS_GROUP, SELF_TEST_GROUP, FILTER_SERVER_GROUP)
 
 
 class Groups:
@@ -59,6 +58,11 @@ class Groups:
         # Of RocketMQ 5: what a group may not do with a topic, as bits; other bits than ours are kept as they are.
         self._forbidden: dict[str, dict[str, int]] | None = None
         self.data_version = DataVersion()
+
+    def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
+        """Set whether and up to how many groups are created by consumers."""
+        self._auto_create = auto_create
+        self._auto_create_max = auto_create_max
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
