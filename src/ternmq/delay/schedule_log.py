@@ -134,6 +134,8 @@ class ScheduleLog:
         self._position_written = 0
         #: Whether the disk has damaged the files, so that they may know more than the log.
         self.is_doubtful = False
+        #: Whether messages by topic are to be counted anew, when the log is folded.
+        self._is_to_count = False
         #: Records that this node has closed as master, while the record that says so is not confirmed yet.
         self.in_flight: set[int] = set()
         #: Hours to remove, and their counts.
@@ -157,7 +159,6 @@ class ScheduleLog:
             if self.is_doubtful:
                 self._hours = {hour: self._sound(hour, most) for hour, most in found.items()}
                 self._order = sorted(self._hours)
-                self._count_topics()
             else:
                 # Nothing was ever synced, so the log has everything.
                 self._removed = list(found)
@@ -171,7 +172,7 @@ class ScheduleLog:
                     self.directory / STATE,
                 )
                 self._hours[hour] = self._sound(hour, most)
-                self.is_doubtful = True
+                self.is_doubtful = self._is_to_count = True
             else:
                 self._hours[hour] = HourFiles(self._pool, self.directory, hour, counts)
         self._order = sorted(self._hours)
@@ -180,7 +181,6 @@ class ScheduleLog:
         self.topics_waiting = state.topics
         if self.is_doubtful:
             state.log_offset = 0
-            self._count_topics()
         self._position = state.log_offset
         if self.handover.is_foreign:
             self._close_delivered(state.log_offset)
@@ -256,6 +256,9 @@ class ScheduleLog:
     def write_out(self) -> Sequence[Path]:
         """Write what was folded; the files to sync. Raises ``StoreError``; then nothing is lost."""
         self._write_buffers()
+        if self._is_to_count:
+            self._is_to_count = False
+            self._count_topics()
         snapshots = self._snapshots
         if not snapshots or snapshots[-1].next_fold is not None or snapshots[-1].state.handover != self.handed_over:
             hours = {hour: self._hours[hour].counts for hour in self._order}
@@ -451,7 +454,7 @@ class ScheduleLog:
                 return state
         except (ValueError, msgspec.MsgspecError):
             pass
-        self.is_doubtful = True
+        self.is_doubtful = self._is_to_count = True
         log.error("%s is damaged; the delayed messages are counted anew, and the whole log is read", path)
         return None
 
