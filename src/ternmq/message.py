@@ -108,13 +108,13 @@ class Message:
         properties: Further names and values of the application.
         flag: A number for the application; brokers do not use it.
         delay_level: 1 to 18 delays the delivery, by 1 s to 2 h if the broker has the default levels. 0: no delay.
+        sharding_key: All messages with the same key go to the same queue, in order.
+        wait_store_ok: Whether the broker answers only when the message is on disk and replicated, as it is configured
+            to.
         deliver_at: When consumers get it: a ``datetime`` with a time zone. A time in the past is now. Brokers accept up
             to 40 days ahead by default.
         delay: The same as a duration, which the broker counts from when it gets the message: the clock of this machine
             does not matter. Only one of ``delay_level``, ``deliver_at`` and ``delay`` can be given.
-        sharding_key: All messages with the same key go to the same queue, in order.
-        wait_store_ok: Whether the broker answers only when the message is on disk and replicated, as it is configured
-            to.
     """
 
     topic: str

@@ -81,6 +81,12 @@ class Delivery:
     async def run(self) -> None:
         """Deliver what is due, as long as it is not cancelled."""
         begin = self._store.written
+        if self._schedule.handover.is_foreign:
+            log.warning(
+                "RocketMQ has used this directory: %d of its delayed messages wait and are delivered here. If RocketMQ "
+                "gets it back, it does not deliver the messages that wait then",
+                self._schedule.waiting,
+            )
         try:
             while self._store.dispatched < begin:
                 # What is not dispatched may close what seems to wait.
