@@ -149,7 +149,7 @@ class TimerWorld:
             placed = self.store.put(message)
         except (StoreError, NotRunning):
             return None
-        handle = self.timer.handle(message, placed.log_offset) or ""
+        handle = self.timer.handle(message, placed.log_offset, key) or ""
         sent = self.sent[key] = Sent(key, topic, body, due_ms, placed.log_offset, handle)
         return sent
 

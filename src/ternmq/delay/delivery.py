@@ -126,6 +126,16 @@ class Delivery:
                 error,
             )
 
+    @property
+    def loaded(self) -> int:
+        """Messages in the wheel, delivered or not."""
+        return sum(wheel.entry_count for wheel in self._wheel.hours.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the wheel takes for them."""
+        return sum(wheel.memory_bytes for wheel in self._wheel.hours.values())
+
     def stop(self, reason: TernError) -> None:
         """The term ends: nothing is delivered any more."""
         self._is_stopped = True

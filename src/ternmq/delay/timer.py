@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from ternmq import names
-from ternmq.delay.due import asked_time, slot_of, stored_slot
+from ternmq.delay.due import asked_time, slot_of
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, SystemFailure
 from ternmq.message import Property
@@ -33,8 +33,6 @@ MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
 
 _OUT: Final = f"{Property.TIMER_OUT_MS}\x01"
 _PLACE: Final = (f"{Property.REAL_TOPIC}\x01", f"{Property.REAL_QUEUE_ID}\x01")
-_find_key = props.getter(Property.UNIQUE_KEY)
-_find_topic = props.getter(Property.REAL_TOPIC)
 
 
 class Timer:
@@ -52,6 +50,8 @@ class Timer:
         self._broker_name = broker_name
         self._is_enabled = is_enabled
         self._max_delay_ms = max_delay_sec * 1000
+        #: The draft that was last redirected, its own topic, and its slot.
+        self._last: tuple[Draft | None, str, int] = (None, "", 0)
 
     def redirect(self, draft: Draft) -> None:
         """Let a draft with a delivery time wait in the timer topic.
@@ -78,19 +78,17 @@ class Timer:
             properties = props.remove(properties, Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
         if properties[-1] != props.PAIR_END:
             properties += props.PAIR_END
-        draft.properties = (
-            f"{properties}{_OUT}{slot_of(due_ms)}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
-        )
+        slot_ms = slot_of(due_ms)
+        self._last = draft, topic, slot_ms
+        draft.properties = f"{properties}{_OUT}{slot_ms}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
         draft.topic, draft.queue_id = names.WHEEL_TOPIC, 0
 
-    def handle(self, draft: Draft, log_offset: int) -> str | None:
-        """The recall handle of a draft that was redirected and stored; None for retries."""
-        properties = draft.properties
-        # Of what ``redirect`` has put at the end, and the client in front of it.
-        topic, slot_ms, key = _find_topic(properties) or "", stored_slot(properties), _find_key(properties)
-        if slot_ms is None or key is None or topic.startswith(names.RETRY_PREFIX):
+    def handle(self, draft: Draft, log_offset: int, unique_key: str) -> str | None:
+        """The recall handle of a draft that was redirected and stored; None without a handle of its own."""
+        redirected, topic, slot_ms = self._last
+        if redirected is not draft:
             return None
-        return RecallHandle(topic, self._broker_name, slot_ms, key, log_offset).text()
+        return RecallHandle(topic, self._broker_name, slot_ms, unique_key, log_offset).text()
 
     def _check(self, draft: Draft, name: str, delay_ms: int) -> None:
         if not self._is_enabled:

@@ -18,6 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from ternmq.delay.due import HOUR_MS
@@ -70,6 +71,11 @@ class HourWheel:
     @property
     def entry_count(self) -> int:
         return len(self._dues)
+
+    @property
+    def memory_bytes(self) -> int:
+        parts = (self._dues, self._log_offsets, self._closed, *self._seconds)
+        return sum(getsizeof(part) for part in parts if part is not None)
 
     @property
     def is_done(self) -> bool:

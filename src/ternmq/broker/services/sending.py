@@ -195,7 +195,7 @@ class Sending:
             command.reconsume_times or 0,
         )
         log_offset, end_offset, queue_offset, _ = self._store(draft)
-        handle = self._handle(draft, log_offset) if draft.topic == names.WHEEL_TOPIC else None
+        handle = self._handle(draft, log_offset, unique_key) if draft.topic == names.WHEEL_TOPIC else None
         self._count(topic, 1, len(body))
         waits = self._safety.is_awaited and not (
             _NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"
