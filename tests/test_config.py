@@ -296,7 +296,6 @@ class TestUnknownSettings:
     @pytest.mark.parametrize(
         "setting",
         [
-            "aclEnable=true",
             "authenticationEnabled=true",
             "authorizationEnabled=TRUE",
             "tls.server.mode=enforcing",

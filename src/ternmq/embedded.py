@@ -31,6 +31,7 @@ a test does not notice them.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -40,6 +41,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from ternmq.auth.access import own_credentials
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.config import Settings, nearest
@@ -134,7 +136,9 @@ class EmbeddedCluster:
                         f"storePathRootDir={directory / name}",
                     ]
                 )
-                broker = Broker(own.build(BrokerConfig), own.build(StoreConfig), self._env)
+                config = own.build(BrokerConfig)
+                credentials = own_credentials(config, os.environ)
+                broker = Broker(config, own.build(StoreConfig), self._env, credentials=credentials)
                 self.brokers.append(await stack.enter_async_context(broker))
             self._exit = stack.pop_all()
         return self

@@ -156,11 +156,13 @@ _NO_TLS: Final = (
     "TLS is not supported yet: all connections would be plain text, and any client that reaches the port could "
 )
 "connect"
-_NO_ACL: Final = "access control is not supported yet: any client that reaches the port could do everything"
+_NO_ACL: Final = (
+    "the access control of RocketMQ 5.3 is not supported yet, and any client that reaches the port could do "
+    "everything; use that of 4.9 (aclEnable)"
+)
 
 #: A server that is given one of these does not start.
 REFUSED: Final = {
-    "aclEnable": Instead(_NO_ACL, _OFF),
     "authenticationEnabled": Instead(_NO_ACL, _OFF),
     "authorizationEnabled": Instead(_NO_ACL, _OFF),
     "tls.enable": Instead(_NO_TLS, _OFF),

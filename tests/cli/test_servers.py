@@ -177,11 +177,11 @@ def test_a_name_server_keeps_what_tools_give_it(tmp_path: Path, start: Start) ->
 
 def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
     """Issue 13, 14: settings of security that are not built yet."""
-    (tmp_path / "broker.conf").write_text("brokerName=a\naclEnable=true\n")
+    (tmp_path / "broker.conf").write_text("brokerName=a\nauthenticationEnabled=true\n")
     for command in (
         ("broker", "-c", str(tmp_path / "broker.conf")),
         ("namesrv", "--set", "tls.server.mode=enforcing"),
-        ("up", "--dir", str(tmp_path), "--set", "aclEnable=true"),
+        ("up", "--dir", str(tmp_path), "--set", "authorizationEnabled=true"),
     ):
         refused = tern(*command)
         assert (1, "") == (refused.returncode, refused.stdout)

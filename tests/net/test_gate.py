@@ -39,7 +39,6 @@ class Servant:
         self.bodies: list[bytes] = []
 
     def handle(self, _peer: Peer, request: Request[Any]) -> Reply:
-        assert b"" == request.raw, "a request that waits must not keep its header twice"
         self.handled.append(request.header)
         self.bodies.append(bytes(request.body))
         return Reply()

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from ternmq.auth.access import AccessControl
+from ternmq.auth.handlers import AclHandlers
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
@@ -68,6 +70,7 @@ from ternmq.store.derived.follower import Progress
 from ternmq.store.disk.base import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.frame import FRAME_BYTES_LIMIT
@@ -158,11 +161,13 @@ class Broker:
         env: Env | None = None,
         *,
         gate: Gate | None = None,
+        credentials: Credentials | None = None,
         on_progress: Progress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
-        """``gate`` admits requests; without one, all are admitted.
+        """``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers are
+        signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
 
@@ -173,6 +178,7 @@ class Broker:
         self._store_config = store_config
         self._env = env or Env()
         self._gate = gate
+        self._credentials = credentials
         self._on_progress = on_progress
         self._disk = disk
         self._files = files
@@ -338,8 +344,17 @@ class Broker:
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server)
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
+        access = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
+        if access.plain is not None:
+            routes |= AclHandlers(
+                access.plain,
+                lane=flow.ADMIN,
+                broker_name=config.broker_name,
+                address=self.address,
+                cluster_name=config.broker_cluster_name,
+            ).routes()
         server = await stack.enter_async_context(
-            Server.running(routes, flow.lanes(config), limits=config, gate=self._gate, on_close=connection_closed)
+            Server.running(routes, flow.lanes(config), limits=config, gate=access.gate, on_close=connection_closed)
         )
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
@@ -397,6 +412,7 @@ class Broker:
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
+            credentials=self._credentials,
         )
 
     def _routes_of_tools(

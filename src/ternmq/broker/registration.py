@@ -35,6 +35,7 @@ from ternmq.net.endpoint import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies import routes
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import TopicRoute
@@ -92,6 +93,7 @@ class Registration:
         period_ms: int = 30_000,
         timeout_ms: int = 24_000,
         on_master: Callable[[RegisterBrokerReply], None] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         for address in name_servers:
             split_address(address)
@@ -100,6 +102,7 @@ class Registration:
         self._period_s = period_ms / 1000
         self._timeout_ms = timeout_ms
         self._on_master = on_master
+        self._credentials = credentials
         self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
         self._tasks = Tasks()
 
@@ -169,6 +172,7 @@ class Registration:
                     lanes=lanes,
                     tasks=self._tasks,
                     on_close=lambda _: link.wake.set(),
+                    credentials=self._credentials,
                     timeout_ms=CONNECT_TIMEOUT_MS,
                 )
                 try:

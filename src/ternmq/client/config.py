@@ -10,11 +10,12 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from ternmq.errors import ConfigError
 from ternmq.net.endpoint import split_address
+from ternmq.wire.auth import Credentials, credentials
 from ternmq.wire.codes import BINARY, JSON, ResponseCode
 from ternmq.wire.compress import BODY_BYTES_MAX
 from ternmq.wire.record import Sysflag
@@ -22,6 +23,12 @@ from ternmq.wire.record import Sysflag
 #: RocketMQ's name for «make one up»: such a client is called by its process id and a number of its own.
 DEFAULT_INSTANCE: Final = "DEFAULT"
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+#: Where credentials come from if none are given.
+_CREDENTIALS: Final = {
+    "access_key": "TERNMQ_ACCESS_KEY",
+    "secret_key": "TERNMQ_SECRET_KEY",
+    "security_token": "TERNMQ_SECURITY_TOKEN",
+}
 
 #: RocketMQ's ``CompressionType``.
 COMPRESSIONS: Final = {"ZLIB": Sysflag.ZLIB, "LZ4": Sysflag.LZ4, "ZSTD": Sysflag.ZSTD}
@@ -57,6 +64,10 @@ class ClientConfig:
             accept more.
         serialization: The form of the headers that are sent: ``"JSON"``, or ``"ROCKETMQ"`` for the compact binary form.
         vip_channel: Whether to send to the broker's second port (its listen port minus 2), which serves no pulls.
+        access_key: The account that requests are signed for, if the servers have access control. Empty: the environment
+            variables ``TERNMQ_ACCESS_KEY``, ``TERNMQ_SECRET_KEY`` and ``TERNMQ_SECURITY_TOKEN``, if set.
+        secret_key: The secret of that account.
+        security_token: Token of temporary credentials.
     """
 
     #: Kept as a tuple.
@@ -78,6 +89,10 @@ class ClientConfig:
     serialization: str = "JSON"
     #: Off by default since RocketMQ 4.9.
     vip_channel: bool = False
+    #: N1.
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name_servers", _addresses(self.name_servers))
@@ -88,7 +103,15 @@ class ClientConfig:
                 ipaddress.ip_address(self.client_ip)
             except ValueError:
                 raise ConfigError(f"invalid client_ip {self.client_ip!r}: expected an IP address, or None") from None
+        if not self.access_key and not self.secret_key:
+            for name, variable in _CREDENTIALS.items():
+                object.__setattr__(self, name, os.environ.get(variable, ""))
+        self.credentials()
         _check_positive(self)
+
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with; None if they are not. Raises ``ConfigError`` if half of it is missing."""
+        return credentials(self.access_key, self.secret_key, self.security_token)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -179,10 +202,10 @@ class ProducerConfig:
 
 
 def _check_positive(config: ClientConfig | ProducerConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
-            raise ConfigError(f"invalid {field.name} {value}: expected a number above 0")
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
+            raise ConfigError(f"invalid {name} {value}: expected a number above 0")
 
 
 def _addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ Each route has a ``Rule``: the action, and where the request names the topics, g
 not admitted learns nothing. A gate is a row of validators; the first that objects raises ``NoPermission``, which is the
 answer. A server without a gate admits every request, and nothing is called.
 
-A signature covers all ext fields and the body, also fields that the typed header leaves out. So the gate reads the
-fields from the bytes of the header once, gives them to the validators, and makes the typed header from the same
-fields: what is handled is what was checked.
+A signature covers all ext fields and the body, also fields that the typed header leaves out. So on connections with a
+gate, requests arrive with the map of all their fields. The gate gives it to the validators, and makes the typed header
+from the same map: what is handled is what was checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.names import RETRY_PREFIX, is_retry_topic, popped_topic
-from ternmq.wire.header import Fields, Request, decode_fields, give_header
+from ternmq.wire.header import NO_BODY, Fields, Request, give_header
 
 
 class Action(Enum):
@@ -102,11 +102,21 @@ class Rule:
 ANY_CALLER: Final = Rule(Action.ANY)
 
 
+class Access(Protocol):
+    """What the account of a caller may do."""
+
+    def allows(self, need: Need, /) -> bool: ...
+
+
 class Caller(Protocol):
-    """What validators may know of a ``Peer``."""
+    """What validators may know of a ``Peer``, and what they note on it."""
 
     #: ``ip:port``.
     address: str
+    #: Of the request that was admitted last; None: all is allowed. Handlers look at it before they first wait.
+    access: Access | None
+    #: The last access key that this connection has proved to have; empty for none.
+    proved: str
 
     @property
     def remote_ip(self) -> str: ...
@@ -122,6 +132,21 @@ class Validator(Protocol):
         ...
 
 
+_RECORD: Final = Rule(Action.SUB, topic="topic", group="group")
+
+
+def check_record(access: Access | None, topic: str, group: str = "") -> None:
+    """Check that the caller of a request may read a record of a topic, as a member of a group if it is one.
+
+    For requests that find records by their place in the log: which topic that is, only the record tells. Raises
+    ``NoPermission`` with a sentence that does not name it.
+    """
+    if access is None:
+        return
+    if not all(map(access.allows, _RECORD.needs({"topic": topic, "group": group}, NO_BODY))):
+        raise NoPermission("no permission for the topic of this message; ask the administrator for SUB on it")
+
+
 class Gate:
     """``Gate([validator, …])``: admits what all of them let pass."""
 
@@ -133,7 +158,7 @@ class Gate:
 
         Raises ``NoPermission``, or any error of a validator: then the request must not be handled, either.
         """
-        fields = decode_fields(request.raw, request.serial)
+        fields: Fields = request.header or {}
         try:
             for validate in self._validators:
                 validate(caller, request, fields, rule)
@@ -143,5 +168,3 @@ class Gate:
                 "client and its version are supported"
             ) from None
         give_header(request, fields)
-        # It can be as long as a frame, and a request that is handled may wait for long.
-        request.raw = b""

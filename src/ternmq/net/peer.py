@@ -33,10 +33,11 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
-from ternmq.net.gate import Gate, Rule
+from ternmq.net.gate import Access, Gate, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.limits import OUTGOING, Usage
 from ternmq.types import Buffer
+from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request, frame
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
@@ -106,13 +107,14 @@ class Peer(asyncio.Protocol):
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
         gate: Gate | None = None,
+        credentials: Credentials | None = None,
         usage: Usage | None = None,
         calls_max: int = CALLS_MAX,
         idle_s: float = IDLE_S,
     ) -> None:
         """``usage`` is what the connections of one server share; a connection of ours has one of its own.
 
-        Without a ``gate``, every request is admitted.
+        Without a ``gate``, every request is admitted. Calls of ours are signed with ``credentials``.
         """
         self._routes = routes
         self._lanes = lanes
@@ -120,12 +122,16 @@ class Peer(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self._gate = gate
+        self._credentials = credentials
+        #: What the gate knows of the other side (``gate.Caller``).
+        self.access: Access | None = None
+        self.proved = ""
         self._calls_max = calls_max
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._usage = usage if usage is not None else Usage(OUTGOING)
         self._frame_bytes_max = self._usage.limits.frame_max_length
-        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, keeps_raw=gate is not None)
+        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
         #: The last read ended within a frame.
         self._is_cut = False
         self._transport: asyncio.Transport | None = None
@@ -216,6 +222,7 @@ class Peer(asyncio.Protocol):
             opaque=opaque,
             form=form,
             more_fields=more_fields,
+            credentials=self._credentials,
             bytes_max=self._frame_bytes_max,
         )
         future: asyncio.Future[Response] = self._loop.create_future()
@@ -269,6 +276,7 @@ class Peer(asyncio.Protocol):
             oneway=True,
             form=form,
             more_fields=more_fields,
+            credentials=self._credentials,
             bytes_max=self._frame_bytes_max,
         )
         self._write(buffers)

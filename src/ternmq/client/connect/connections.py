@@ -15,6 +15,7 @@ from ternmq.client.connect.single_flight import SingleFlight
 from ternmq.net.dial import connect
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Routes, TaskOwner
+from ternmq.wire.auth import Credentials
 
 
 class Connections:
@@ -27,6 +28,7 @@ class Connections:
         tasks: TaskOwner,
         *,
         timeout_ms: int,
+        credentials: Credentials | None = None,
         on_open: Callable[[str, Peer], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -34,6 +36,7 @@ class Connections:
         self._lanes = lanes
         self._tasks = tasks
         self._timeout_ms = timeout_ms
+        self._credentials = credentials
         self._on_open = on_open
         self._on_lost = on_lost
         self._open: dict[str, Peer] = {}
@@ -59,6 +62,7 @@ class Connections:
             lanes=self._lanes,
             tasks=self._tasks,
             on_close=forget,
+            credentials=self._credentials,
             timeout_ms=self._timeout_ms,
         )
         self._open[address] = peer

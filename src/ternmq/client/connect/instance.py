@@ -104,6 +104,7 @@ class ClientInstance:
             Lanes([LaneConfig(_LANE)]),
             self._tasks,
             timeout_ms=config.connect_timeout_ms,
+            credentials=config.credentials(),
             on_open=self._introduce,
             on_lost=self._lost,
         )
