@@ -98,6 +98,7 @@ def test_requests_without_a_key_or_a_signature_are_refused(door: Door) -> None:
 def test_an_unknown_key_and_a_wrong_secret_are_told_the_same(door: Door) -> None:
     """Which keys exist is a secret, too."""
     assert door.answer(UNKNOWN) == door.answer(WRONG)
+    assert door.answer(Credentials("unknown-key", "no account has this secret")) == door.answer(WRONG)
     assert "is not valid" in door.answer(WRONG)
 
 

@@ -76,17 +76,17 @@ class PlainAcl:
             caller.access = None
             self._note_change(caller, request, fields, rule, key)
             return
-        self._check_signature(caller, request, fields, account, key)
-        assert account is not None
+        account = self._proved(caller, request, fields, account, key)
         caller.access, caller.proved = account, key
         self._check_permission(caller, request, fields, rule, account)
         self._note_change(caller, request, fields, rule, key)
 
     # --- Who ---------------------------------------------------------------------------------------------------
 
-    def _check_signature(
+    def _proved(
         self, caller: Caller, request: Request[Any], fields: Fields, account: Account | None, key: str
-    ) -> None:
+    ) -> Account:
+        """The account, if the request is signed with its secret."""
         if not key or SIGNATURE not in fields:
             raise self._denied(
                 caller,
@@ -114,6 +114,7 @@ class PlainAcl:
                 key,
                 "the access key or the signature is not valid; check the access key and the secret key of the client",
             )
+        return account
 
     # --- May it ------------------------------------------------------------------------------------------------
 
