@@ -39,8 +39,10 @@ T = TypeVar("T")
 ENV_PREFIX: Final = "TERNMQ_"
 #: How RocketMQ's own programs are told of their name servers.
 ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
-#: Variables that are no settings: settings are shown by tools, and these must never be.
-ENV_SECRETS: Final = frozenset({"TERNMQ_ACCESS_KEY", "TERNMQ_SECRET_KEY", "TERNMQ_SECURITY_TOKEN"})
+#: Variables of clients and of ``tern``. They are no settings: those are shown by tools, and secrets must never be.
+ENV_CLIENTS: Final = frozenset(
+    {"TERNMQ_ACCESS_KEY", "TERNMQ_SECRET_KEY", "TERNMQ_SECURITY_TOKEN", "TERNMQ_PROFILE", "TERNMQ_PROFILES"}
+)
 #: Tables of a TOML file; a component reads the one named like its config class, less «Config».
 SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
 
@@ -101,7 +103,7 @@ class Settings:
         for file in files:
             given += _read_file(Path(file))
         for name, value in (env or {}).items():
-            if name.startswith(ENV_PREFIX) and name not in ENV_SECRETS:
+            if name.startswith(ENV_PREFIX) and name not in ENV_CLIENTS:
                 key = name.removeprefix(ENV_PREFIX).lower()
                 given.append(Setting(key, value, f"environment variable {name}", shared=True))
         for flag in flags:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import deadletters, groups, logs, messages, pipelines, servers, store, topics
+from ternmq.cli import deadletters, groups, logs, messages, pipelines, profiles, servers, store, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
@@ -75,8 +75,19 @@ def options(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda shown: _show(shown))
     ] = False,
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile",
+            envvar="TERNMQ_PROFILE",
+            metavar="NAME",
+            help="Name servers and credentials from a table of ~/.config/ternmq/profiles.toml.",
+        ),
+    ] = "",
 ) -> None:
     """Holds the options of ``tern`` itself."""
+    if profile:
+        profiles.use(profile, os.environ)
 
 
 def _show(shown: bool) -> None:

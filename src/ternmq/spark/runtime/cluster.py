@@ -49,8 +49,9 @@ class Bounds:
 class Cluster:
     """The brokers behind some name servers. Its methods block, and may be called from any thread."""
 
-    def __init__(self, name_servers: str, thread: LoopThread) -> None:
-        self.name_servers = name_servers
+    def __init__(self, client: ClientConfig, thread: LoopThread) -> None:
+        self.client = client
+        self.name_servers = ";".join(client.addresses)
         self.thread = thread
         self.instance = thread.run(self._open())
         self._queues = Queues(self.instance)
@@ -58,7 +59,7 @@ class Cluster:
         self._topics = Topics(self.instance, self._brokers)
 
     async def _open(self) -> ClientInstance:
-        return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
+        return await ClientInstance(self.client).__aenter__()
 
     def close(self) -> None:
         self.run(self.instance.__aexit__(None, None, None))
@@ -221,16 +222,17 @@ class Cluster:
         return self.run(run())
 
 
-_clusters: dict[str, Cluster] = {}
+_clusters: dict[ClientConfig, Cluster] = {}
 
 
-def cluster_at(name_servers: str) -> Cluster:
-    """The client of this process for these name servers."""
+def cluster_at(servers: str | ClientConfig) -> Cluster:
+    """The client of this process for these name servers, or for these settings of a client."""
     thread = loop_thread()
-    known = _clusters.get(name_servers)
+    client = ClientConfig(servers) if isinstance(servers, str) else servers
+    known = _clusters.get(client)
     # After a fork the parent's client is still in the table, and of no use.
     if known is None or known.thread is not thread:
-        known = _clusters[name_servers] = Cluster(name_servers, thread)
+        known = _clusters[client] = Cluster(client, thread)
     return known
 
 

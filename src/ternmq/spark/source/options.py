@@ -153,7 +153,8 @@ class OptionTexts:
 class SourceOptions:
     """What to read, and how. Field names are those of the options, in Python's spelling."""
 
-    name_servers: str
+    #: Name servers and credentials.
+    client: ClientConfig
     #: Topics and group have it before their names here, as on the wire.
     namespace: str
     #: By name, or else by pattern, which is for names without the namespace.
@@ -184,6 +185,11 @@ class SourceOptions:
     #: How often a stream looks for new topics, brokers and queues.
     discover_interval_ms: int
 
+    @property
+    def name_servers(self) -> str:
+        """For texts; clients are made with ``client``."""
+        return ";".join(self.client.addresses)
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """The options of ``spark.read`` or ``spark.readStream``; raises ``ConfigError``."""
@@ -201,7 +207,7 @@ class SourceOptions:
         if least is not None and most is not None and least > most:
             raise ConfigError(f"the option minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
         return cls(
-            name_servers=name_servers(texts),
+            client=client_of(texts),
             namespace=namespace,
             topics=topics,
             topic_pattern=topic_pattern(texts.text("topicPattern")) if chosen == "topicPattern" else "",
@@ -257,6 +263,9 @@ TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 SOURCE_OPTIONS: Final = (
     "nameServers",
+    "accessKey",
+    "secretKey",
+    "securityToken",
     "namespace",
     "topic",
     "topics",
@@ -286,14 +295,24 @@ SOURCE_OPTIONS: Final = (
 )
 
 
-def name_servers(texts: OptionTexts) -> str:
-    """The option ``nameServers`` in one form; without it, what the variable NAMESRV_ADDR says on the driver."""
+def client_of(texts: OptionTexts) -> ClientConfig:
+    """The options of the connection; without them, what the environment says on the driver."""
     try:
-        return ";".join(ClientConfig(texts.text("nameServers")).addresses)
-    except ConfigError:
-        if texts.has("nameServers"):
+        return ClientConfig(
+            texts.text("nameServers"),
+            access_key=texts.text("accessKey"),
+            secret_key=texts.text("secretKey"),
+            security_token=texts.text("securityToken"),
+        )
+    except ConfigError as error:
+        if texts.has("nameServers") or "name server" not in str(error):
             raise
         raise ConfigError("no name server is configured; set the option nameServers ('host:9876')") from None
+
+
+def name_servers(texts: OptionTexts) -> str:
+    """The option ``nameServers`` in one form."""
+    return ";".join(client_of(texts).addresses)
 
 
 def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:

@@ -70,7 +70,7 @@ class Reading:
         return queue._replace(topic=unwrap(self.options.namespace, queue.topic))
 
     def cluster(self) -> Cluster:
-        return cluster_at(self.options.name_servers)
+        return cluster_at(self.options.client)
 
     def queues(self) -> list[MessageQueue]:
         """Planner: all queues of the topics chosen, as they are now. Waits for name servers, and for a first broker,
