@@ -298,10 +298,6 @@ class TestUnknownSettings:
         [
             "authenticationEnabled=true",
             "authorizationEnabled=TRUE",
-            "tls.server.mode=enforcing",
-            "tls.server.mode=permissive",
-            "tls.server.need.client.auth=require",
-            "tls.enable=true",
             "useTLS=yes",
         ],
     )

@@ -41,11 +41,16 @@ ENV_PREFIX: Final = "TERNMQ_"
 ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
 #: Variables of clients and of ``tern``. They are no settings: those are shown by tools, and secrets must never be.
 ENV_CLIENTS: Final = frozenset(
-    {"TERNMQ_ACCESS_KEY", "TERNMQ_SECRET_KEY", "TERNMQ_SECURITY_TOKEN", "TERNMQ_PROFILE", "TERNMQ_PROFILES"}
+    {
+        *("TERNMQ_ACCESS_KEY", "TERNMQ_SECRET_KEY", "TERNMQ_SECURITY_TOKEN", "TERNMQ_PROFILE", "TERNMQ_PROFILES"),
+        *("TERNMQ_TLS", "TERNMQ_TLS_CA", "TERNMQ_TLS_CERT", "TERNMQ_TLS_KEY", "TERNMQ_TLS_KEY_PASSWORD"),
+    }
 )
 #: Tables of a TOML file; a component reads the one named like its config class, less «Config».
 SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
 
+#: Names a file of more settings, as RocketMQ has it.
+_TLS_FILE: Final = "tlsconfigfile"
 _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 
@@ -64,7 +69,8 @@ class Setting:
     @property
     def name(self) -> str:
         """The key in the form in which all spellings are equal."""
-        return _normal(self.key)
+        # Some of RocketMQ's have dots (tls.server.mode), which the environment cannot have.
+        return _normal(self.key).replace(".", "")
 
 
 def load(
@@ -111,7 +117,7 @@ class Settings:
             if not equals or not _KEY.match(key.strip()):
                 raise ConfigError(f"invalid --set {flag!r}: expected --set key=value")
             given.append(_sectioned(key.strip(), value.strip(), "--set"))
-        return cls(given)
+        return cls(_with_tls_file(given))
 
     def build(self, kind: type[T]) -> T:
         """The config object of one component; what it does not know is left to others."""
@@ -176,6 +182,14 @@ class Settings:
                 log.warning("unknown setting %s (%s)", setting.key, setting.place)
 
 
+def _with_tls_file(given: Sequence[Setting]) -> Iterator[Setting]:
+    """Settings, and after a ``tls.config.file`` those of the file."""
+    for setting in given:
+        yield setting
+        if setting.name == _TLS_FILE and setting.value.strip():
+            yield from _read_file(Path(setting.value.strip()).expanduser())
+
+
 def nearest(setting: Setting, *kinds: type) -> str | None:
     """The setting of these components that an unknown one was probably meant to be."""
     known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
@@ -194,7 +208,12 @@ def rocketmq_name(field: str) -> str:
 
 def to_properties(*configs: object) -> str:
     """Config objects as ``key=value`` lines in alphabetical order (what GET_BROKER_CONFIG answers)."""
-    values = {field.name: getattr(config, field.name) for config in configs for field in _fields(type(config))}
+    values = {
+        field.name: getattr(config, field.name)
+        for config in configs
+        for field in _fields(type(config))
+        if not field.metadata.get("secret")
+    }
     return "".join(sorted(f"{rocketmq_name(name)}={_to_text(value)}\n" for name, value in values.items()))
 
 
@@ -392,7 +411,11 @@ def _read_toml(path: Path, text: str) -> Iterator[Setting]:
         if isinstance(value, dict):
             for inner, inner_value in value.items():
                 place = f"{path}, line {_toml_line(text, key, inner)}"
-                yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
+                if key in SECTIONS or not key.startswith("tls"):
+                    yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
+                else:
+                    # ["tls.server"] mode = …: the dots of the name are no table of ours.
+                    yield Setting(f"{key}.{inner}", _toml_text(inner_value, inner, place), place)
         else:
             place = f"{path}, line {_toml_line(text, '', key)}"
             yield Setting(key, _toml_text(value, key, place), place)

@@ -152,10 +152,6 @@ _OFF: Final = frozenset({"", "false", "no", "off", "0"})
 _ON: Final = frozenset({"true", "yes", "on", "1"})
 _ONE: Final = frozenset({"1"})
 
-_NO_TLS: Final = (
-    "TLS is not supported yet: all connections would be plain text, and any client that reaches the port could "
-)
-"connect"
 _NO_ACL: Final = (
     "the access control of RocketMQ 5.3 is not supported yet, and any client that reaches the port could do "
     "everything; use that of 4.9 (aclEnable)"
@@ -165,12 +161,7 @@ _NO_ACL: Final = (
 REFUSED: Final = {
     "authenticationEnabled": Instead(_NO_ACL, _OFF),
     "authorizationEnabled": Instead(_NO_ACL, _OFF),
-    "tls.enable": Instead(_NO_TLS, _OFF),
-    "tls.server.authClient": Instead(_NO_TLS, _OFF),
-    # RocketMQ's default is «permissive»; only who writes it down relies on it.
-    "tls.server.mode": Instead(_NO_TLS, frozenset({"", "disabled"})),
-    "tls.server.need.client.auth": Instead(_NO_TLS, frozenset({"", "none"})),
-    "useTLS": Instead(_NO_TLS, _OFF),
+    "useTLS": Instead("this switch of Java clients is not supported yet: set tls.enable=true instead", _OFF),
 }
 
 _NO_REPLICATION: Final = "replication is not supported yet: this broker keeps the only copy of its messages"
@@ -180,7 +171,6 @@ _NO_TIMER: Final = "messages with a delivery time are not supported yet: use del
 _AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
 _NO_LIGHT: Final = "light queues are not supported: a message is stored in the queue of its topic only"
 _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
-_NO_TLS_FILES: Final = "TLS is not supported yet: connections are plain text"
 
 #: What happens instead of what these ask for.
 UNKEPT: Final = {
@@ -259,5 +249,7 @@ UNKEPT: Final = {
     "transactionCheckInterval": Instead(_NO_TRANSACTIONS),
     "transactionCheckMax": Instead(_NO_TRANSACTIONS),
     "transactionTimeOut": Instead(_NO_TRANSACTIONS),
-    **{name: Instead(_NO_TLS_FILES, frozenset({""})) for name in _TLS.split() if name not in REFUSED},
+    "tls.test.mode.enable": Instead(
+        "no certificate is made at the start: set tls.server.certPath; `tern certs dev` makes one", _OFF
+    ),
 }

@@ -1,6 +1,7 @@
 """Access control of one server, put together: files, validators, and the watch for changes (N1).
 
-``async with AccessControl.running(config, clock) as access``: ``access.gate`` is None when nothing is to be checked.
+``async with AccessControl.running(config, clock) as access``: ``access.gate`` is None when nothing is to be checked,
+``access.tls`` when ports are plain.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ternmq.auth.plain import PlainAcl
 from ternmq.env import Clock
 from ternmq.errors import ConfigError
 from ternmq.net.gate import Gate, Validator
+from ternmq.net.tls import LiveTls
 from ternmq.tasks import Tasks
 from ternmq.wire.auth import Credentials, credentials
 
@@ -67,9 +69,10 @@ class PlainAccess:
 class AccessControl:
     """What a server needs of it. ``plain`` is None when ``aclEnable`` is off."""
 
-    def __init__(self, gate: Gate | None, plain: PlainAccess | None) -> None:
+    def __init__(self, gate: Gate | None, plain: PlainAccess | None, tls: LiveTls | None) -> None:
         self.gate = gate
         self.plain = plain
+        self.tls = tls
 
     @classmethod
     @asynccontextmanager
@@ -80,30 +83,33 @@ class AccessControl:
 
         Raises ``ConfigError`` for files or validators that cannot be used.
         """
-        if gate is not None or not (config.acl_enable or config.validator_names):
-            yield cls(gate, None)
-            return
         validators: list[Validator] = []
         plain: PlainAccess | None = None
-        if config.acl_enable:
+        tls = config.server_tls()
+        if config.acl_enable and gate is None:
             files = AclFiles(acl_directory(config, os.environ))
             validator = PlainAcl(await asyncio.to_thread(files.load), clock)
             validators.append(validator)
             plain = PlainAccess(files, validator, clock)
-        validators += map(_made, config.validator_names)
+        if gate is None:
+            validators += map(_made, config.validator_names)
+            gate = Gate(validators) if validators else None
         async with Tasks() as tasks:
-            if plain is not None:
-                tasks.create_task(_watch(plain, config.acl_reload_interval / 1000), name="watch ACL files")
-            yield cls(Gate(validators), plain)
+            if plain is not None or tls is not None:
+                tasks.create_task(_watch(plain, tls, config.acl_reload_interval / 1000), name="watch files of security")
+            yield cls(gate, plain, tls)
 
 
-async def _watch(plain: PlainAccess, seconds: float) -> None:
+async def _watch(plain: PlainAccess | None, tls: LiveTls | None, seconds: float) -> None:
     while True:
         await asyncio.sleep(seconds)
         try:
-            await plain.reload()
+            if plain is not None:
+                await plain.reload()
+            if tls is not None:
+                await asyncio.to_thread(tls.reload)
         except Exception:
-            log.exception("cannot look at the ACL files; the rules stay as they are")
+            log.exception("cannot look at the files of accounts and certificates; all stays as it is")
 
 
 def _made(name: str) -> Validator:

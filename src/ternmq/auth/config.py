@@ -1,14 +1,15 @@
-"""Settings of access control, which brokers and name servers share (N1)."""
+"""Settings of access control and TLS, which brokers and name servers share (B4, N1, N2)."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ternmq.errors import ConfigError
 from ternmq.net.limits import Limits
+from ternmq.net.tls import ClientAuth, LiveTls, ServerTls, TlsConfig, TlsMode
 
 _FACTORY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -27,6 +28,30 @@ class AccessConfig(Limits):
     #: arguments and returns a ``net.gate.Validator``. They are asked after the ACL, or alone if that is off.
     auth_validators: str = ""
 
+    # --- TLS: RocketMQ's names with dots, as in tls.server.mode ------------------------------------------------
+
+    #: A file with the settings below, as RocketMQ's ``tls.properties``; read by ``config``.
+    tls_config_file: Path | None = None
+    #: RocketMQ's default is permissive, with a certificate that it makes for itself.
+    tls_server_mode: TlsMode = TlsMode.DISABLED
+    #: In PEM form. The files are looked at again every ``aclReloadInterval``.
+    tls_server_cert_path: Path | None = None
+    tls_server_key_path: Path | None = None
+    tls_server_key_password: str = field(default="", repr=False, metadata={"secret": True})
+    #: Authorities of the clients' certificates.
+    tls_server_trust_cert_path: Path | None = None
+    #: RocketMQ needs this switch to check certificates that it asks for. Here they are always checked.
+    tls_server_auth_client: bool = False
+    tls_server_need_client_auth: ClientAuth = ClientAuth.NONE
+    #: Whether this server uses TLS for its own calls, to name servers.
+    tls_enable: bool = False
+    #: Whether it checks the certificates of others. RocketMQ's default is false.
+    tls_client_auth_server: bool = True
+    tls_client_trust_cert_path: Path | None = None
+    tls_client_cert_path: Path | None = None
+    tls_client_key_path: Path | None = None
+    tls_client_key_password: str = field(default="", repr=False, metadata={"secret": True})
+
     def __post_init__(self) -> None:
         Limits.__post_init__(self)
         if not 100 <= self.acl_reload_interval <= 3_600_000:
@@ -34,6 +59,51 @@ class AccessConfig(Limits):
         for name in self.validator_names:
             if not _FACTORY.match(name):
                 raise ConfigError(f"invalid authValidators {name!r}: expected module:factory")
+
+        if self.tls_server_mode is not TlsMode.DISABLED:
+            if self.tls_server_cert_path is None or self.tls_server_key_path is None:
+                raise ConfigError(
+                    f"tls.server.mode={self.tls_server_mode.value} needs tls.server.certPath and tls.server.keyPath; "
+                    "`tern certs dev` makes certificates for development"
+                )
+            if self.client_auth is not ClientAuth.NONE and self.tls_server_trust_cert_path is None:
+                raise ConfigError(
+                    f"tls.server.need.client.auth={self.client_auth.value} needs tls.server.trustCertPath, the "
+                    "certificates of the authorities that sign those of clients"
+                )
+
+    @property
+    def client_auth(self) -> ClientAuth:
+        """Whether clients show certificates."""
+        asked = self.tls_server_need_client_auth
+        return ClientAuth.OPTIONAL if asked is ClientAuth.NONE and self.tls_server_auth_client else asked
+
+    def server_tls(self) -> LiveTls | None:
+        """TLS of the ports; None: they are plain. Raises ``ConfigError`` for files that cannot be used."""
+        if self.tls_server_mode is TlsMode.DISABLED:
+            return None
+        assert self.tls_server_cert_path is not None
+        assert self.tls_server_key_path is not None
+        tls = ServerTls(
+            self.tls_server_cert_path,
+            self.tls_server_key_path,
+            self.tls_server_key_password,
+            self.tls_server_trust_cert_path,
+            self.client_auth,
+        )
+        return LiveTls(tls, plain_too=self.tls_server_mode is TlsMode.PERMISSIVE)
+
+    def client_tls(self) -> TlsConfig | None:
+        """TLS of calls to others; None: they are plain."""
+        if not self.tls_enable:
+            return None
+        return TlsConfig(
+            str(self.tls_client_trust_cert_path or ""),
+            str(self.tls_client_cert_path or ""),
+            str(self.tls_client_key_path or ""),
+            self.tls_client_key_password,
+            verify=self.tls_client_auth_server,
+        )
 
     @property
     def validator_names(self) -> list[str]:

@@ -354,7 +354,9 @@ class Broker:
                 cluster_name=config.broker_cluster_name,
             ).routes()
         server = await stack.enter_async_context(
-            Server.running(routes, flow.lanes(config), limits=config, gate=access.gate, on_close=connection_closed)
+            Server.running(
+                routes, flow.lanes(config), limits=config, gate=access.gate, tls=access.tls, on_close=connection_closed
+            )
         )
         # Before connections close: who waits for the disk still gets an answer.
         stack.callback(store.flush_now)
@@ -413,6 +415,7 @@ class Broker:
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
             credentials=self._credentials,
+            tls=config.client_tls(),
         )
 
     def _routes_of_tools(

@@ -6,6 +6,8 @@
     name_servers = "10.0.0.1:9876;10.0.0.2:9876"
     access_key = "…"
     secret_key = "…"
+    tls = true
+    tls_ca = "/etc/ternmq/ca.pem"
 
 ``tern --profile production topic list`` uses it. A profile becomes the environment of the command, so that all that it
 starts has it, too (Spark, brokers of ``tern up``), and nothing of it is on a command line, where other users see it.
@@ -32,6 +34,10 @@ VARIABLES: Final = {
     "access_key": "TERNMQ_ACCESS_KEY",
     "secret_key": "TERNMQ_SECRET_KEY",
     "security_token": "TERNMQ_SECURITY_TOKEN",
+    "tls": "TERNMQ_TLS",
+    "tls_ca": "TERNMQ_TLS_CA",
+    "tls_cert": "TERNMQ_TLS_CERT",
+    "tls_key": "TERNMQ_TLS_KEY",
 }
 
 
@@ -77,7 +83,9 @@ def _profile(path: Path, name: str) -> dict[str, str]:
     for key, value in profile.items():
         if key not in VARIABLES:
             raise ConfigError(f"unknown key {key!r} in profile {name!r} of {path}: expected {', '.join(VARIABLES)}")
-        if not isinstance(value, str):
+        if key == "tls" and isinstance(value, bool):
+            profile[key] = str(value).lower()
+        elif not isinstance(value, str):
             raise ConfigError(f"invalid {key} in profile {name!r} of {path}: expected a text in quotes")
     return profile
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 from ternmq.errors import ConfigError
 from ternmq.net.endpoint import split_address
+from ternmq.net.tls import TlsConfig
 from ternmq.wire.auth import Credentials, credentials
 from ternmq.wire.codes import BINARY, JSON, ResponseCode
 from ternmq.wire.compress import BODY_BYTES_MAX
@@ -68,6 +70,9 @@ class ClientConfig:
             variables ``TERNMQ_ACCESS_KEY``, ``TERNMQ_SECRET_KEY`` and ``TERNMQ_SECURITY_TOKEN``, if set.
         secret_key: The secret of that account.
         security_token: Token of temporary credentials.
+        tls: Whether connections use TLS: True, or a ``TlsConfig`` with the certificates to trust and to show. None: as
+            the environment variable ``TERNMQ_TLS`` says (``true``), with the files that ``TERNMQ_TLS_CA``,
+            ``TERNMQ_TLS_CERT`` and ``TERNMQ_TLS_KEY`` name.
     """
 
     #: Kept as a tuple.
@@ -93,6 +98,8 @@ class ClientConfig:
     access_key: str = ""
     secret_key: str = field(default="", repr=False)
     security_token: str = field(default="", repr=False)
+    #: B4.
+    tls: TlsConfig | bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name_servers", _addresses(self.name_servers))
@@ -107,7 +114,18 @@ class ClientConfig:
             for name, variable in _CREDENTIALS.items():
                 object.__setattr__(self, name, os.environ.get(variable, ""))
         self.credentials()
+        if self.tls is None:
+            object.__setattr__(self, "tls", _tls_of_environment())
+        elif isinstance(self.tls, bool):
+            object.__setattr__(self, "tls", TlsConfig() if self.tls else False)
         _check_positive(self)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What connections are made with; None if they are plain. Raises ``ConfigError`` for files that cannot be used.
+
+        Made anew each time: files may have changed.
+        """
+        return self.tls.context() if isinstance(self.tls, TlsConfig) else None
 
     def credentials(self) -> Credentials | None:
         """What requests are signed with; None if they are not. Raises ``ConfigError`` if half of it is missing."""
@@ -199,6 +217,20 @@ class ProducerConfig:
         for name in ("retries", "async_retries"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 (a single attempt) or more")
+
+
+def _tls_of_environment() -> TlsConfig | bool:
+    switch = os.environ.get("TERNMQ_TLS", "").strip().lower()
+    if switch in ("", "false", "no", "off", "0"):
+        return False
+    if switch not in ("true", "yes", "on", "1"):
+        raise ConfigError(f"invalid TERNMQ_TLS {switch!r}: expected true or false")
+    return TlsConfig(
+        ca_file=os.environ.get("TERNMQ_TLS_CA", ""),
+        cert_file=os.environ.get("TERNMQ_TLS_CERT", ""),
+        key_file=os.environ.get("TERNMQ_TLS_KEY", ""),
+        key_password=os.environ.get("TERNMQ_TLS_KEY_PASSWORD", ""),
+    )
 
 
 def _check_positive(config: ClientConfig | ProducerConfig) -> None:

@@ -272,12 +272,14 @@ class Handlers:
             raise InvalidParameter(str(error)) from None
         for field in dataclasses.fields(NamesrvConfig):
             is_new = getattr(changed, field.name) != getattr(self._settings, field.name)
-            if is_new and field.name not in CHANGEABLE:
+            if is_new and field.name not in CHANGEABLE and not field.metadata.get("secret"):
                 raise NoPermission(
                     f"{config.rocketmq_name(field.name)} cannot be changed at run time; set it in the "
                     "configuration file and restart the name server"
                 )
-        self._settings = changed
+        self._settings = dataclasses.replace(
+            self._settings, **{name: getattr(changed, name) for name in sorted(CHANGEABLE)}
+        )
         log.info("settings changed: %s", lines)
         return Reply()
 

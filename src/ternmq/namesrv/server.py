@@ -62,7 +62,12 @@ class NameServer:
             tasks = await stack.enter_async_context(Tasks())
             server = await stack.enter_async_context(
                 Server.running(
-                    handlers.routes(), lanes, limits=self._config, gate=access.gate, on_close=handlers.closed
+                    handlers.routes(),
+                    lanes,
+                    limits=self._config,
+                    gate=access.gate,
+                    tls=access.tls,
+                    on_close=handlers.closed,
                 )
             )
             self.port = await server.listen(self._config.bind_address, self._config.listen_port)

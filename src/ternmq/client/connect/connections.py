@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 
 from ternmq.client.connect.single_flight import SingleFlight
@@ -29,6 +30,7 @@ class Connections:
         *,
         timeout_ms: int,
         credentials: Credentials | None = None,
+        tls_context: Callable[[], ssl.SSLContext | None] = lambda: None,
         on_open: Callable[[str, Peer], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -37,6 +39,7 @@ class Connections:
         self._tasks = tasks
         self._timeout_ms = timeout_ms
         self._credentials = credentials
+        self._tls_context = tls_context
         self._on_open = on_open
         self._on_lost = on_lost
         self._open: dict[str, Peer] = {}
@@ -63,6 +66,7 @@ class Connections:
             tasks=self._tasks,
             on_close=forget,
             credentials=self._credentials,
+            tls=self._tls_context(),
             timeout_ms=self._timeout_ms,
         )
         self._open[address] = peer

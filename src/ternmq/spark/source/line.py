@@ -14,6 +14,7 @@ A line is never mended. Whatever goes wrong is a ``NetworkError``; then it is cl
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -47,11 +48,12 @@ class Line:
         room_bytes: int,
         timeout_ms: int,
         credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = address
         self._form = form
         self._credentials = credentials
-        self._socket = dial_blocking(address, timeout_ms=timeout_ms)
+        self._socket = dial_blocking(address, tls, timeout_ms=timeout_ms)
         self.data = bytearray(room_bytes)
         #: Where the next frame begins, and where that ends which was received.
         self._at = self._end = 0

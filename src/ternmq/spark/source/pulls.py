@@ -193,6 +193,7 @@ class _SliceReader:
                 room_bytes=CHUNK_BYTES + BYTES_MAX,
                 timeout_ms=ANSWER_MS,
                 credentials=self._cluster.client.credentials(),
+                tls=self._cluster.client.tls_context(),
             )
         return self._line
 
