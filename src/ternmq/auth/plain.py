@@ -78,8 +78,10 @@ class PlainAcl:
             return
         account = self._proved(caller, request, fields, account, key)
         caller.access, caller.proved = account, key
-        self._check_permission(caller, request, fields, rule, account)
-        self._note_change(caller, request, fields, rule, key)
+        if not account.may_do_all:
+            self._check_permission(caller, request, fields, rule, account)
+        if rule.action is Action.ADMIN:
+            self._note_change(caller, request, fields, rule, key)
 
     # --- Who ---------------------------------------------------------------------------------------------------
 
@@ -121,8 +123,6 @@ class PlainAcl:
     def _check_permission(
         self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, account: Account
     ) -> None:
-        if account.may_do_all:
-            return
         what: tuple[object, ...] | None = None
         if rule.in_body is None:
             # Sends and pulls ask for the same all the time.

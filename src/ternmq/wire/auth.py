@@ -14,7 +14,7 @@ and parts of it can be moved. Only TLS prevents that.
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha1
 from hmac import compare_digest
@@ -60,29 +60,41 @@ class Secret:
 
     def signature(self, fields: Mapping[str, str], body: Buffer = b"", *, without: str | None = None) -> bytes:
         """The signature of a request, as ASCII. A field ``Signature``, and that named ``without``, are left out."""
-        values = _values(fields) if without is None else _sorted_values(fields, without)
+        return self._sign(_sorted_values(fields, without), body)
+
+    def signed(self, fields: Mapping[str, str], body: Buffer) -> bytes:
+        """The same for requests of this process, which are of few kinds."""
+        order = _orders.get(tuple(fields))
+        if order is None:
+            _remember(fields)
+            return self.signature(fields, body)
+        return self._sign(order(fields), body)
+
+    def has_signed(self, fields: Mapping[str, str], body: Buffer = b"") -> bool:
+        """Whether a request has the signature of this secret. Where a wrong one differs does not change the time."""
+        given = fields.get(SIGNATURE, "").encode(errors="replace")
+        order = _orders.get(tuple(fields))
+        if order is not None:
+            if compare_digest(self._sign(order(fields), body), given):
+                return True
+        elif compare_digest(self.signature(fields, body), given):
+            _remember(fields)
+            return True
+        return LATE_FIELD in fields and compare_digest(self.signature(fields, body, without=LATE_FIELD), given)
+
+    def _sign(self, values: Iterable[str], body: Buffer) -> bytes:
+        text = "".join(values)
         inner = self._inner.copy()
-        # Half a surrogate pair goes out as «?» (``wire.header``).
-        inner.update("".join(values).encode(errors="replace"))
+        try:
+            inner.update(text.encode())
+        except UnicodeEncodeError:
+            # Half a surrogate pair goes out as «?» (``wire.header``).
+            inner.update(text.encode(errors="replace"))
         if body:
             inner.update(body)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return b2a_base64(outer.digest(), newline=False)
-
-    def has_signed(self, fields: Mapping[str, str], body: Buffer = b"") -> bool:
-        """Whether a request has the signature of this secret. Where a wrong one differs does not change the time."""
-        given = fields.get(SIGNATURE, "").encode(errors="replace")
-        if compare_digest(self.signature(fields, body), given):
-            if tuple(fields) not in _orders:
-                _remember(fields)
-            return True
-        return LATE_FIELD in fields and compare_digest(self.signature(fields, body, without=LATE_FIELD), given)
-
-
-def _values(fields: Mapping[str, str]) -> Sequence[str]:
-    order = _orders.get(tuple(fields))
-    return order(fields) if order is not None else _sorted_values(fields)
 
 
 def _sorted_values(fields: Mapping[str, str], without: str | None = None) -> list[str]:
@@ -117,7 +129,7 @@ class Credentials:
         fields[ACCESS_KEY] = self.access_key
         if self.security_token:
             fields[SECURITY_TOKEN] = self.security_token
-        fields[SIGNATURE] = self._secret.signature(fields, body).decode()
+        fields[SIGNATURE] = self._secret.signed(fields, body).decode()
 
 
 def credentials(access_key: str, secret_key: str, security_token: str = "") -> Credentials | None:
