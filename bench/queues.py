@@ -1,9 +1,9 @@
-"""Files in number: ten thousand queues against one, and thousands of segments. Run: python -m bench.queues [messages]
+"""Many files: ten thousand queues compared with one, and thousands of segments. Run: python -m bench.queues [messages]
 
-The same messages are put into one queue, and round robin into 100 topics of 100 queues. What counts is the CPU time of
-the store's thread with everything that belongs to it: entries, and writing them out 200 at a time. (The messages must
-be enough for that: more than 200 a queue.) First the queues are new and their files are made, then they are there.
-Goal: ten thousand at 0.7 of the rate of one. Then a log of 3,000 segments is opened and read in places.
+The same messages are put into one queue, and round robin into 100 topics of 100 queues. The CPU time of the store's
+thread is measured, including entries, and writing them out 200 at a time. (This needs enough messages: more than 200
+per queue.) First the queues are new and their files are created, then they exist.
+Goal: ten thousand at 0.7 of the rate of one. Then a log of 3,000 segments is opened and read in some places.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def puts_per_second(store: MessageStore, queues: int, *, first: int, count: int)
     """Puts a second of CPU time of this thread."""
     put, cpu_s = store.put, 0.0
     for begin in range(first, first + count, BATCH):
-        # Made just before, as a broker does, so that they are in the cache.
+        # Created just before, as in a broker, so that they are in the cache.
         batch = [
             Draft(
                 f"topic-{number % queues // PER_TOPIC:03d}",

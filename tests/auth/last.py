@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ternmq.errors import NoPermission
-from ternmq.net.gate import Caller, Rule
+from ternmq.net.gate import CallingPeer, Rule
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Fields, Request
 
@@ -19,7 +19,7 @@ class Last:
         self.fields: Fields = {}
         self.body = b""
 
-    def __call__(self, _caller: Caller, request: Request[Any], fields: Fields, rule: Rule) -> None:
+    def __call__(self, _caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule) -> None:
         self.rules[RequestCode(request.code)] = rule
         self.fields, self.body = dict(fields), bytes(request.body)
         raise NoPermission(ADMITTED)

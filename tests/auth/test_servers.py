@@ -16,11 +16,13 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.errors import ConfigError, NoPermission
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
-from ternmq.net.gate import Caller, Rule
+from ternmq.net.gate import CallingPeer, Rule
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.codes import ResponseCode
 from ternmq.wire.header import Fields, Request, Response
+from ternmq.wire.ids import parse_offset_id
+from ternmq.wire.requests import ViewMessage
 from ternmq.wire.requests_admin import DeleteAcl, RouteQuery, UpdateAcl, UpdateWhiteAddresses
 from tests.auth.accounts import BILLING, BOSS, GUEST, SHOP, acl_in, dialled
 from tests.broker.calls import settings, small_store
@@ -49,6 +51,30 @@ async def test_each_account_may_do_what_its_file_says(tmp_path: Path) -> None:
     assert [b"1"] == found
     assert [OK, DENIED] == pulled
     assert [DENIED, DENIED] == [pulled_by_shop, unsigned]
+
+
+async def test_records_are_found_by_place_only_by_those_that_may_read_their_topic(tmp_path: Path) -> None:
+    """By id; and by sending them back, which would copy any message of the broker into a topic of one's own."""
+    async with guarded(tmp_path) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            places = [parse_offset_id((await boss.sent(topic, b"1")).message_id)[2] for topic in ("orders", "payments")]
+            by_boss = [
+                (await boss.call(Code.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=place))).code for place in places
+            ]
+        async with dialled(broker.address, BILLING) as billing:
+            await billing.heartbeat("billing", {"orders": "*"})
+            viewed = [await billing.call(Code.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=place)) for place in places]
+            sent_back = [await billing.send_back("billing", place, delay_level=-1) for place in places]
+            dead = await billing.bodies("%DLQ%billing", consumer_group="billing")
+            place = (await billing.records("%DLQ%billing", consumer_group="billing"))[0].log_offset
+            own_again = (await billing.call(Code.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=place))).code
+
+    assert [OK, OK] == by_boss
+    for answers in (viewed, sent_back):
+        assert [OK, DENIED] == [answer.code for answer in answers]
+        assert "payments" not in (answers[1].remark or "")
+    assert [b"1"] == dead
+    assert OK == own_again
 
 
 async def test_changed_files_count_without_a_restart(tmp_path: Path) -> None:
@@ -235,7 +261,7 @@ async def test_secrets_are_in_no_log_line(tmp_path: Path, caplog: pytest.LogCapt
 def only_odd_queues() -> Any:
     """A factory, as a company would write one."""
 
-    def check(_caller: Caller, _request: Request[Any], fields: Fields, _rule: Rule) -> None:
+    def check(_caller: CallingPeer, _request: Request[Any], fields: Fields, _rule: Rule) -> None:
         if int(fields.get("e", "1")) % 2 == 0:
             raise NoPermission("odd queues only")
 

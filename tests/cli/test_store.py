@@ -140,7 +140,7 @@ def test_a_rebuild_tells_of_damage_in_the_log(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_rebuild_asks_first(root: Path) -> None:
-    """T1: in a pipe nobody can answer; in a terminal «n» changes nothing."""
+    """T1: in a pipe there is no answer; in a terminal «n» changes nothing."""
     before = files(root)
     refused = tern("store", "rebuild", str(root))
     assert (1, True) == (refused.returncode, "There is no terminal for the answer; add --yes" in sentence(refused))

@@ -126,7 +126,7 @@ def cluster(
     """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf, ``properties``
     are system properties of the JVMs.
 
-    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, for nobody's benefit.
+    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, without a use.
     """
     with ExitStack() as stack:
         names = stack.enter_context(name_server(version, directory / "namesrv", properties=namesrv_properties))

@@ -134,7 +134,7 @@ def settings_of(config: StoreConfig) -> dict[str, object]:
 
 
 def as_java(record: Record) -> Event:
-    """A record in the words of ``Events.message``, as far as it says the same whoever serves it."""
+    """A record in the words of ``Events.message``, as far as it is the same from either server."""
     return {
         "body": decompress(record.body, record.sysflag),
         "properties": parse(record.properties),
@@ -330,7 +330,7 @@ async def ternmq_serves_and_adds(directory: Directory) -> None:
         }
         await arrived(consumer, {b"delayed across"})
         pulled = await bodies_of(consumer, [TOPIC])
-        # I1: whoever delivered it, it was delivered once.
+        # I1: it was delivered once, by either server.
         delayed = Counter(body for body in pulled.values() if body.startswith(b"delayed"))
         assert Counter([b"delayed", b"delayed here", b"delayed there", b"delayed across"]) == delayed
         # What Java's consumer had committed at RocketMQ.

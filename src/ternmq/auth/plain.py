@@ -24,7 +24,7 @@ from ternmq.auth.audit import Audit, shown
 from ternmq.auth.guesses import Guesses
 from ternmq.env import Clock
 from ternmq.errors import NoPermission
-from ternmq.net.gate import Action, Caller, Need, Rule
+from ternmq.net.gate import Action, CallingPeer, Need, Rule
 from ternmq.wire.auth import ACCESS_KEY, SIGNATURE, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
@@ -64,7 +64,7 @@ class PlainAcl:
         self._audit = Audit(clock)
         self._guesses = Guesses(clock)
 
-    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
+    def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
         rules, ip = self.rules, caller.remote_ip
         if rules.is_white(ip):
             caller.access = None
@@ -86,7 +86,7 @@ class PlainAcl:
     # --- Who ---------------------------------------------------------------------------------------------------
 
     def _proved(
-        self, caller: Caller, request: Request[Any], fields: Fields, account: Account | None, key: str
+        self, caller: CallingPeer, request: Request[Any], fields: Fields, account: Account | None, key: str
     ) -> Account:
         """The account, if the request is signed with its secret."""
         if not key or SIGNATURE not in fields:
@@ -121,7 +121,7 @@ class PlainAcl:
     # --- May it ------------------------------------------------------------------------------------------------
 
     def _check_permission(
-        self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, account: Account
+        self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, account: Account
     ) -> None:
         what: tuple[object, ...] | None = None
         if rule.in_body is None:
@@ -147,12 +147,12 @@ class PlainAcl:
 
     # --- What is told ------------------------------------------------------------------------------------------
 
-    def _note_change(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, key: str) -> None:
+    def _note_change(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, key: str) -> None:
         if rule.action is Action.ADMIN and request.code not in _REGISTRATIONS:
             resources = ", ".join(f"{kind.value}:{shown(name)}" for _, (kind, name) in rule.needs(fields, request.body))
             self._audit.changed(key=key, address=caller.address, code=request.code, resources=resources)
 
-    def _denied(self, caller: Caller, request: Request[Any], kind: str, key: str, reason: str) -> NoPermission:
+    def _denied(self, caller: CallingPeer, request: Request[Any], kind: str, key: str, reason: str) -> NoPermission:
         self._audit.denied(
             kind=kind, key=key, ip=caller.remote_ip, address=caller.address, code=request.code, reason=reason
         )

@@ -55,7 +55,7 @@ from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.delay.levels import MARK as DELAY_MARK
 from ternmq.delay.levels import DelayLevels
-from ternmq.delay.progress import Progress as DelayProgress
+from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import RETRY_S as FILES_RETRY_S

@@ -1,19 +1,19 @@
-"""Frames: what stands on a connection, one after the other (B1, B5).
+"""Frames: the units that a connection carries, one after the other (B1, B5).
 
 ::
 
     4  bytes after this field = 4 + H + body
     4  top byte: form of the header (0 JSON, 1 binary); low 24 bits: H, its length
     H  header
-       body; none and an empty one are the same
+       body; a missing and an empty body are the same
 
-``FrameDecoder`` takes bytes as they arrive, in any pieces, and gives every complete request and response. A frame
-too long, a header longer than its frame or than 1 MiB, an unknown form or a header that cannot be read raises
-``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed. A frame
-that is not complete takes the memory of what has arrived of it, never of what its length announces.
+``FrameDecoder`` takes bytes as they arrive, split anywhere, and returns each complete request and response. A frame
+that is too long, a header longer than its frame or than 1 MiB, an unknown form or an unreadable header raises
+``RemoteProtocolError``: the position of the next frame is then unknown, so the connection must be closed. An
+incomplete frame takes as much memory as has arrived, never as much as its length announces.
 
-Bytes read are immutable, so the body of a request can be a view of them and live as long as somebody holds it:
-nothing is copied between the read and the store.
+Bytes read are immutable, so the body of a request is a view of them, valid as long as there is a reference to it:
+no copy is made between the read and the store.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ternmq.wire.header import (
 
 #: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-#: The largest limit that a server can be given, and what clients accept: the server alone decides. The first bytes of
-#: TLS and HTTP, taken for a length, are beyond it.
+#: The largest limit that a server can have. Clients accept this, since the limit of the server decides. The first bytes
+#: of TLS and HTTP, read as a length, are above it.
 FRAME_BYTES_LIMIT: Final = 256 * 1024 * 1024
 #: The longest header that is written or read. The longest that a client has reason to send holds 32 KiB of
 #: properties, six times as long where JSON escapes them. A header of the 16 MiB that its length field allows could have
@@ -67,14 +67,14 @@ class FrameDecoder:
         """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``)."""
         self._bytes_max = bytes_max
         self._decode = _decode_header if typed else _decode_fields
-        # Pieces of a frame that is not complete; joined only once it is, so a large body is copied once.
+        # Pieces of an incomplete frame. They are joined when it is complete, so that a large body is copied once.
         self._kept: list[bytes | bytearray] = []
         #: How much of it has arrived; 0 between two frames.
         self.kept_bytes = 0
         self._wanted_bytes = 0
 
     def feed(self, data: bytes) -> list[Request[Any] | Response]:
-        """Return all that is complete now; keep the rest for the next call."""
+        """Return all complete commands; keep the rest for the next call."""
         if self._kept:
             self._append(data)
             if self.kept_bytes < self._wanted_bytes:
@@ -113,7 +113,7 @@ class FrameDecoder:
         rest = data[at:] if at else data
         self._kept.append(rest)
         self.kept_bytes = end - at
-        # Enough to see the lengths, then enough for the whole frame.
+        # First enough for the lengths, then enough for the whole frame.
         self._wanted_bytes = 8 if self.kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
 
     def _append(self, data: bytes) -> None:
@@ -128,9 +128,9 @@ class FrameDecoder:
 
 
 def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, int]:
-    """The response whose frame begins at a place, and where the frame ends; None while ``data`` ends before it does.
+    """The response whose frame begins at ``at``, and the end of the frame; None while ``data`` ends before it.
 
-    For one who reads into a buffer of his own: the body is a view of that buffer, and nothing is copied.
+    For callers that read into their own buffer: the body is a view of that buffer, without a copy.
     """
     if end - at < 8:
         return None, at + 8
@@ -145,7 +145,7 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
     body_at = at + 8 + header_bytes
     command = _decode_header(header_field >> 24, bytes(view[at + 8 : body_at]))
     if not command.flag & FLAG_RESPONSE:
-        raise RemoteProtocolError(f"a request of code {command.code} came where only responses are expected")
+        raise RemoteProtocolError(f"received a request of code {command.code} where only responses are expected")
     return _response(command, view[body_at:frame_end]), frame_end
 
 
@@ -173,7 +173,7 @@ def _response(command: Request[Any], body: memoryview) -> Response:
 
 
 def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
-    """The error for the first eight bytes of a frame that cannot be one."""
+    """The error for eight bytes that cannot be the start of a frame."""
     if start.startswith(_TLS_HANDSHAKE):
         return RemoteProtocolError(
             "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
@@ -219,7 +219,7 @@ def encode_request(
 
 
 def encode_reply(request: Request[Any], reply: Reply, *, bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
-    """The buffers of the response to ``request``, in the form in which it was asked. Raises as ``encode_request``."""
+    """The buffers of the response to ``request``, in the header form of the request. Raises as ``encode_request``."""
     fields = reply.header.to_fields() if reply.header is not None else {}
     encode = encode_binary if request.serial == BINARY else encode_json
     if reply.header is None and reply.code != Reply.SUCCESS:

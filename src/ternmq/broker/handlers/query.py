@@ -9,13 +9,14 @@ from typing import Final
 
 from ternmq.broker.flow import QUERY
 from ternmq.errors import NotFound, StoreError, SystemFailure
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Access, Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.cold import THREADS
 from ternmq.store.read.query import QUERY_BYTES_MAX, KeySearch, QueryResult
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
+from ternmq.wire.record import unpack_record
 from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
 
 #: A unique key has few messages (its retries); RocketMQ asks for this many whatever the client says.
@@ -34,20 +35,20 @@ class QueryHandlers:
             RequestCode.QUERY_MESSAGE: Route(self.query, QUERY, Rule(Action.SUB, topic="topic"), takes_body=False),
         }
 
-    def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
+    def view(self, peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
         """One record, by the log offset in its offset id."""
         log_offset = request.fields.log_offset
         cold = self._store.cold.record(log_offset)
         if cold is not None:
-            return self._view_cold(log_offset, cold)
-        return _viewed(self._store.record_at(log_offset), log_offset)
+            return self._view_cold(log_offset, cold, peer.access)
+        return _viewed(self._store.record_at(log_offset), log_offset, peer.access)
 
     async def record(self, log_offset: int) -> memoryview | None:
         """One record, by its log offset; on another thread if it is old."""
         return await self._record(log_offset, self._store.cold.record(log_offset))
 
-    async def _view_cold(self, log_offset: int, cold: Future[bytes | None]) -> Reply:
-        return _viewed(await self._record(log_offset, cold), log_offset)
+    async def _view_cold(self, log_offset: int, cold: Future[bytes | None], access: Access | None) -> Reply:
+        return _viewed(await self._record(log_offset, cold), log_offset, access)
 
     def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply | Awaitable[Reply]:
         """Records by key or unique key within a span of store time; the index may find too much, the client checks."""
@@ -99,9 +100,11 @@ class QueryHandlers:
         )
 
 
-def _viewed(record: memoryview | None, log_offset: int) -> Reply:
+def _viewed(record: memoryview | None, log_offset: int, access: Access | None) -> Reply:
     if record is None:
         raise SystemFailure(
             f"can not find message by the offset, {log_offset}: it was deleted, or belongs to another broker"
         )
+    if access is not None:
+        check_record(access, unpack_record(record).topic)
     return Reply(body=record)

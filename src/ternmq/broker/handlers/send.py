@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from ternmq import names
@@ -37,7 +38,7 @@ from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
 from ternmq.message import TIMER_DONE, TIMER_PROPERTIES, Property
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
@@ -196,11 +197,13 @@ class SendHandlers:
             return None
         return reply
 
-    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
+    def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
         if not self._writable:
             raise NoPermission("this broker is read-only; set brokerPermission to 6")
-        later = self._retries.send_back(request.fields, version=request.version)
+        access, header = peer.access, request.fields
+        check_topic = partial(check_record, access, group=header.group) if access is not None else None
+        later = self._retries.send_back(header, version=request.version, check_topic=check_topic)
         return Reply() if later is None else _when_stored(later)
 
     # --- For replies of request–reply (E7) ----------------------------------------------------------------------

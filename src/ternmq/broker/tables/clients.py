@@ -201,9 +201,9 @@ class Clients:
         self._producer_groups: dict[Connection, dict[str, None]] = {}
         self._consumer_groups: dict[Connection, dict[str, None]] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
-        self.on_members: Callable[[str], None] = _tell_nobody
+        self.on_members: Callable[[str], None] = _report_nothing
         #: Called with a consumer group whose last member has left.
-        self.on_empty: Callable[[str], None] = _tell_nobody
+        self.on_empty: Callable[[str], None] = _report_nothing
 
     # --- What clients say --------------------------------------------------------------------------------------
 
@@ -421,5 +421,5 @@ def _discard(groups: dict[Connection, dict[str, None]], peer: Connection, group:
             del groups[peer]
 
 
-def _tell_nobody(group: str) -> None:
+def _report_nothing(group: str) -> None:
     """Before the assembly sets ``on_members`` and ``on_empty``."""

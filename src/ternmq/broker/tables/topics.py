@@ -70,7 +70,7 @@ class Topics:
         self._own_count = 0
         self.data_version = DataVersion()
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
-        self.on_change: Callable[[TopicConfig | None], None] = _tell_nobody
+        self.on_change: Callable[[TopicConfig | None], None] = _report_nothing
 
     def load(self) -> None:
         """Read the file and add what the system needs; raises ``CorruptFile`` if file and backup are unreadable."""
@@ -266,5 +266,5 @@ def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Ite
     yield names.OP_HALF_TOPIC, (1, read_write)
 
 
-def _tell_nobody(config: TopicConfig | None) -> None:
+def _report_nothing(config: TopicConfig | None) -> None:
     """Before the assembly sets ``on_change``."""

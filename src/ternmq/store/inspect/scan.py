@@ -82,7 +82,7 @@ class LogScan:
         self._next_data = next_data or _same
         self._size = log.segment_bytes
         self._lead = log.lead
-        self._progress = progress or _tell_nobody
+        self._progress = progress or _report_nothing
         self._starts = log.starts
         self._begin = log_offset if log_offset is not None else log.begin
         #: Log offset behind the last whole record, or behind the blank of the last segment.
@@ -238,5 +238,5 @@ def _same(log_offset: int) -> int:
     return log_offset
 
 
-def _tell_nobody(_: int) -> None:
+def _report_nothing(_: int) -> None:
     """Nobody looks at the progress."""
