@@ -249,7 +249,4 @@ UNKEPT: Final = {
     "transactionCheckInterval": Instead(_NO_TRANSACTIONS),
     "transactionCheckMax": Instead(_NO_TRANSACTIONS),
     "transactionTimeOut": Instead(_NO_TRANSACTIONS),
-    "tls.test.mode.enable": Instead(
-        "no certificate is made at the start: set tls.server.certPath; `tern certs dev` makes one", _OFF
-    ),
 }

@@ -263,6 +263,7 @@ def test_the_file_that_certs_dev_makes_is_complete(
     ("settings", "sentence"),
     [
         ({"tls_server_mode": TlsMode.ENFORCING}, r"needs tls\.server\.certPath"),
+        ({"tls_server_mode": TlsMode.ENFORCING, "tls_test_mode_enable": True}, "is not supported"),
         (
             {
                 "tls_server_mode": TlsMode.ENFORCING,

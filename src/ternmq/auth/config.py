@@ -34,6 +34,8 @@ class AccessConfig(Limits):
     tls_config_file: Path | None = None
     #: RocketMQ's default is permissive, with a certificate that it makes for itself.
     tls_server_mode: TlsMode = TlsMode.DISABLED
+    #: Whether RocketMQ makes a certificate for itself, which is not supported here.
+    tls_test_mode_enable: bool = False
     #: In PEM form. The files are looked at again every ``aclReloadInterval``.
     tls_server_cert_path: Path | None = None
     tls_server_key_path: Path | None = None
@@ -61,6 +63,11 @@ class AccessConfig(Limits):
                 raise ConfigError(f"invalid authValidators {name!r}: expected module:factory")
 
         if self.tls_server_mode is not TlsMode.DISABLED:
+            if self.tls_test_mode_enable:
+                raise ConfigError(
+                    "tls.test.mode.enable=true is not supported: set it to false, with tls.server.certPath and "
+                    "tls.server.keyPath; `tern certs dev` makes certificates for development"
+                )
             if self.tls_server_cert_path is None or self.tls_server_key_path is None:
                 raise ConfigError(
                     f"tls.server.mode={self.tls_server_mode.value} needs tls.server.certPath and tls.server.keyPath; "

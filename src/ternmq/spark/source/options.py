@@ -24,6 +24,7 @@ from ternmq.filter.sql import check as check_sql
 from ternmq.filter.tags import TagFilter
 from ternmq.message import MessageQueue
 from ternmq.names import check_group, check_topic
+from ternmq.net.tls import TlsConfig
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -266,6 +267,10 @@ SOURCE_OPTIONS: Final = (
     "accessKey",
     "secretKey",
     "securityToken",
+    "tls",
+    "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
     "namespace",
     "topic",
     "topics",
@@ -303,11 +308,23 @@ def client_of(texts: OptionTexts) -> ClientConfig:
             access_key=texts.text("accessKey"),
             secret_key=texts.text("secretKey"),
             security_token=texts.text("securityToken"),
+            tls=_tls(texts),
         )
     except ConfigError as error:
         if texts.has("nameServers") or "name server" not in str(error):
             raise
         raise ConfigError("no name server is configured; set the option nameServers ('host:9876')") from None
+
+
+def _tls(texts: OptionTexts) -> TlsConfig | bool | None:
+    """Files are read where connections are made: on the driver and on executors."""
+    if not texts.has("tls"):
+        return None
+    if not texts.flag("tls", default=False):
+        return False
+    return TlsConfig(
+        ca_file=texts.text("tlsCaFile"), cert_file=texts.text("tlsCertFile"), key_file=texts.text("tlsKeyFile")
+    )
 
 
 def name_servers(texts: OptionTexts) -> str:
