@@ -64,8 +64,8 @@ def bench_flush(directory: Path) -> None:
 async def flush_beside_bare(root: Path, senders: int) -> tuple[float, float, float]:
     """Messages and syncs per second, and rounds per second of a bare loop; interleaved, since the disk is shared."""
     config = StoreConfig(store_path_root_dir=root, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    store = MessageStore(config, store_host=HOST, clock=SystemClock())
-    store.open(asyncio.get_running_loop().call_soon_threadsafe)
+    loop = asyncio.get_running_loop()
+    store = MessageStore.open(config, store_host=HOST, clock=SystemClock(), notify=loop.call_soon_threadsafe)
     sending = Sending(store, senders)
     rounds = 0
     path = root.with_name("bare")
@@ -136,7 +136,7 @@ class Sending:
 
 def bench_recovery(root: Path, messages: int) -> None:
     config = StoreConfig(store_path_root_dir=root)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         for number in range(messages):
             store.put(draft(number))
         log_bytes = store.written
@@ -152,7 +152,7 @@ def bench_recovery(root: Path, messages: int) -> None:
         print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
 
     def recover(config: StoreConfig) -> None:
-        with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False):
+        with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False):
             pass
 
     told("sequential read", lambda: read_log(root / "commitlog", log_bytes))

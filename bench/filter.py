@@ -120,13 +120,12 @@ def drained(store: MessageStore, wanted: Wanted, passed: int) -> int:
 
 def stored(root: Path, count: int, *, table: Filters | None, differ: bool = False) -> tuple[MessageStore, float]:
     """A store with the messages, with Bloom maps if there is a table; and its puts a second."""
-    store = MessageStore(
+    store = MessageStore.open(
         StoreConfig(store_path_root_dir=root, enable_consume_queue_ext=table is not None),
         store_host=HOST,
         clock=SystemClock(),
+        bits=table.bits if table is not None else None,
     )
-    store.bits = table.bits if table is not None else None
-    store.open()
     time.sleep(0.002)  # maps count from the millisecond after the filter's birth
     drafts = [Draft("orders", 0, b"x" * 128, properties(number, differ=differ), 1, HOST) for number in range(count)]
     began = time.thread_time()

@@ -64,11 +64,11 @@ def puts_per_second(store: MessageStore, queues: int, *, first: int, count: int)
 
 def put_into_queues(root: Path, count: int) -> None:
     config = StoreConfig(store_path_root_dir=root / "one")
-    with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
         one = puts_per_second(store, 1, first=0, count=count // 4)
     print(f"     1 queue         {1e6 / one:5.2f} µs CPU a put")
     config = StoreConfig(store_path_root_dir=root / "many")
-    with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
         before_mb, before = status("RssAnon"), descriptors()
         for phase, title in enumerate(("new", "old")):
             many = puts_per_second(store, QUEUES, first=phase * count, count=count)
@@ -77,19 +77,19 @@ def put_into_queues(root: Path, count: int) -> None:
             f"                     {status('RssAnon') - before_mb} MB of memory, {descriptors() - before} descriptors"
         )
     began = time.perf_counter()
-    with MessageStore(config, store_host=HOST, clock=SystemClock()):
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()):
         print(f"                     opened in {time.perf_counter() - began:.2f} s")
 
 
 def open_many_segments(root: Path) -> None:
     config = StoreConfig(store_path_root_dir=root, mapped_file_size_commit_log=64 * 1024, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         while store.written < SEGMENTS * 64 * 1024:
             store.put(Draft("many", 0, b"x" * 30_000, "", 1, HOST))
             store.flush_now()
     before = descriptors()
     began = time.perf_counter()
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         opened_s = time.perf_counter() - began
         at_start = mappings(root)
         end = store.max_offset("many", 0)

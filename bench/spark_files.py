@@ -42,7 +42,7 @@ def write_store(root: Path, rows: int) -> int:
     """A store of ``rows`` messages; returns the bytes of its log."""
     host = pack_host("127.0.0.1", 10911)
     config = StoreConfig(store_path_root_dir=root, mapped_file_size_commit_log=SEGMENT_BYTES)
-    with MessageStore(config, store_host=host, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=host, clock=SystemClock()) as store:
         for number in range(rows // BATCH):
             keys = (f"KEYS\x01order-{number * BATCH + each}\x02".encode() + PROPERTIES for each in range(BATCH))
             drafts = [(0, BODY, properties) for properties in keys]

@@ -67,7 +67,7 @@ def main() -> None:
     per_round = 256  # drafts are made just before, as a broker does, so that they are in the cache
     with tempfile.TemporaryDirectory() as directory:
         config = StoreConfig(store_path_root_dir=Path(directory))
-        with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+        with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
 
             def put_all(batch: list[Draft]) -> None:
                 put = store.put

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ternmq.errors import CorruptFile, TableUnsaved
-from ternmq.files import Chores, Encode, SystemFiles, TableFile, TableFiles, Work
+from ternmq.files import Chores, Encode, HeldBack, SystemFiles, TableFile, TableFiles, Work, do_now
 
 
 def decode(data: bytes) -> Any:
@@ -250,3 +250,16 @@ def test_a_chore_that_fails_does_not_stop_the_next(tmp_path: Path, caplog: pytes
 
     assert "a background task failed" in caplog.text
     assert (tmp_path / "a.json").read_bytes() == b"1"
+
+
+def test_work_that_is_held_back_is_done_in_order_once_it_may_begin() -> None:
+    """C7: a broker writes its tables when its store is open, not before."""
+    done: list[str] = []
+    chores = HeldBack()
+    for name in ("first", "second"):
+        chores(lambda name=name: done.append(name))  # type: ignore[misc]
+    assert [] == done
+    chores.begin(do_now)
+    assert ["first", "second"] == done
+    chores(lambda: done.append("third"))
+    assert ["first", "second", "third"] == done

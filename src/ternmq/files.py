@@ -70,6 +70,25 @@ class Chores:
         self._pool.submit(_logged, work)
 
 
+class HeldBack:
+    """Chores that begin later: work that is handed in before ``begin`` waits until then, or is never done."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Work] = []
+        self._chores: Callable[[Work], None] = self._waiting.append
+
+    def __call__(self, work: Work) -> None:
+        """Have ``work`` done after ``begin``, in the order of the calls."""
+        self._chores(work)
+
+    def begin(self, chores: Callable[[Work], None]) -> None:
+        """Let ``chores`` do what waits, and all that comes."""
+        self._chores = chores
+        for work in self._waiting:
+            chores(work)
+        self._waiting.clear()
+
+
 class Files(Protocol):
     """The operations of a file system that table files need. Errors are ``OSError``."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -299,3 +300,10 @@ async def test_a_validator_that_cannot_be_made_stops_the_start(tmp_path: Path, n
 def test_validators_are_named_by_module_and_factory() -> None:
     with pytest.raises(ConfigError, match="expected module:factory"):
         BrokerConfig(auth_validators="os.system('x')")
+
+
+async def test_security_is_not_changed_while_a_broker_runs(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as broker:
+        for change in ({"acl_enable": False}, {"acl_path": tmp_path}, {"auth_validators": "a:b"}, {"tls_enable": True}):
+            with pytest.raises(ConfigError, match="restart it"):
+                broker.apply(dataclasses.replace(broker.config, **change))

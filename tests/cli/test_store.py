@@ -263,7 +263,7 @@ def test_settings_come_from_the_broker_s_file_too(root: Path, tmp_path: Path) ->
 def test_a_store_that_may_only_be_read_is_looked_at(tmp_path: Path) -> None:
     """C11: on a read-only file system, or as another user."""
     config = small_config(tmp_path / "store")
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), threads=False) as store:
         store.put(draft())
     for path in (tmp_path / "store").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -61,8 +61,7 @@ class World:
         self._tasks = Tasks()
 
     def start(self) -> None:
-        self.store = MessageStore(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        self.store.open()
+        self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         file = TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files)
         self.progress = DelayProgress(file, self.store, self.clock)
         self.progress.load()

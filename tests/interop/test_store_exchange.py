@@ -112,7 +112,7 @@ class Directory:
 
     def store(self, store_host: str = "127.0.0.1") -> MessageStore:
         """The directory without a broker around it."""
-        return MessageStore(self.config, store_host=pack_host(store_host, self.port), clock=SystemClock())
+        return MessageStore.open(self.config, store_host=pack_host(store_host, self.port), clock=SystemClock())
 
 
 @pytest.fixture(params=jvm.VERSIONS)
@@ -260,7 +260,7 @@ async def rocketmq_serves_and_adds(directory: Directory, hidden: dict[str, bytes
     keys = {"k0": 1, "k499": 1, "b9": 1, "large": 1, "v6": 2, "packed": 3}
     async with directory.in_rocketmq() as broker:
         with pytest.raises(StoreLocked):
-            directory.store().open()
+            directory.store()
 
         served, found = await asyncio.gather(
             drained(directory), java.query(names, topic=TOPIC, keys=[*keys], ids=[*hidden])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -115,3 +115,9 @@ class AccessConfig(Limits):
     @property
     def validator_names(self) -> list[str]:
         return [name.strip() for name in self.auth_validators.split(",") if name.strip()]
+
+
+#: The settings of access control and TLS.
+SECURITY: Final = tuple(
+    one.name for one in fields(AccessConfig) if one.name not in {limit.name for limit in fields(Limits)}
+)

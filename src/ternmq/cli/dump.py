@@ -54,11 +54,11 @@ def dump(
 
         tern store dump ternmq-data/broker-a --key order-4711 --json
     """
-    from ternmq.store.inspect.dump import Wanted, records
+    from ternmq.store.inspect.dump import RecordChoice, records
     from ternmq.store.inspect.view import StoreView
 
     view = StoreView(directory, config_of(settings, config))
-    wanted = Wanted(topic=topic, queue_id=queue, from_offset=from_offset, key=key, count_max=count)
+    wanted = RecordChoice(topic=topic, queue_id=queue, from_offset=from_offset, key=key, count_max=count)
     total_bytes = len(view.log.starts) * view.sizes.segment
     output = Output(as_json=as_json)
     with progress_bar("read") as tell:

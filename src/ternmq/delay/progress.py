@@ -63,11 +63,11 @@ class DelayProgress:
         counter, state = self._version.counter + 1, self._version.state_version or 0
         self._version = DataVersion(counter=counter, timestamp=self._clock.now_ms(), state_version=state)
         copy = partial(encode, self.body())
-        flushed = self._store.flushed
+        safe = self._store.safe
         if self._ticket is not None:
             # One that still waits for a slow disk is out of date now.
-            flushed.forget(self._ticket)
-        self._ticket = flushed.call_when(self._log_end, lambda: self._file.save(lambda: copy))
+            safe.forget(self._ticket)
+        self._ticket = safe.call_when(self._log_end, lambda: self._file.save(lambda: copy))
 
     def body(self) -> DelayOffsets:
         """The table in its wire form, as it is now (for the file, and for slaves)."""

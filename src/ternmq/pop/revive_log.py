@@ -25,7 +25,7 @@ from ternmq import names
 from ternmq.errors import CorruptRecord, RemoteProtocolError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
-from ternmq.store.durable.watermark import Watermark
+from ternmq.store.durable.safety import Lowest
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.cold import ColdReads
 from ternmq.store.read.query import GetResult, GetStatus
@@ -54,7 +54,7 @@ _INT_BITS: Final = 32
 _BODY_BYTES_MAX: Final = 16 * 1024
 
 
-class Store(Protocol):
+class PopStore(Protocol):
     """What pop needs of the message store."""
 
     def put(self, draft: Draft) -> Placed: ...
@@ -66,7 +66,7 @@ class Store(Protocol):
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
     @property
-    def flushed(self) -> Watermark: ...
+    def safe(self) -> Lowest: ...
 
     @property
     def cold(self) -> ColdReads: ...
@@ -74,7 +74,7 @@ class Store(Protocol):
     def flush_now(self) -> None: ...
 
 
-class Offsets(Protocol):
+class PopOffsets(Protocol):
     """What pop needs of the groups' offsets; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
@@ -87,8 +87,8 @@ class ReviveLog:
 
     def __init__(
         self,
-        store: Store,
-        offsets: Offsets,
+        store: PopStore,
+        offsets: PopOffsets,
         *,
         topic: str,
         queues: int,
@@ -106,6 +106,11 @@ class ReviveLog:
         self._carry_records = carry_records
         self._queues = [_ReviveQueue(queue_id) for queue_id in range(queues)]
         self._turn = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The term is over: what becomes safe from now on is not noted as done any more."""
+        self._is_stopped = True
 
     def next_queue_id(self) -> int:
         """The queue for the next check point: each in turn."""
@@ -173,8 +178,8 @@ class ReviveLog:
     def advance(self, revive_queue_id: int) -> None:
         """A check point has ended: note how far its queue is done with."""
         queue = self._queues[revive_queue_id % len(self._queues)]
-        flushed = self._store.flushed
-        done = queue.window.advance(flushed.value)
+        safe = self._store.safe
+        done = queue.window.advance(safe.value)
         waiting = queue.check_points
         while waiting and waiting[0][1].is_over:
             waiting.popleft()
@@ -185,7 +190,7 @@ class ReviveLog:
         waits_for = queue.window.waits_for
         if waits_for is not None and not queue.is_waiting:
             queue.is_waiting = True
-            flushed.call_when(waits_for, partial(self._flushed, queue))
+            safe.call_when(waits_for, partial(self._safe, queue))
 
     def fold(self, check_points: CheckPoints) -> list[CheckPoint]:
         """Read what was appended before this broker started, and later by others. To be called before anything else.
@@ -233,14 +238,15 @@ class ReviveLog:
                 born_host=self._store_host,
             )
         )
-        # What somebody else put here before must be read first.
+        # What others put here before must be read first.
         if queue.position == placed.queue_offset:
             queue.position = placed.queue_offset + 1
         return placed
 
-    def _flushed(self, queue: _ReviveQueue) -> None:
+    def _safe(self, queue: _ReviveQueue) -> None:
         queue.is_waiting = False
-        self.advance(queue.queue_id)
+        if not self._is_stopped:
+            self.advance(queue.queue_id)
 
     def _records(self, queue: _ReviveQueue) -> Iterator[Record]:
         while True:
@@ -309,7 +315,7 @@ class _ReviveQueue:
         self.check_points: deque[tuple[int, CheckPoint]] = deque()
         #: Queue offset of the next record to fold; what this broker appends itself it need not read.
         self.position = -1
-        #: Whether somebody will look at the window when the disk has more.
+        #: Whether the window is looked at when the disk has more.
         self.is_waiting = False
 
 

@@ -151,9 +151,9 @@ unpack_head: Final = _HEAD.unpack_from
 unpack_place: Final = struct.Struct(">i16xq").unpack_from
 #: magic sysflag body_bytes: gives the position of the properties in a record with IPv4 hosts.
 _unpack_lengths: Final = struct.Struct(">4xi28xi44xi").unpack_from
-#: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times, half)
-#: body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
-unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq20xi").unpack_from
+#: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times)
+#: prepared_offset body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
+unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq12xqi").unpack_from
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _INT_LONG: Final = struct.Struct(">iq")

@@ -8,7 +8,7 @@ consecutive queue offsets are one *run*: the first queue offset, and the contigu
 over the key's characters times powers of 31, modulo 2³²; for keys of one length that is the product of a matrix and a
 vector. Keys that are not ASCII are hashed one by one.
 
-Both give what ``Dispatcher.refold`` would, which tests compare.
+Both give what ``Dispatcher.fold`` would, which tests compare.
 """
 
 from __future__ import annotations

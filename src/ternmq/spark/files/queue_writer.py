@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ternmq.spark.files.queues import ENTRIES
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
@@ -23,8 +23,6 @@ class QueueWriter:
 
     def __init__(self, directory: Path, *, file_bytes: int) -> None:
         self._queues = ConsumeQueues(FileDisk(), directory, file_bytes=file_bytes)
-        # There is no put that could be refused later: a full disk ends the work at once.
-        self._queues.on_trouble = _raise
 
     def add(self, topic: str, queue_id: int, queue_offset: int, data: bytes) -> None:
         """Add the next run of a queue: its first queue offset, and its entries."""
@@ -43,7 +41,3 @@ class QueueWriter:
         """Sync all files; returns the queues."""
         self._queues.close()
         return list(self._queues.table)
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -107,7 +107,7 @@ def _all_queues(left: StoreView, right: StoreView) -> Iterator[Difference]:
         ours, theirs = left.queues.table.get(key), right.queues.table.get(key)
         if ours is None or theirs is None:
             present = ours or theirs
-            # RocketMQ makes a directory for each queue that somebody asks for.
+            # RocketMQ makes a directory for each queue that a client asks for.
             if present is not None and present.next_offset:
                 yield Difference("queue", name, f"is only in {(left if ours is not None else right).root}")
             continue
@@ -174,4 +174,4 @@ def _changed(ours: Any, theirs: Any) -> str:
 
 
 def _report_nothing(_done: int, _total: int) -> None:
-    """Nobody looks at the progress."""
+    """Progress is not shown."""

@@ -36,7 +36,7 @@ from ternmq.wire.record import (
 )
 
 #: Told how many bytes of the log are done, now and then.
-Progress = Callable[[int], object]
+OnScanned = Callable[[int], object]
 
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
@@ -75,7 +75,7 @@ class LogScan:
         log_offset: int | None = None,
         *,
         next_data: Callable[[int], int] | None = None,
-        progress: Progress | None = None,
+        progress: OnScanned | None = None,
     ) -> None:
         """``next_data`` tells where in its segment the file goes on behind a hole: a GiB of zeros is long."""
         self._log = log
@@ -234,9 +234,9 @@ def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:
 
 
 def _same(log_offset: int) -> int:
-    """Nobody knows of holes."""
+    """No holes are known."""
     return log_offset
 
 
 def _report_nothing(_: int) -> None:
-    """Nobody looks at the progress."""
+    """Progress is not shown."""
