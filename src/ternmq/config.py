@@ -100,9 +100,17 @@ class Settings:
 
     @classmethod
     def gather(
-        cls, *, files: Sequence[Path | str] = (), env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+        cls,
+        *,
+        files: Sequence[Path | str] = (),
+        env: Mapping[str, str] | None = None,
+        flags: Sequence[str] = (),
+        includes: bool = True,
     ) -> Settings:
-        """Read files, then the environment, then flags (``key=value``); values are not checked yet."""
+        """Read files, then the environment, then flags (``key=value``); values are not checked yet.
+
+        ``includes``: whether to read the file that a setting names (``tls.config.file``); never for remote callers.
+        """
         given: list[Setting] = []
         if env and env.get(ENV_NAME_SERVERS):
             place = f"environment variable {ENV_NAME_SERVERS}"
@@ -118,7 +126,7 @@ class Settings:
             if not equals or not _KEY.match(key.strip()):
                 raise ConfigError(f"invalid --set {flag!r}: expected --set key=value")
             given.append(_sectioned(key.strip(), value.strip(), "--set"))
-        return cls(_with_tls_file(given))
+        return cls(_with_tls_file(given) if includes else given)
 
     def build(self, kind: type[T]) -> T:
         """The config object of one component; settings that it does not know are ignored."""

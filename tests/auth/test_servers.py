@@ -307,3 +307,22 @@ async def test_security_is_not_changed_while_a_broker_runs(tmp_path: Path) -> No
         for change in ({"acl_enable": False}, {"acl_path": tmp_path}, {"auth_validators": "a:b"}, {"tls_enable": True}):
             with pytest.raises(ConfigError, match="restart it"):
                 broker.apply(dataclasses.replace(broker.config, **change))
+
+
+@pytest.mark.parametrize(
+    "line", ["tls.config.file=/etc/passwd", "tls.server.keyPassword=secret-of-a-key", "aclEnable=false", "aclPath=/tmp"]
+)
+async def test_settings_of_security_cannot_be_changed_by_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    """Not even by an admin, whose request must not make the server read files, or log a password."""
+    conf = acl_in(tmp_path / "conf")
+    config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", acl_enable=True, acl_path=conf)
+    caplog.set_level(logging.DEBUG)
+    async with NameServer(config) as name_server, dialled(f"127.0.0.1:{name_server.port}", BOSS) as boss:
+        refused = await boss.call(Code.UPDATE_NAMESRV_CONFIG, None, line.encode())
+        changed = await boss.call(Code.UPDATE_NAMESRV_CONFIG, None, b"orderMessageEnable=true")
+
+    assert (DENIED, OK) == (refused.code, changed.code)
+    assert "cannot be changed at run time" in (refused.remark or "")
+    assert "secret-of" not in caplog.text
