@@ -30,6 +30,7 @@ from ternmq.net.tls import ClientAuth, TlsConfig, TlsMode
 from ternmq.wire.codes import RequestCode as Code
 from tests.auth.certificates import Certificates
 from tests.broker import calls
+from tests.cli.conftest import tern
 
 
 @pytest.fixture(scope="module")
@@ -336,3 +337,29 @@ def test_clients_take_tls_from_the_environment(certificates: Certificates, monke
     monkeypatch.setenv("TERNMQ_TLS", "maybe")
     with pytest.raises(ConfigError, match="expected true or false"):
         ClientConfig("a:1")
+
+
+# --- tern certs dev -------------------------------------------------------------------------------------------------
+
+
+def test_certificates_are_made_by_the_program_and_never_overwritten(tmp_path: Path) -> None:
+    """N2: keys are for their owner only, and the certificate has the addresses that were asked for."""
+    directory = tmp_path / "certs"
+    arguments = ("certs", "dev", "--dir", str(directory), "--host", "10.0.0.1", "--host", "broker.example", "--json")
+
+    made, again = tern(*arguments), tern(*arguments)
+    days, host = tern(*arguments[:4], "--days", "0"), tern("certs", "dev", "--dir", str(tmp_path / "x"), "--host", "ü")
+
+    assert 0 == made.returncode, made.stderr
+    assert {0o600} == {(directory / name).stat().st_mode & 0o777 for name in ("server.key", "client.key")}
+    text = subprocess.run(
+        ["openssl", "x509", "-in", str(directory / "server.pem"), "-noout", "-ext", "subjectAltName"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in ("10.0.0.1", "broker.example", "127.0.0.1", "localhost"):
+        assert name in text
+    for refused, sentence in ((again, "exists already"), (days, "invalid --days 0"), (host, "invalid --host")):
+        assert 1 == refused.returncode
+        assert sentence in refused.stderr
