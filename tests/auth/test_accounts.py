@@ -68,7 +68,7 @@ def test_nothing_is_allowed_by_default() -> None:
 
 
 def test_an_admin_may_do_all_unless_its_account_names_topics_or_groups() -> None:
-    """As in RocketMQ: it is asked like any other then, except for what needs an admin."""
+    """As in RocketMQ: its permissions apply then, except to what needs an admin."""
     free, named = account(is_admin=True), account(is_admin=True, topics={"orders": PUB})
 
     assert free.allows(topic(Action.SUB, "x"))

@@ -69,7 +69,7 @@ def test_a_file_of_rocketmq_is_read() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"# nothing\n", b"---\n", b"accounts:\n", b"accounts: []\n", b"{}", b"\xef\xbb\xbf"]
 )
-def test_a_file_without_accounts_admits_no_one(data: bytes) -> None:
+def test_a_file_without_accounts_admits_no_client(data: bytes) -> None:
     file = acl_file.read(data)
 
     assert ((), ()) == (file.accounts, file.white)

@@ -45,7 +45,7 @@ def test_of_two_files_with_one_key_the_default_file_counts(tmp_path: Path, defau
     assert "some-secret" == AclFiles(tmp_path).load().accounts["first-key"].secret_key
 
 
-def test_a_first_start_makes_a_file_that_admits_no_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_first_start_makes_a_file_that_admits_no_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert {} == AclFiles(tmp_path).load().accounts
     assert 0o600 == (tmp_path / "plain_acl.yml").stat().st_mode & 0o777
     assert "all requests are refused until you add one" in caplog.text

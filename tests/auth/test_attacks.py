@@ -44,7 +44,7 @@ from tests.manual_clock import ManualClock
 
 #: May use orders and billing, and nothing else.
 USER: Final = Credentials("user-key", "secret-of-the-user")
-#: The same, and is an admin: with topics and groups of its own it is asked for permissions like others.
+#: The same, and is an admin: as it lists topics and groups, its permissions apply.
 ADMIN: Final = Credentials("admin-key", "secret-of-the-admin")
 NOTHING: Final = Credentials("nothing-key", "secret-of-nothing")
 ACCOUNTS: Final = """\

@@ -1,8 +1,8 @@
 """Accounts and what they may do (N1): the rules of RocketMQ's plain ACL, as values.
 
 A permission is DENY, PUB, SUB or both. An account has one for each topic and group that it names, and defaults for all
-others. An ``admin`` may do all, unless it names topics or groups: then it is asked like everyone else, except for
-requests that only an admin may make. The defaults are DENY.
+others. An ``admin`` may do all, unless it names topics or groups: then its permissions apply as for any account,
+except to requests that only an admin may make. The defaults are DENY.
 
 Retries belong to their group (``net.gate``). So do dead letters here: the members of a group may read them, unless an
 entry for the topic says otherwise.

@@ -60,7 +60,7 @@ class AclFiles:
     def load(self) -> AccessRules:
         """Read all files. Raises ``ConfigError`` that names the file and what is wrong with it."""
         if not self._paths():
-            # As RocketMQ does. An empty file admits no one, which is safe.
+            # As RocketMQ does. A file without accounts admits no client, which is safe.
             try:
                 _replace(self.default_path, _NEW_FILE)
             except OSError as error:
@@ -227,7 +227,8 @@ def _replace(path: Path, data: bytes) -> None:
     with contextlib.suppress(FileNotFoundError):
         new.unlink()
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), mode) if hasattr(os, "fchmod") else None
+        if os.name == "posix":
+            os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -3,7 +3,7 @@
 Each failed signature takes one of the attempts that an address has for a key; one comes back every second. While none
 is left, requests with this key from this address are refused without a look at their signature, so that even the right
 guess is not found out. A connection that has proved the key before is not affected, and neither are other addresses:
-an attacker can keep others out only if he shares their address, and only while they connect anew.
+an attacker can lock out only clients with the same address, and only their new connections.
 
 Unknown keys are counted as one key, for each address. The table is bounded; the entry that was used longest ago is
 forgotten, which gives an attacker with ten thousand addresses new attempts.

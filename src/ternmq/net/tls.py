@@ -43,8 +43,8 @@ class TlsConfig:
         cert_file: The client's own certificate, for servers that ask for one, in PEM form.
         key_file: Its private key. Empty: it is in ``cert_file``, too.
         key_password: The password of the key, if it is encrypted.
-        verify: Whether the server's certificate is checked. Without this, anyone on the way can read and change
-            everything.
+        verify: Whether the server's certificate is checked. Otherwise an attacker between client and server can read
+            and change everything.
         check_hostname: Whether the certificate must be for the address that is connected to. Clients connect to brokers
             by the addresses in the routes, mostly IP addresses; certificates need those as alternative names.
     """
