@@ -95,7 +95,7 @@ async def measure(system: System, args: argparse.Namespace) -> dict[str, float]:
             plain.append(await sends(producer, system, lambda: Message("bench-plain", BODY), args.messages))
             later = timedelta(seconds=random.randrange(7_200, 14_400))
             delayed.append(
-                await sends(producer, system, lambda at=later: Message("bench-timed", BODY, delay=at), args.messages)
+                await sends(producer, system, partial(Message, "bench-timed", BODY, delay=later), args.messages)
             )
         late = await lateness(system, producer, args.due)
     rates = statistics.median(rate for rate, _ in plain), statistics.median(rate for rate, _ in delayed)
