@@ -104,7 +104,8 @@ class Delivery:
                 await self._sleep(wait_ms)
         finally:
             self._alarm.clear()
-            self._hand_over()
+            if not self._is_stopped:
+                self._hand_over()
 
     def _hand_over(self) -> None:
         """The broker stops: note for a RocketMQ that may get the directory what is delivered."""
