@@ -44,6 +44,12 @@ class Property:
     POP_CHECKPOINT: Final = "POP_CK"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
+    TRANSACTION_ID: Final = "__transactionId__"
+    TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+    TRANSACTION_PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+    CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    #: Ours: when the half of a transaction began to wait for a producer, if it was moved since (J2).
+    TRANSACTION_WAITS_SINCE: Final = "TERN_WAITS_SINCE"
     #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
     #: Ours: what is wrong with the record that a message sent back as a whole is a copy of (H1).

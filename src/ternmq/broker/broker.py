@@ -37,12 +37,14 @@ from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.handlers.slaves import SlaveHandlers
+from ternmq.broker.handlers.transaction import TransactionHandlers
 from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.services.holds import SCAN_S as HOLDS_SCAN_S
 from ternmq.broker.services.holds import Holds
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.popping import Popping
 from ternmq.broker.services.retry import Retries
+from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
 from ternmq.broker.tables.filters import Filters
@@ -68,6 +70,7 @@ from ternmq.store.derived.follower import Progress
 from ternmq.store.disk.base import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
+from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.frame import FRAME_BYTES_LIMIT
@@ -229,12 +232,24 @@ class Broker:
         delivered.load()
         stack.callback(delivered.save)
         delays = DelayLevels(store, delivered, clock=env.clock)
+        new_unique_key = UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next
+        transactions = TransactionService(
+            config=config,
+            store=store,
+            take_in=lambda draft: intake.store(draft),
+            offsets=tables.offsets,
+            topics=tables.topics,
+            clients=tables.clients,
+            clock=env.clock,
+            new_unique_key=new_unique_key,
+            host=store_host,
+        )
         intake = Intake(
             store,
             waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
             timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={DELAY_MARK: delays.redirect},
+            redirects={TRANSACTION_MARK: transactions.redirect, DELAY_MARK: delays.redirect},
         )
         stack.callback(intake.close)
         sends = SendHandlers(
@@ -249,9 +264,10 @@ class Broker:
                 cold_record=store.cold.record,
                 choice=env.random,
             ),
+            transactions=transactions,
             stats=tables.stats,
             store_host=store_host,
-            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
+            new_unique_key=new_unique_key,
             choice=env.random,
         )
         pulls = PullHandlers(
@@ -337,6 +353,7 @@ class Broker:
         routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
         routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server)
+        routes |= TransactionHandlers(transactions=transactions, intake=intake).routes()
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
         server = await stack.enter_async_context(
             Server.running(routes, flow.lanes(config), limits=config, gate=self._gate, on_close=connection_closed)
@@ -346,6 +363,7 @@ class Broker:
         tasks = await stack.enter_async_context(Tasks())
         tasks.create_task(delays.run())
         tasks.create_task(popping.run())
+        tasks.create_task(transactions.begin().run())
         for seconds, work in (
             (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
             (FILTERS_SAVE_S, tables.filters.save),

@@ -76,7 +76,7 @@ class DelayLevels:
     def redirect(self, draft: Draft) -> None:
         """Let a draft with a delay level wait in the schedule topic. Halves wait for their commit first."""
         number = delay_level(draft.properties, len(self._levels))
-        if not number or draft.sysflag & Sysflag.PREPARED:
+        if not number or draft.sysflag & Sysflag.PREPARED or draft.topic == names.HALF_TOPIC:
             return
         place = {
             Property.DELAY: str(number),

@@ -174,6 +174,8 @@ class RequestCode(enum.IntEnum):
     POLLING_INFO = 200055
     POP_ROLLBACK = 200056
     BATCH_ACK_MESSAGE = 200151
+    #: Ours: the open transactions of a broker (J2).
+    LIST_TRANSACTIONS = 15037
 
 
 class ResponseCode(enum.IntEnum):

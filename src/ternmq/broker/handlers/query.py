@@ -8,7 +8,9 @@ from concurrent.futures import Future
 from typing import Final
 
 from ternmq.broker.flow import QUERY
+from ternmq.broker.services.internal import is_shown
 from ternmq.errors import NotFound, StoreError, SystemFailure
+from ternmq.names import HALF_TOPIC
 from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.cold import THREADS
@@ -20,6 +22,7 @@ from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
 
 #: A unique key has few messages (its retries); RocketMQ asks for this many whatever the client says.
 _BY_UNIQUE_ID_MAX: Final = 32
+_NOT_FOUND: Final = "can not find message, maybe time range not correct"
 
 
 class QueryHandlers:
@@ -43,8 +46,9 @@ class QueryHandlers:
         return _viewed(self._store.record_at(log_offset), log_offset)
 
     async def record(self, log_offset: int) -> memoryview | None:
-        """One record, by its log offset; on another thread if it is old."""
-        return await self._record(log_offset, self._store.cold.record(log_offset))
+        """One record that may be shown, by its log offset; on another thread if it is old."""
+        record = await self._record(log_offset, self._store.cold.record(log_offset))
+        return record if record is not None and is_shown(record) else None
 
     async def _view_cold(self, log_offset: int, cold: Future[bytes | None]) -> Reply:
         return _viewed(await self._record(log_offset, cold), log_offset)
@@ -52,6 +56,8 @@ class QueryHandlers:
     def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply | Awaitable[Reply]:
         """Records by key or unique key within a span of store time; the index may find too much, the client checks."""
         header = request.fields
+        if header.topic == HALF_TOPIC:
+            raise NotFound(_NOT_FOUND)
         count_max = _BY_UNIQUE_ID_MAX if header.by_unique_id else header.count_max
         span = {"begin_ms": header.begin_ms, "end_ms": header.end_ms}
         search = self._store.cold.key_search(header.topic, header.key, count_max=count_max, **span)
@@ -92,7 +98,7 @@ class QueryHandlers:
 
     def _found(self, result: QueryResult) -> Reply:
         if not result.buffers:
-            raise NotFound("can not find message, maybe time range not correct")
+            raise NotFound(_NOT_FOUND)
         return Reply(
             header=QueryReply(last_update_ms=result.last_update_ms, last_update_offset=result.last_update_offset),
             body=result.buffers,
@@ -100,7 +106,7 @@ class QueryHandlers:
 
 
 def _viewed(record: memoryview | None, log_offset: int) -> Reply:
-    if record is None:
+    if record is None or not is_shown(record):
         raise SystemFailure(
             f"can not find message by the offset, {log_offset}: it was deleted, or belongs to another broker"
         )

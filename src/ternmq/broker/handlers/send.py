@@ -17,9 +17,10 @@ Clients send to no topic that only the broker writes (``names.may_send``).
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-A message with a delay level is redirected by the intake (I1). Delivery at any time (TIMER_DELIVER_MS and the like) and
-transactions are not built yet: such messages are refused, as to deliver them at once would be wrong. Not so on their
-way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had its time.
+A message with a delay level is redirected by the intake (I1), and so is the half of a transaction (J1). Delivery at any
+time (TIMER_DELIVER_MS and the like) is not built yet: such messages are refused, as to deliver them at once would be
+wrong. Not so on their way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had
+its time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ternmq.broker.config import WRITE, BrokerConfig
 from ternmq.broker.flow import SEND
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.retry import NO_DELAY, Retries
+from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, RemoteProtocolError
@@ -90,6 +92,7 @@ class SendHandlers:
         intake: Intake,
         topics: Topics,
         retries: Retries,
+        transactions: TransactionService,
         stats: Stats,
         store_host: bytes,
         new_unique_key: Callable[[], str],
@@ -118,6 +121,7 @@ class SendHandlers:
         self._waits = intake.waits
         self._topics = topics
         self._retries = retries
+        self._transactions = transactions
         self._count = stats.put
         self._new_unique_key = new_unique_key
         self._random = choice
@@ -168,6 +172,10 @@ class SendHandlers:
                 return self._send_batch(peer, request, header, queue_id)
             properties, unique_key = self._prepare(topic, properties or "")
             topic, queue_id, sysflag, properties = self._place(request, header, config, queue_id, properties)
+            if _TRANSACTION in properties:
+                properties, sysflag = self._transactions.prepare(
+                    properties, sysflag, group=header.producer_group, reconsume_times=header.reconsume_times or 0
+                )
         body = request.body
         log_offset, end_offset, queue_offset, _ = self._store(
             Draft(
@@ -208,7 +216,8 @@ class SendHandlers:
     def queue_for(self, header: SendFields, peer: Peer) -> int:
         """The queue that a message would go to; raises what speaks against storing it."""
         queue_id = self._choose_queue(header, self._topic_for(header, peer), peer)
-        self._prepare(header.topic, header.properties or "")
+        properties, _ = self._prepare(header.topic, header.properties or "")
+        _refuse_transaction(properties, "a reply")
         return queue_id
 
     def store(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply:
@@ -302,11 +311,6 @@ class SendHandlers:
         if _TRANSIENT in properties:
             pairs = properties.split(props.PAIR_END)
             properties = props.PAIR_END.join([pair for pair in pairs if not pair.startswith(_TRANSIENT)])
-        if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
-            raise NoPermission(
-                "this broker does not support transactions yet; commit your local work first, then send the "
-                "message without a transaction"
-            )
         if _TIMER in properties or _START_TIME in properties:
             properties = _without_timer(topic, properties)
         unique_key = props.find(properties, Property.UNIQUE_KEY)
@@ -350,6 +354,7 @@ class SendHandlers:
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
                 text, _ = self._prepare(topic, properties.decode(errors="replace"))
+                _refuse_transaction(text, "a batch")
                 parcels[number] = flag, body, text.encode()
         placed = self._intake.store_batch(
             topic,
@@ -375,6 +380,12 @@ class SendHandlers:
 async def _when_stored(later: Awaitable[None]) -> Reply:
     await later
     return Reply()
+
+
+def _refuse_transaction(properties: str, what: str) -> None:
+    """Raise ``MessageIllegal`` for a message that cannot be part of a transaction."""
+    if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
+        raise MessageIllegal(f"{what} cannot be part of a transaction; send the message alone")
 
 
 def _without_timer(topic: str, properties: str) -> str:

@@ -9,6 +9,9 @@ One rule for every request that reads or moves:
     commit, reset, clone of offsets (15, 222, 314)   refused: the revive log is read from such an offset on
     queries by key or by message id (12, 33, 309)    allowed: they show a record, and change nothing
 
+Halves of transactions are shown by none of them, not even to tools: a message that is not committed does not exist
+(J1). What is open is told by ``tern transaction list``, without bodies.
+
 The topics are those of ``names.is_internal_topic``. All others can be read, also those that clients cannot send to.
 RocketMQ lets clients pull and pop all of them.
 """
@@ -16,17 +19,28 @@ RocketMQ lets clients pull and pop all of them.
 from __future__ import annotations
 
 from ternmq.broker.tables.groups import TOOLS_GROUP
-from ternmq.errors import NoPermission
-from ternmq.names import is_internal_topic
+from ternmq.errors import CorruptRecord, NoPermission
+from ternmq.names import HALF_TOPIC, is_internal_topic
+from ternmq.types import Buffer
+from ternmq.wire.record import unpack_record
 
 
 def check_pull(topic: str, group: str) -> None:
     """Raise ``NoPermission`` if a group may not pull from a topic."""
-    if is_internal_topic(topic) and group != TOOLS_GROUP:
+    if topic == HALF_TOPIC or (is_internal_topic(topic) and group != TOOLS_GROUP):
         raise NoPermission(
             f"the topic[{topic}] pulling message is forbidden: it is an internal topic of the broker; subscribe "
             "to the topic that the messages were sent to"
         )
+
+
+def is_shown(record: Buffer) -> bool:
+    """Whether a record may be shown to a caller that names it: all but halves."""
+    try:
+        return unpack_record(record, check_crc=False).topic != HALF_TOPIC
+    except CorruptRecord:
+        # A damaged one is shown as it is, unless it is a half that cannot be told by its topic.
+        return HALF_TOPIC.encode() not in bytes(record)
 
 
 def check_pop(topic: str) -> None:
