@@ -145,7 +145,7 @@ class Checker:
         if due_ms > now_ms >= half.store_time_ms:
             self._waiting[queue_offset] = _Waiting(intern(half.group), due_ms, half.since_ms)
             return 0
-        if self.transactions.is_committed(queue_offset, half):
+        if self.transactions.is_committed(half):
             self.transactions.close(queue_offset)
             return 0
         checks = half.checks + self._uncopied.get(queue_offset, 0)

@@ -39,7 +39,7 @@ from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
-from ternmq.wire.record import Record, Sysflag, pack_record, record_bytes
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, pack_record, record_bytes
 
 #: What a transaction has in the text of its properties (``Intake``).
 MARK: Final = f"{Property.TRANSACTION}\x01"
@@ -214,7 +214,10 @@ def closed_by(body: Buffer, tags: str | None) -> list[int]:
 
 def check_body(record: Record, half: Half) -> bytes:
     """A half as its producer gets it with a check: a whole record, under the message's own topic and queue."""
-    topic, properties = half.topic.encode(), record.properties.encode()
+    topic = half.topic.encode()
+    properties = props.with_(record.properties, Property.TRANSACTION_CHECK_TIMES, str(half.checks)).encode()
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        properties = record.properties.encode()
     size = record_bytes(
         body=len(record.body),
         topic=len(topic),

@@ -5,8 +5,8 @@ half is known. What remains in memory is two numbers for each open transaction, 
 oldest of them.
 
 A half may be *copied*: written again at the end of its queue, so that the queue before it can be forgotten. The copy
-takes the place of its original, which is closed from then on; who still ends the original means the copy
-(``current``).
+takes the place of its original, which is closed by an op of its own; who still ends the original means the copy
+(``current``). A crash between the two leaves both open, until the copy is examined.
 
 Progress is what a reader who starts anew needs: all halves before the first number are closed, and no op before the
 second names a half at or behind the first. RocketMQ reads both queues from there.

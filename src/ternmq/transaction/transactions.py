@@ -130,8 +130,9 @@ class Transactions:
             self._begin_of(names.HALF_TOPIC),
             self._begin_of(names.OP_HALF_TOPIC),
         )
-        #: Open halves whose message may be stored.
+        #: Open halves whose message may be stored, and those of them for which it was not looked for yet.
         self._in_doubt: set[int] = set()
+        self._unsearched: set[int] = set()
         #: Closed halves whose op record could not be written yet.
         self._unclosed: set[int] = set()
         #: Progress that is noted when the log is on disk up to the third number.
@@ -155,7 +156,16 @@ class Transactions:
                         page = None
                 self._fold_op(page if page is not None else self._page(entry))
             await asyncio.sleep(0)
-        self._in_doubt.update(self.ledger.open)
+        open_halves = sorted(self.ledger.open)
+        self._in_doubt.update(open_halves)
+        self._unsearched.update(open_halves)
+        # Which of them are copies, so that who names an older one is understood.
+        for number, queue_offset in enumerate(open_halves, 1):
+            found = self.find(queue_offset)
+            if found is not None and not isinstance(found, tuple):
+                await found
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
         if self.ledger.open:
             log.info("%d transactions are open", len(self.ledger.open))
         self._folded.set()
@@ -237,7 +247,7 @@ class Transactions:
         if queue_offset is None:
             self._ended_before(ending, half)
             return 0
-        if self.is_committed(queue_offset, half):
+        if queue_offset in self._in_doubt and self._has_message(half):
             end_offset = self.close(queue_offset)
             if ending.outcome is not Outcome.COMMIT:
                 raise _was_committed(half)
@@ -293,6 +303,7 @@ class Transactions:
     def close(self, queue_offset: int) -> int:
         """Note in the log that a half is done with; returns where the log ends then, 0 if it could not be written."""
         self._in_doubt.discard(queue_offset)
+        self._unsearched.discard(queue_offset)
         try:
             return self._write_op(queue_offset)
         except (StoreError, NotRunning) as error:
@@ -316,14 +327,15 @@ class Transactions:
 
     # --- In doubt ---------------------------------------------------------------------------------------------------
 
-    def is_committed(self, queue_offset: int, half: Half) -> bool:
-        """Whether the message of an open half is stored already, so that the half has only to be closed."""
-        if queue_offset not in self._in_doubt:
+    def is_committed(self, half: Half) -> bool:
+        """Whether the message of an open half was stored before this term, so that the half has only to be closed.
+
+        It is looked for once: what is stored later is stored by ``end``, which looks for itself.
+        """
+        if half.queue_offset not in self._unsearched:
             return False
-        if self._has_message(half):
-            return True
-        self._in_doubt.discard(queue_offset)
-        return False
+        self._unsearched.discard(half.queue_offset)
+        return self._has_message(half)
 
     def _has_message(self, half: Half) -> bool:
         return any(halves.is_commit_of(record, half) for record in self._candidates(half))
@@ -375,8 +387,10 @@ class Transactions:
                 if record.topic == names.HALF_TOPIC and record.queue_offset == queue_offset:
                     half = halves.read_half(record)
                     if half.first != queue_offset and ledger.current(half.first, half.first) != queue_offset:
-                        # Of an earlier term: its original may still look open.
-                        ledger.copied(half.first, queue_offset, record.log_offset)
+                        # Of an earlier term, that may have died before its original was closed.
+                        older = ledger.copied(half.first, queue_offset, record.log_offset)
+                        if older is not None:
+                            self.close(older)
                     return (record, half) if queue_offset in ledger.open else None
                 why = "there is another record in its place"
         except CorruptRecord as error:
@@ -391,7 +405,7 @@ class Transactions:
         placed = self.store.put(halves.copy(record, half, checks=checks, since_ms=since_ms))
         was_in_doubt = half.queue_offset in self._in_doubt
         self.ledger.copied(half.first, placed.queue_offset, placed.log_offset)
-        self._in_doubt.discard(half.queue_offset)
+        self.close(half.queue_offset)
         if was_in_doubt:
             self._in_doubt.add(placed.queue_offset)
         return Half(
