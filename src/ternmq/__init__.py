@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from ternmq.client.send.hooks import SendContext, SendHook
     from ternmq.client.send.producer import Producer
     from ternmq.client.send.queue_choice import by_hash
+    from ternmq.client.send.transaction import Transaction
     from ternmq.embedded import EmbeddedCluster
-    from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
+    from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt, SendStatus
     from ternmq.wire.bodies.clients import MessageModel
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "Outcome",
     "PopConfig",
     "PopConsumer",
     "Producer",
@@ -71,6 +73,7 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "Transaction",
     "by_hash",
     "errors",
     "split_batch",
@@ -96,8 +99,9 @@ _HOMES: Final = {
     "ternmq.client.send.producer": ("Producer",),
     "ternmq.client.consume.pull": ("PullConsumer",),
     "ternmq.client.send.queue_choice": ("by_hash",),
+    "ternmq.client.send.transaction": ("Transaction",),
     "ternmq.embedded": ("EmbeddedCluster",),
-    "ternmq.message": ("Message", "MessageQueue", "ReceivedMessage", "SendReceipt", "SendStatus"),
+    "ternmq.message": ("Message", "MessageQueue", "Outcome", "ReceivedMessage", "SendReceipt", "SendStatus"),
     "ternmq.wire.bodies.clients": ("MessageModel",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

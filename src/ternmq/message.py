@@ -68,6 +68,18 @@ TIMER_DONE: Final = "TIMER_OUT_MS"
 REPLY_TYPE: Final = "reply"
 
 
+class Outcome(enum.IntEnum):
+    """How a transaction ended, as a checker says it.
+
+    ``UNKNOWN`` means «not yet, or it cannot be told now»: the broker asks again.
+    """
+
+    # The bits of the sysflag, which is what the protocol carries.
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
 class MessageQueue(NamedTuple):
     """One queue of a topic on one broker. Queues sort by topic, broker name and queue id.
 

@@ -9,8 +9,7 @@ import pytest
 
 from ternmq import names
 from ternmq.errors import NetworkError, SystemFailure
-from ternmq.message import Property
-from ternmq.transaction.transactions import Outcome
+from ternmq.message import Outcome, Property
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.header import Header

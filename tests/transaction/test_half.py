@@ -17,9 +17,7 @@ from tests.store.small import BORN, HOST, draft
 def stored(message: Draft, *, queue_offset: int = 7, log_offset: int = 1000, store_time_ms: int = 5_000) -> Record:
     """The record that a store would make of a draft."""
     topic, properties = message.topic.encode(), message.properties.encode()
-    size = record_bytes(
-        body=len(message.body), topic=len(topic), properties=len(properties), born_host=8, store_host=8
-    )
+    size = record_bytes(body=len(message.body), topic=len(topic), properties=len(properties), born_host=8, store_host=8)
     page = bytearray(size)
     pack_record(
         page,
@@ -138,7 +136,13 @@ def test_ops_of_both_forms_are_read_and_that_of_4_9_is_written() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"REAL_TOPIC": ""}, {"REAL_QID": ""}, {"REAL_QID": "-1"}, {"REAL_QID": "9999999999"}, {"REAL_TOPIC": names.HALF_TOPIC}],
+    [
+        {"REAL_TOPIC": ""},
+        {"REAL_QID": ""},
+        {"REAL_QID": "-1"},
+        {"REAL_QID": "9999999999"},
+        {"REAL_TOPIC": names.HALF_TOPIC},
+    ],
 )
 def test_a_half_without_a_place_for_its_message_is_corrupt(changes: dict[str, str]) -> None:
     """J1: of a damaged log; it must not become a message of the system."""

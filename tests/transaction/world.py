@@ -13,6 +13,7 @@ from ternmq.broker.tables.offsets import Offsets
 from ternmq.delay.levels import DelayLevels
 from ternmq.delay.progress import Progress
 from ternmq.files import TableFile, do_now
+from ternmq.message import Outcome
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
@@ -21,7 +22,7 @@ from ternmq.testing.disk import SimulatedDisk
 from ternmq.testing.loop import simulated_loop
 from ternmq.transaction import half as halves
 from ternmq.transaction.checker import Checker
-from ternmq.transaction.transactions import Ending, Outcome, Rules, Transactions
+from ternmq.transaction.transactions import Ending, Rules, Transactions
 from ternmq.types import Buffer
 from ternmq.wire.header import Header
 from ternmq.wire.record import Record, Sysflag, unpack_record
@@ -94,7 +95,7 @@ class World:
                 self.puts_left -= 1
             return put(draft)
 
-        self.store.put = counted  # type: ignore[method-assign]  # the place where processes die
+        self.store.put = counted  # the place where processes die
         progress = Progress(TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files), self.store, self.clock)
         progress.load()
         self.levels = DelayLevels(self.store, progress, clock=self.clock)

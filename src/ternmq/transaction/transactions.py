@@ -31,13 +31,12 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, Protocol
 
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, StoreError, SystemBusy, SystemFailure, TernError
-from ternmq.message import Property
+from ternmq.message import Outcome, Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.query import Entry
 from ternmq.store.store import MessageStore
@@ -46,7 +45,7 @@ from ternmq.transaction.half import GROUP, QUEUE_ID, Half
 from ternmq.transaction.ledger import Ledger
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
-from ternmq.wire.record import Record, Sysflag, unpack_record, unpack_records
+from ternmq.wire.record import Record, unpack_record, unpack_records
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +60,6 @@ LAG_MAX: Final = 100_000
 _LAG_PER_OPEN: Final = 4
 #: Halves that are moved in one turn for that.
 _MOVES_MAX: Final = 100
-
-
-class Outcome(IntEnum):
-    """What a producer says of its transaction; the bits of the sysflag."""
-
-    UNKNOWN = 0
-    COMMIT = Sysflag.COMMIT
-    ROLLBACK = Sysflag.ROLLBACK
 
 
 @dataclass(slots=True, frozen=True)

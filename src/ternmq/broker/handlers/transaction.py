@@ -13,9 +13,10 @@ from ternmq.broker.flow import ADMIN, SEND
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.transactions import TransactionService
 from ternmq.errors import InvalidName, InvalidParameter, SystemFailure
+from ternmq.message import Outcome
 from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.transaction.transactions import Ending, Outcome
+from ternmq.transaction.transactions import Ending
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.transactions import OpenTransaction, OpenTransactions
 from ternmq.wire.codes import RequestCode

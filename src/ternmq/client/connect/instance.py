@@ -32,6 +32,7 @@ from ternmq.client.connect.connections import Connections
 from ternmq.client.connect.name_servers import NameServers
 from ternmq.client.connect.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, ConsumerMember
+from ternmq.client.send.checks import CheckDesk
 from ternmq.client.send.replies import Requests
 from ternmq.client.send.time_limits import TimeLimits
 from ternmq.env import Env
@@ -86,9 +87,12 @@ class ClientInstance:
         self._consumers: dict[str, ConsumerMember] = {}
         #: Who waits for a reply here (E7).
         self.requests = Requests(self.env.clock, decompressed_bytes_max=config.decompressed_bytes_max)
+        #: Who answers for transactions here (J2).
+        self.checks = CheckDesk(decompressed_bytes_max=config.decompressed_bytes_max)
         self._requests: dict[int, Route] = {
             **Answers(self._consumers, decompressed_bytes_max=config.decompressed_bytes_max).routes(_LANE),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE, ANY_CALLER),
+            RequestCode.CHECK_TRANSACTION_STATE: Route(self.checks.asked, _LANE, ANY_CALLER),
         }
         #: Producer group → how many producers of it are open.
         self._producers: dict[str, int] = {}
