@@ -10,9 +10,10 @@ How a transaction ends, in one turn of the loop::
 
 *Once, and always.* The message comes before the op, so a crash in between cannot lose it. The half is then open again,
 though its message is stored; a check would have it stored twice. So every half that was open when the term began is
-*in doubt*: before it is checked or committed, its message is looked for, and if it is there the half is only closed
-(``_has_message``). It is looked for at the end of its queue, where a crash between the two leaves it, and by its unique
-key in the index, where RocketMQ 5 may leave messages of some seconds: it collects ops before it writes them.
+*in doubt*: before it is checked or committed, its message is looked for by its unique key, and if it is there the half
+is only closed (``_has_message``). A store without an index has one candidate, the last record of its log: nothing is
+appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before it writes
+them, may leave those of some seconds. They are found only by an index.)
 
 When the op cannot be written (the disk is full), it is written later (``_unclosed``); until then the progress in the
 queue stays before this half.
@@ -128,6 +129,8 @@ class Transactions:
         self._unclosed: set[int] = set()
         #: Progress that is noted when the log is on disk up to the third number.
         self._to_note: tuple[int, int, int] | None = None
+        #: Without an index: the last record that was there when the term began.
+        self._last = None if store.config.message_index_enable else self._last_record()
         self._folded = asyncio.Event()
         self._waiting = 0
         self._stopped: TernError | None = None
@@ -154,7 +157,10 @@ class Transactions:
         for number, queue_offset in enumerate(open_halves, 1):
             found = self.find(queue_offset)
             if found is not None and not isinstance(found, tuple):
-                await found
+                found = await found
+            if found is not None and self._last is not None and self._has_message(found[1]):
+                # Now: in the next term, another record will be the last.
+                self.close(queue_offset)
             if number % SLICE == 0:
                 await asyncio.sleep(0)
         if self.ledger.open:
@@ -197,6 +203,20 @@ class Transactions:
         """From where a queue is to be read: its progress, or its begin; never outside of it."""
         low, high = self.store.min_offset(topic, QUEUE_ID), self.store.max_offset(topic, QUEUE_ID)
         return min(max(self._offsets.get(GROUP, topic, QUEUE_ID), low), high)
+
+    def _last_record(self) -> bytes | None:
+        """The last record of the log that is in a queue."""
+        store = self.store
+        last = max(
+            (
+                entry
+                for topic, queue_id in store.queues()
+                for entry in store.entries(topic, queue_id, store.max_offset(topic, queue_id) - 1, 1)
+            ),
+            default=None,
+        )
+        page = self._page(last) if last is not None else None
+        return bytes(page) if page is not None else None
 
     async def folded(self) -> None:
         """Return when the fold is done. Raises ``SystemBusy`` when too many wait, or why the term is over."""
@@ -283,6 +303,11 @@ class Transactions:
     def _ended_before(self, ending: Ending, half: Half) -> None:
         """A producer that repeats itself, since an answer was lost, is right; one that says the opposite is not."""
         was_committed = self._has_message(half)
+        if not was_committed and not self.store.config.message_index_enable:
+            raise SystemFailure(
+                f"Find prepared transaction message failed: the transaction {half.unique_key} has ended before; how, "
+                "cannot be told without an index (messageIndexEnable)"
+            )
         if ending.outcome is Outcome.COMMIT and not was_committed:
             raise SystemFailure(
                 f"Find prepared transaction message failed: the transaction {half.unique_key} was rolled back or "
@@ -333,11 +358,8 @@ class Transactions:
 
     def _candidates(self, half: Half) -> Iterator[Record]:
         """Records that may be the message of a half."""
-        last = self.store.max_offset(half.topic, half.queue_id) - 1
-        for entry in self.store.entries(half.topic, half.queue_id, last, 1):
-            page = self._page(entry)
-            if page is not None:
-                yield unpack_record(page, check_crc=False)
+        if self._last is not None:
+            yield unpack_record(self._last, check_crc=False)
         # A message with a delay waits under another topic.
         for topic in (half.topic, names.SCHEDULE_TOPIC):
             found = self.store.query(

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 #: Says how the transaction of a message ended; ``message.message_id`` is the transaction's id. A plain function runs in
 #: a thread.
-Checker: TypeAlias = Callable[[ReceivedMessage], "Outcome | Awaitable[Outcome]"]
+Checker: TypeAlias = Callable[[ReceivedMessage], Outcome | Awaitable[Outcome]]
 
 #: Checks of one producer that may wait or run.
 PENDING_MAX: Final = 1_000
