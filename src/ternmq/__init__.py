@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ternmq.client.send.producer import Producer
     from ternmq.client.send.queue_choice import by_hash
     from ternmq.client.send.transaction import Transaction
+    from ternmq.client.transaction_table import TransactionTable
     from ternmq.embedded import EmbeddedCluster
     from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt, SendStatus
     from ternmq.wire.bodies.clients import MessageModel
@@ -74,6 +75,7 @@ __all__ = [
     "SyncPullConsumer",
     "SyncPushConsumer",
     "Transaction",
+    "TransactionTable",
     "by_hash",
     "errors",
     "split_batch",
@@ -100,6 +102,7 @@ _HOMES: Final = {
     "ternmq.client.consume.pull": ("PullConsumer",),
     "ternmq.client.send.queue_choice": ("by_hash",),
     "ternmq.client.send.transaction": ("Transaction",),
+    "ternmq.client.transaction_table": ("TransactionTable",),
     "ternmq.embedded": ("EmbeddedCluster",),
     "ternmq.message": ("Message", "MessageQueue", "Outcome", "ReceivedMessage", "SendReceipt", "SendStatus"),
     "ternmq.wire.bodies.clients": ("MessageModel",),

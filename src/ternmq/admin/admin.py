@@ -17,13 +17,14 @@ from ternmq.admin.messages import Messages
 from ternmq.admin.offsets import Offsets
 from ternmq.admin.queues import Queues
 from ternmq.admin.topics import Topics
+from ternmq.admin.transactions import Transactions
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.env import Env
 
 
 class Admin:
-    """Administers a cluster: topics, groups, offsets, messages, dead letters, clients.
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients.
 
     ::
 
@@ -35,9 +36,9 @@ class Admin:
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters`` and ``admin.offsets``. Each call asks the servers anew.
-    All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused``
-    if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.offsets`` and ``admin.transactions``. Each
+    call asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be
+    reached, and ``BrokerRefused`` if a server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -60,6 +61,7 @@ class Admin:
         self.messages = Messages(self._instance, self.brokers, queues)
         self.dead_letters = DeadLetters(self._instance, self.topics, self.messages, queues)
         self.offsets = Offsets(self._instance, self.brokers, self.clients, self.groups, queues)
+        self.transactions = Transactions(self._instance, self.brokers)
 
     async def __aenter__(self) -> Self:
         await self._instance.__aenter__()
