@@ -435,7 +435,9 @@ class SyncTransactions(SyncNoun[Transactions]):
         return self._run(self._noun().count())
 
     def resume(self, offset_id: str) -> None:
-        """Have a discarded transaction checked again, by the offset id of its message in TRANS_CHECK_MAX_TIME_TOPIC.
+        """Have a discarded transaction checked again.
+
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises ``InvalidName`` for what is not an offset id, and ``SystemFailure`` for a message that is not there.
         """

@@ -108,7 +108,7 @@ class TransactionTable:
             await connection.run_sync(lambda plain: self.table.create(plain, checkfirst=True))
 
     def insert(self, transaction: Identified) -> Insert:
-        """The statement that notes a transaction. Execute it in the local transaction, with the work.
+        """The statement that notes a ``transaction``. Execute it in the local transaction, with the work.
 
         It raises ``IntegrityError`` when a checker has refused the transaction meanwhile.
         """
@@ -117,8 +117,11 @@ class TransactionTable:
         )
 
     def delete_older(self, age_s: float) -> Delete:
-        """The statement that deletes rows of this age and more. A row must be kept as long as its transaction may be
-        asked about: a day, or longer than ``transactionWaitMax`` of the brokers."""
+        """The statement that deletes rows that are ``age_s`` seconds old or older.
+
+        A row must be kept as long as its transaction may be asked about: a day, or longer than ``transactionWaitMax`` of
+        the brokers.
+        """
         return delete(self.table).where(self.table.c.created_ms <= self._clock.now_ms() - int(age_s * 1000))
 
     def __call__(self, message: ReceivedMessage) -> Outcome | Awaitable[Outcome]:

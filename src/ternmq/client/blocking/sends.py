@@ -53,8 +53,15 @@ class SyncSending(SyncClient[Producer]):
     ) -> SyncTransaction:
         """A ``message`` that is delivered if and only if the local work of the block is committed.
 
-        See ``Producer.transaction``. The ``checker`` of the producer is called in a thread, if it is a plain function,
-        and may make synchronous calls.
+        Entering the block sends the message, which no consumer sees yet. The end of the block commits it, an exception
+        rolls it back. When the program dies in between, brokers ask the ``checker`` of any producer of this group,
+        first after 6 s or ``check_after_s``. The local work must be noted with ``tx.id`` where the checker finds it. A
+        checker that is a plain function is called in a thread, and may make synchronous calls.
+
+        ``queue`` and ``selector`` are those of ``send``; ``timeout_ms`` is the limit for the begin, and again for the
+        end. Raises ``ConfigError`` without a ``checker`` and ``InvalidMessage`` for a message with a delay at once.
+        Entering raises what ``send`` raises; the end raises ``TransactionUncertain`` when the broker cannot be told,
+        and then the checker decides.
 
         ::
 
