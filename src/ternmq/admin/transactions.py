@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import BrokerInfo, Brokers
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import RequestNotSupported
 from ternmq.names import CHECK_MAX_TOPIC
@@ -44,10 +44,10 @@ class OpenTransactionInfo:
     store_time_ms: int
 
 
-class Transactions:
+class TransactionAdmin:
     """Open and discarded transactions: ``admin.transactions``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
 

@@ -127,7 +127,7 @@ class Transactions:
         self._unsearched: set[int] = set()
         #: Closed halves whose op record could not be written yet.
         self._unclosed: set[int] = set()
-        #: Progress that is noted when the log is on disk up to the third number.
+        #: Progress that is noted when the log is safe up to the third number.
         self._to_note: tuple[int, int, int] | None = None
         #: Without an index: the last record that was there when the term began.
         self._last = None if store.config.message_index_enable else self._last_record()
@@ -497,8 +497,7 @@ class Transactions:
                 self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
 
     def _note_progress(self) -> None:
-        flushed = self.store.flushed.value
-        if self._to_note is not None and flushed >= self._to_note[2]:
+        if self._to_note is not None and self.store.safe.value >= self._to_note[2]:
             half_offset, op_offset, _ = self._to_note
             self._to_note = None
             for topic, queue_offset in ((names.HALF_TOPIC, half_offset), (names.OP_HALF_TOPIC, op_offset)):
