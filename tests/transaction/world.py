@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ternmq import names
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.delay.levels import DelayLevels
-from ternmq.delay.progress import Progress
+from ternmq.delay.progress import DelayProgress
 from ternmq.files import TableFile, do_now
 from ternmq.message import Outcome
 from ternmq.store.log.draft import Draft, Placed
@@ -84,8 +84,7 @@ class World:
         self._keys = 0
 
     def start(self) -> None:
-        self.store = MessageStore(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        self.store.open()
+        self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         put = self.store.put
 
         def counted(draft: Draft) -> Placed:
@@ -96,7 +95,9 @@ class World:
             return put(draft)
 
         self.store.put = counted  # the place where processes die
-        progress = Progress(TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files), self.store, self.clock)
+        progress = DelayProgress(
+            TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files), self.store, self.clock
+        )
         progress.load()
         self.levels = DelayLevels(self.store, progress, clock=self.clock)
         self.offsets = Offsets(TableFile(ROOT / "config" / "consumerOffset.json", do_now, self.files), self.clock)

@@ -119,8 +119,8 @@ class TransactionTable:
     def delete_older(self, age_s: float) -> Delete:
         """The statement that deletes rows that are ``age_s`` seconds old or older.
 
-        A row must be kept as long as its transaction may be asked about: a day, or longer than ``transactionWaitMax`` of
-        the brokers.
+        A row must be kept as long as its transaction may be asked about: a day, or longer than the brokers'
+        ``transactionWaitMax``.
         """
         return delete(self.table).where(self.table.c.created_ms <= self._clock.now_ms() - int(age_s * 1000))
 

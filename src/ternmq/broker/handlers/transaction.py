@@ -72,7 +72,7 @@ class TransactionHandlers:
         return self._answer(peer, request, await ended)
 
     def _answer(self, peer: Peer, request: Request[EndTransaction], end_offset: int) -> Reply | None:
-        if not end_offset or not self._intake.waits:
+        if not end_offset or not self._intake.safety.is_awaited:
             return Reply()
         self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code)))
         return None
