@@ -91,6 +91,10 @@ class Checker:
         self._uncopied: dict[int, int] = {}
         self._turn = 0
 
+    def apply(self, rules: Rules) -> None:
+        """Go on by other rules; the pause before the next round is the old one."""
+        self._rules = rules
+
     async def run(self) -> None:
         """Fold the queues, then check until cancelled."""
         await self.transactions.fold()

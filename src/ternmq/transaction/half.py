@@ -28,7 +28,6 @@ The properties of a half, besides those that its producer sent:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,18 +109,13 @@ def redirect(draft: Draft) -> None:
     draft.sysflag &= _NO_TRANSACTION
 
 
-def bounded_redirect(is_full: Callable[[], bool], open_max: int) -> Callable[[Draft], None]:
-    """``redirect``, but with SYSTEM_BUSY while too many transactions are open: each takes some of the memory."""
-
-    def bounded(draft: Draft) -> None:
-        if is_prepared(draft.sysflag) and is_full():
-            raise SystemBusy(
-                f"[OVERLOAD]system busy: {open_max} transactions are open, the maximum (maxOpenTransactions); "
-                "see `tern transaction list` for what they wait for"
-            )
-        redirect(draft)
-
-    return bounded
+def refuse_half(draft: Draft, open_max: int) -> None:
+    """Raise ``SystemBusy`` for a draft that would become a half: each takes some of the memory."""
+    if is_prepared(draft.sysflag):
+        raise SystemBusy(
+            f"[OVERLOAD]system busy: {open_max} transactions are open, the maximum (maxOpenTransactions); "
+            "see `tern transaction list` for what they wait for"
+        )
 
 
 def read_half(record: Record) -> Half:

@@ -13,11 +13,12 @@ from typing import Final
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.roles import Term
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import NoPermission, ServiceNotAvailable, StoreError
+from ternmq.errors import NoPermission, NotMaster, StoreError
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
@@ -48,8 +49,8 @@ class TransactionService:
 
     def __init__(
         self,
-        *,
         config: BrokerConfig,
+        *,
         store: MessageStore,
         take_in: Callable[[Draft], Placed],
         offsets: Offsets,
@@ -59,7 +60,6 @@ class TransactionService:
         new_unique_key: Callable[[], str],
         host: bytes,
     ) -> None:
-        self._config = config
         self._store = store
         self._take_in = take_in
         self._offsets = offsets
@@ -69,12 +69,15 @@ class TransactionService:
         self._new_unique_key = new_unique_key
         self._host = host
         self._checker: Checker | None = None
-        #: For the intake: makes halves of messages that are part of a transaction.
-        self.redirect = halves.bounded_redirect(self._is_full, config.max_open_transactions)
+        self.apply(config)
 
-    def begin(self) -> Checker:
-        """The runner of a new term."""
-        config = self._config
+    def apply(self, config: BrokerConfig) -> None:
+        self._config = config
+        if self._checker is not None:
+            self._checker.apply(self._rules())
+
+    def begin(self, _term: Term) -> Checker:
+        """What checks in this term (``roles.RunnerFactory``)."""
         transactions = Transactions(
             self._store,
             take_in=self._take_in,
@@ -86,18 +89,22 @@ class TransactionService:
         )
         self._checker = Checker(
             transactions,
-            rules=Rules(
-                immunity_ms=config.transaction_time_out,
-                interval_ms=config.transaction_check_interval,
-                checks_max=config.transaction_check_max,
-                wait_max_ms=config.transaction_wait_max,
-            ),
+            rules=self._rules(),
             producers=self._clients.producer_peers,
             clock=self._clock,
-            broker_name=config.broker_name,
+            broker_name=self._config.broker_name,
             retention_ms=self._store.config.file_reserved_time * _HOUR_MS,
         )
         return self._checker
+
+    def _rules(self) -> Rules:
+        config = self._config
+        return Rules(
+            immunity_ms=config.transaction_time_out,
+            interval_ms=config.transaction_check_interval,
+            checks_max=config.transaction_check_max,
+            wait_max_ms=config.transaction_wait_max,
+        )
 
     # --- For sends --------------------------------------------------------------------------------------------------
 
@@ -119,9 +126,12 @@ class TransactionService:
             properties = props.with_(props.closed(properties), Property.PRODUCER_GROUP, group)
         return properties, sysflag & ~Sysflag.TRANSACTION_MASK | Sysflag.PREPARED
 
-    def _is_full(self) -> bool:
-        checker = self._checker
-        return checker is not None and len(checker.transactions.ledger.open) >= self._config.max_open_transactions
+    def redirect(self, draft: Draft) -> None:
+        """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
+        open_max, checker = self._config.max_open_transactions, self._checker
+        if checker is not None and len(checker.transactions.ledger.open) >= open_max:
+            halves.refuse_half(draft, open_max)
+        halves.redirect(draft)
 
     # --- For producers and tools ------------------------------------------------------------------------------------
 
@@ -162,7 +172,7 @@ class TransactionService:
 
     def _transactions(self) -> Transactions:
         if self._checker is None:
-            raise ServiceNotAvailable("this broker is not the master; end the transaction at the master")
+            raise NotMaster("this broker is not the master: end the transaction at the master")
         return self._checker.transactions
 
     async def _record(self, log_offset: int) -> Buffer | None:
