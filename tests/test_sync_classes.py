@@ -18,7 +18,7 @@ import ternmq
 from ternmq.admin.admin import Admin
 from ternmq.client.blocking.loops import SyncMessages
 from ternmq.client.blocking.transaction import SyncTransaction
-from ternmq.client.consume.inbox import Messages
+from ternmq.client.consume.outlet import Messages
 from ternmq.client.send.transaction import Transaction
 
 GENERATOR: Final = Path(__file__).parent.parent / "script" / "generate_sync.py"

@@ -30,10 +30,10 @@ from __future__ import annotations
 from enum import Enum
 
 from ternmq.broker.config import READ, BrokerConfig
-from ternmq.broker.tables.groups import TOOLS_GROUP, Groups
+from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import CorruptRecord, InvalidParameter, NoPermission, NotFound
-from ternmq.names import HALF_TOPIC, is_internal_topic
+from ternmq.names import HALF_TOPIC, TOOLS_GROUP, is_internal_topic
 from ternmq.types import Buffer
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.topics import TopicConfig

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ternmq.client.connect.namespace import unwrap
-from ternmq.client.consume.decode import to_messages
+from ternmq.client.consume.decode import Inflater
 from ternmq.errors import ConfigError, CorruptRecord, NetworkError, TooManyCalls
 from ternmq.message import Outcome, Property, ReceivedMessage
 from ternmq.tasks import Tasks
@@ -30,6 +30,7 @@ from ternmq.wire import properties as props
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.record import unpack_record
 from ternmq.wire.requests import CheckTransaction, EndTransaction
+from ternmq.wire.stored import StoredMessage
 
 if TYPE_CHECKING:
     from ternmq.net.peer import Peer
@@ -50,9 +51,9 @@ RUNNING_MAX: Final = 4
 class CheckDesk:
     """Passes checks on to the producers of a client, by group on the wire."""
 
-    def __init__(self, *, decompressed_bytes_max: int) -> None:
+    def __init__(self, inflater: Inflater) -> None:
         self._by_group: dict[str, list[Checks]] = {}
-        self._bytes_max = decompressed_bytes_max
+        self._inflater = inflater
 
     def add(self, group: str, checks: Checks) -> None:
         self._by_group.setdefault(group, []).append(checks)
@@ -84,7 +85,8 @@ class CheckDesk:
         checks.check(partial(self._message, body, broker_name), transaction_id, answer)
 
     async def _message(self, body: bytes, broker_name: str) -> ReceivedMessage:
-        (message,) = await to_messages([unpack_record(body)], broker_name, bytes_max=self._bytes_max)
+        message = StoredMessage.of(unpack_record(body), broker_name)
+        await self._inflater.messages([message])
         return message
 
     def _answer(self, peer: Peer, header: CheckTransaction, group: str, outcome: Outcome) -> None:
