@@ -14,6 +14,7 @@ from ternmq.delay.levels import DelayLevels
 from ternmq.delay.progress import DelayProgress
 from ternmq.files import TableFile, do_now
 from ternmq.message import Outcome
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
@@ -68,14 +69,20 @@ class Asked:
 class World:
     """One broker's store and its transactions."""
 
-    def __init__(self, seed: int = 0, *, rules: Rules = RULES, retention_h: int = 72, **changes: Any) -> None:
+    def __init__(
+        self, seed: int = 0, *, rules: Rules = RULES, retention_h: int = 72, root: Path | None = None, **changes: Any
+    ) -> None:
+        """``root`` is a directory of the real disk; without it, all is in memory."""
         self.random = Random(seed)
         self.rules = rules
         self.retention_h = retention_h
         self.clock = SimulatedClock(asyncio.get_running_loop())
         self.disk = SimulatedDisk(page_bytes=512)
+        self._on_disk = root is not None
         self.files = MemoryFiles()
-        self.config = small_config(ROOT, **{"mapped_file_size_commit_log": 65_536, "max_index_num": 1000, **changes})
+        self.config = small_config(
+            root or ROOT, **{"mapped_file_size_commit_log": 65_536, "max_index_num": 1000, **changes}
+        )
         #: The connections of the group's members.
         self.producers: list[Asked] = []
         #: Appends until the process ends; None: it does not.
@@ -84,7 +91,8 @@ class World:
         self._keys = 0
 
     def start(self) -> None:
-        self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
+        disk = FileDisk() if self._on_disk else self.disk
+        self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
         put = self.store.put
 
         def counted(draft: Draft) -> Placed:
