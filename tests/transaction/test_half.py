@@ -124,7 +124,7 @@ def _told(record: Record) -> tuple[int, int, int]:
 
 def test_ops_of_both_forms_are_read_and_that_of_4_9_is_written() -> None:
     """J1: 4.9 cannot read many offsets; whatever else stands there names no half."""
-    op = halves.op_record(42, unique_key="K", now_ms=1, host=BORN)
+    op = halves.op_record(42, now_ms=1, host=BORN)
 
     assert (names.OP_HALF_TOPIC, 0, b"42") == (op.topic, op.queue_id, bytes(op.body))
     assert [42] == halves.closed_by(op.body, props.find(op.properties, "TAGS"))

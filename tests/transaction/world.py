@@ -115,7 +115,6 @@ class World:
             take_in=self.take_in,
             offsets=self.offsets,
             make_discard_topic=lambda: None,
-            new_unique_key=self.new_key,
             clock=self.clock,
             host=HOST,
         )

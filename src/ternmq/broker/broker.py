@@ -305,7 +305,6 @@ class Broker:
         delivered.load()
         stack.callback(delivered.save)
         delaying = Delaying(store, delivered, clock=env.clock)
-        new_unique_key = UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next
         transactions = TransactionService(
             config,
             store=store,
@@ -314,7 +313,6 @@ class Broker:
             topics=tables.topics,
             clients=tables.clients,
             clock=env.clock,
-            new_unique_key=new_unique_key,
             host=store_host,
         )
         # In this order: delays leave halves alone, and see a message when it is committed.
@@ -339,7 +337,7 @@ class Broker:
             retries=retries,
             transactions=transactions,
             stats=tables.stats,
-            new_unique_key=new_unique_key,
+            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
         )
         reading = Reading(

@@ -50,6 +50,7 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 REMOVE_TAG: Final = "d"
 
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
+_OP_PROPERTIES: Final = f"{Property.TAGS}\x01{REMOVE_TAG}\x02"
 #: What only brokers set. A sender's own would be mistaken for ours.
 _BROKERS_OWN: Final = (
     Property.REAL_TOPIC,
@@ -192,10 +193,10 @@ def resumed(record: Record) -> Draft:
     )
 
 
-def op_record(queue_offset: int, *, unique_key: str, now_ms: int, host: bytes) -> Draft:
-    """The record that closes the half at ``queue_offset``, in the form of 4.9."""
-    properties = props.join({Property.TAGS: REMOVE_TAG, Property.UNIQUE_KEY: unique_key})
-    return Draft(names.OP_HALF_TOPIC, QUEUE_ID, b"%d" % queue_offset, properties, now_ms, host)
+def op_record(queue_offset: int, *, now_ms: int, host: bytes) -> Draft:
+    """The record that closes the half at ``queue_offset``, in the form of 4.9, but without a unique key: nothing reads
+    it, and the index would have an entry for each."""
+    return Draft(names.OP_HALF_TOPIC, QUEUE_ID, b"%d" % queue_offset, _OP_PROPERTIES, now_ms, host)
 
 
 def closed_by(body: Buffer, tags: str | None) -> list[int]:
@@ -257,5 +258,7 @@ def _is_moved(half: Half) -> bool:
 
 
 def _number(pairs: dict[str, str], name: str, default: int, *, digits: int = _INT_DIGITS) -> int:
-    text = pairs.get(name, "")
+    text = pairs.get(name)
+    if text is None:
+        return default
     return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else default

@@ -106,7 +106,6 @@ class Transactions:
         take_in: Callable[[Draft], Placed],
         offsets: OffsetTable,
         make_discard_topic: Callable[[], object],
-        new_unique_key: Callable[[], str],
         clock: Clock,
         host: bytes,
     ) -> None:
@@ -115,7 +114,6 @@ class Transactions:
         self._take_in = take_in
         self._offsets = offsets
         self._make_discard_topic = make_discard_topic
-        self._new_unique_key = new_unique_key
         self._clock = clock
         self._host = host
         self.ledger = Ledger(
@@ -196,7 +194,8 @@ class Transactions:
             await asyncio.sleep(0)
 
     def _catch_up_all(self) -> None:
-        while self.catch_up():
+        ledger, max_offset = self.ledger, self.store.max_offset
+        while ledger.next_half < max_offset(names.HALF_TOPIC, QUEUE_ID) and self.catch_up():
             pass
 
     def _begin_of(self, topic: str) -> int:
@@ -329,15 +328,7 @@ class Transactions:
             return 0
 
     def _write_op(self, queue_offset: int) -> int:
-        placed = self.store.put(
-            halves.op_record(
-                queue_offset,
-                unique_key=self._new_unique_key(),
-                now_ms=self._clock.now_ms(),
-                host=self._host,
-            )
-        )
-        self._catch_up_all()
+        placed = self.store.put(halves.op_record(queue_offset, now_ms=self._clock.now_ms(), host=self._host))
         self.ledger.op((queue_offset,))
         return placed.end_offset
 

@@ -57,7 +57,6 @@ class TransactionService:
         topics: Topics,
         clients: Clients,
         clock: Clock,
-        new_unique_key: Callable[[], str],
         host: bytes,
     ) -> None:
         self._store = store
@@ -66,7 +65,6 @@ class TransactionService:
         self._topics = topics
         self._clients = clients
         self._clock = clock
-        self._new_unique_key = new_unique_key
         self._host = host
         self._checker: Checker | None = None
         self.apply(config)
@@ -83,7 +81,6 @@ class TransactionService:
             take_in=self._take_in,
             offsets=self._offsets,
             make_discard_topic=lambda: self._topics.ensure(names.CHECK_MAX_TOPIC, queues=1),
-            new_unique_key=self._new_unique_key,
             clock=self._clock,
             host=self._host,
         )
