@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ternmq.client.transaction_table import TransactionTable
     from ternmq.embedded import EmbeddedCluster
     from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt, SendStatus
+    from ternmq.net.tls import TlsConfig
     from ternmq.wire.bodies.clients import MessageModel
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "TlsConfig",
     "Transaction",
     "TransactionTable",
     "by_hash",
@@ -108,6 +110,7 @@ _HOMES: Final = {
     "ternmq.client.transaction_table": ("TransactionTable",),
     "ternmq.embedded": ("EmbeddedCluster",),
     "ternmq.message": ("Message", "MessageQueue", "Outcome", "ReceivedMessage", "SendReceipt", "SendStatus"),
+    "ternmq.net.tls": ("TlsConfig",),
     "ternmq.wire.bodies.clients": ("MessageModel",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

@@ -22,6 +22,9 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from ternmq.auth.access import AccessControl
+from ternmq.auth.config import SECURITY
+from ternmq.auth.handlers import AclHandlers
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.ack import AckHandlers
@@ -83,6 +86,7 @@ from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.frame import FRAME_BYTES_LIMIT
@@ -124,6 +128,8 @@ FIXED: Final = (
     "expect_consumer_num_use_filter",
     "max_error_rate_of_bloom_filter",
     "max_filter_bytes",
+    # Who may call: files of accounts and certificates are reloaded, their settings are not.
+    *SECURITY,
 )
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
@@ -198,11 +204,13 @@ class Broker:
         env: Env | None = None,
         *,
         gate: Gate | None = None,
+        credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
-        """``gate`` admits requests; without one, all are admitted.
+        """``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers are
+        signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
 
@@ -213,6 +221,7 @@ class Broker:
         self._store_config = store_config
         self._env = env or Env()
         self._gate = gate
+        self._credentials = credentials
         self._on_progress = on_progress
         self._disk = disk
         self._files = files
@@ -449,8 +458,17 @@ class Broker:
         routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
         routes |= TransactionHandlers(transactions=transactions, intake=intake).routes()
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
+        control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
+        if control.plain is not None:
+            routes |= AclHandlers(
+                control.plain,
+                lane=flow.ADMIN,
+                broker_name=config.broker_name,
+                address=self.address,
+                cluster_name=config.broker_cluster_name,
+            ).routes()
         server = await stack.enter_async_context(
-            Server.running(routes, lanes, limits=config, gate=self._gate, on_close=connection_closed)
+            Server.running(routes, lanes, limits=config, gate=control.gate, tls=control.tls, on_close=connection_closed)
         )
         self._parts = (
             access,
@@ -565,6 +583,8 @@ class Broker:
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
+            credentials=self._credentials,
+            tls=config.client_tls(),
         )
 
     def _routes_of_tools(
