@@ -21,7 +21,7 @@ async def main(name_servers: str) -> None:
             Message("invitations", b"bring a cake", deliver_at=datetime.now(UTC) + timedelta(seconds=1))
         )
 
-        receipt = await producer.send(Message("invitations", b"the party is cancelled", delay=timedelta(seconds=1)))
+        receipt = await producer.send(Message("invitations", b"the party is cancelled", delay=timedelta(hours=1)))
         await producer.recall(receipt.recall_handle)
 
     consumer = PushConsumer("guests", name_servers=name_servers, start=StartPosition.FIRST)

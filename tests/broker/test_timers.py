@@ -53,7 +53,7 @@ async def test_a_message_waits_in_the_timer_topic_and_comes_at_its_time(broker: 
     [now] = await broker.records("orders", queue_id=1)
     asked = "1" if name == "TIMER_DELAY_SEC" else "300"
     if name in ("TIMER_DELIVER_MS", "__STARTDELIVERTIME"):
-        asked = str(now.store_time_ms + 300)
+        asked = str(now.store_time_ms + 4_000)
 
     reply = await broker.sent("orders", b"later", queue_id=1, properties={name: asked, "TAGS": "A", "UNIQ_KEY": "U"})
     [waiting] = unpack_records((await broker.pull(names.WHEEL_TOPIC, consumer_group="TOOLS_CONSUMER")).body)
@@ -105,7 +105,7 @@ async def test_a_time_that_cannot_be_kept_is_refused(broker: Caller, properties:
 
 
 @pytest.mark.parametrize("name", sorted(LATER))
-async def test_batches_and_replies_have_no_delivery_time(broker: Caller, name: str) -> None:
+async def test_batches_replies_and_transactions_have_no_delivery_time(broker: Caller, name: str) -> None:
     """I2: nothing of the batch is stored."""
     timed = {name: LATER[name], "UNIQ_KEY": "U"}
     responses = [
@@ -113,6 +113,7 @@ async def test_batches_and_replies_have_no_delivery_time(broker: Caller, name: s
         await broker.call(
             RequestCode.SEND_REPLY_MESSAGE_V2, v2("DefaultCluster_REPLY_TOPIC", queue_id=0, properties=timed), b"x"
         ),
+        await broker.send("orders", b"half", properties={**timed, "TRAN_MSG": "true", "PGROUP": "shop"}, sysflag=4),
     ]
     for response in responses:
         assert ResponseCode.MESSAGE_ILLEGAL == response.code
@@ -147,8 +148,8 @@ async def test_a_delayed_message_that_fails_waits_for_the_delay_of_its_retry(bro
 
 async def test_a_recalled_message_never_comes(broker: Caller) -> None:
     """I2: RocketMQ 5.3's request 370. The one behind it in time comes, so the other had its chance."""
-    taken_back = await broker.sent("orders", b"recalled", properties={"TIMER_DELAY_MS": "400", "UNIQ_KEY": "A1"})
-    await broker.sent("orders", b"kept", properties={"TIMER_DELAY_MS": "500"})
+    taken_back = await broker.sent("orders", b"recalled", properties={"TIMER_DELAY_MS": "4000", "UNIQ_KEY": "A1"})
+    await broker.sent("orders", b"kept", properties={"TIMER_DELAY_MS": "4100"})
     response = await broker.call(
         RequestCode.RECALL_MESSAGE, RecallMessage(topic="orders", recall_handle=taken_back.recall_handle or "")
     )

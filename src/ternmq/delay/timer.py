@@ -59,7 +59,10 @@ class Timer:
         Raises ``MessageIllegal`` for a time that cannot be kept.
         """
         properties, topic = draft.properties, draft.topic
-        if names.is_internal_topic(topic) and not draft.sysflag & Sysflag.PREPARED:
+        if topic == names.HALF_TOPIC or draft.sysflag & Sysflag.PREPARED:
+            check_no_time(properties, "a transactional message")
+            return
+        if names.is_internal_topic(topic):
             return
         if names.is_derived_topic(topic) or (
             _OUT in properties and props.find(properties, Property.TIMER_OUT_MS) is not None
@@ -96,11 +99,6 @@ class Timer:
                 f"the message has {name}, but this broker accepts no delivery times: set timerWheelEnable=true, or "
                 "use a delay level"
             )
-        if draft.sysflag & Sysflag.PREPARED:
-            raise MessageIllegal(
-                f"a transactional message cannot have a delivery time ({name}): send it without one, or without a "
-                "transaction"
-            )
         if delay_level(draft.properties, 1):
             raise MessageIllegal(
                 f"the message has both a delay level (DELAY) and a delivery time ({name}): set one of them"
@@ -123,4 +121,4 @@ def check_no_time(properties: str, what: str) -> None:
         return
     asked = asked_time(properties, 0)
     if asked is not None:
-        raise MessageIllegal(f"{what} cannot have a delivery time ({asked[0]}): send it as a message of its own")
+        raise MessageIllegal(f"{what} cannot have a delivery time ({asked[0]}): send it as a plain message")

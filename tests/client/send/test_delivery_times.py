@@ -65,11 +65,11 @@ def test_a_batch_has_no_delivery_time() -> None:
 async def test_messages_come_at_their_time_and_can_be_recalled() -> None:
     """I2: one by delay, one by moment, one that is taken back, one that is beyond the limit."""
     async with EmbeddedCluster() as cluster, Producer("shop", name_servers=cluster.name_servers) as producer:
-        gone = await producer.send(Message("orders", b"gone", delay=timedelta(milliseconds=300)))
+        gone = await producer.send(Message("orders", b"gone", delay=timedelta(milliseconds=4000)))
         assert gone.message_id == await producer.recall(gone.recall_handle)
-        await producer.send(Message("orders", b"delay", delay=timedelta(milliseconds=400)))
+        await producer.send(Message("orders", b"delay", delay=timedelta(milliseconds=4100)))
         last = await producer.send(
-            Message("orders", b"moment", deliver_at=datetime.now(UTC) + timedelta(milliseconds=900))
+            Message("orders", b"moment", deliver_at=datetime.now(UTC) + timedelta(milliseconds=9000))
         )
         assert "" == (await producer.send(Message("orders", b"plain"))).recall_handle
         with pytest.raises(MessageIllegal, match="timerMaxDelaySec"):
