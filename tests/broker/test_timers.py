@@ -53,7 +53,7 @@ async def test_a_message_waits_in_the_timer_topic_and_comes_at_its_time(broker: 
     [now] = await broker.records("orders", queue_id=1)
     asked = "1" if name == "TIMER_DELAY_SEC" else "300"
     if name in ("TIMER_DELIVER_MS", "__STARTDELIVERTIME"):
-        asked = str(now.store_time_ms + 4_000)
+        asked = str(now.store_time_ms + 2_000)
 
     reply = await broker.sent("orders", b"later", queue_id=1, properties={name: asked, "TAGS": "A", "UNIQ_KEY": "U"})
     [waiting] = unpack_records((await broker.pull(names.WHEEL_TOPIC, consumer_group="TOOLS_CONSUMER")).body)
@@ -148,8 +148,8 @@ async def test_a_delayed_message_that_fails_waits_for_the_delay_of_its_retry(bro
 
 async def test_a_recalled_message_never_comes(broker: Caller) -> None:
     """I2: RocketMQ 5.3's request 370. The one behind it in time comes, so the other had its chance."""
-    taken_back = await broker.sent("orders", b"recalled", properties={"TIMER_DELAY_MS": "4000", "UNIQ_KEY": "A1"})
-    await broker.sent("orders", b"kept", properties={"TIMER_DELAY_MS": "4100"})
+    taken_back = await broker.sent("orders", b"recalled", properties={"TIMER_DELAY_MS": "2000", "UNIQ_KEY": "A1"})
+    await broker.sent("orders", b"kept", properties={"TIMER_DELAY_MS": "2100"})
     response = await broker.call(
         RequestCode.RECALL_MESSAGE, RecallMessage(topic="orders", recall_handle=taken_back.recall_handle or "")
     )
