@@ -352,7 +352,7 @@ class Transactions:
         if self._last is not None:
             yield unpack_record(self._last, check_crc=False)
         # A message with a delay waits under another topic.
-        for topic in (half.topic, names.SCHEDULE_TOPIC):
+        for topic in (half.topic, names.SCHEDULE_TOPIC, names.WHEEL_TOPIC):
             found = self.store.query(
                 topic, half.unique_key, count_max=_SAME_KEY_MAX, begin_ms=0, end_ms=self._clock.now_ms() + 1
             )

@@ -154,6 +154,15 @@ async def test_a_batch_and_a_reply_cannot_be_part_of_a_transaction(broker: Calle
     assert "cannot be part of a transaction" in (batch.remark or "")
 
 
+@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "__STARTDELIVERTIME"])
+async def test_a_transaction_with_a_delivery_time_is_refused(broker: Caller, name: str) -> None:
+    """J1, I2"""
+    response = await broker.send("orders", b"x", properties={"UNIQ_KEY": "A", name: "5", **HALF}, sysflag=4)
+    assert ResponseCode.MESSAGE_ILLEGAL == response.code
+    assert "cannot have a delivery time" in (response.remark or "")
+    assert 0 == (await listed(broker)).open_count
+
+
 async def test_a_broker_can_refuse_transactions(tmp_path: Path) -> None:
     """J1: rejectTransactionMessage"""
     async with serving(tmp_path, reject_transaction_message=True) as broker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -119,6 +120,8 @@ async def test_what_cannot_be_a_transaction_is_refused_before_anything_is_sent(c
     async with producer:
         for bad, words in (
             (Message("orders", b"x", delay_level=3), "has delay_level=3"),
+            (Message("orders", b"x", delay=timedelta(seconds=5)), "has delay=0:00:05"),
+            (Message("orders", b"x", deliver_at=datetime(2030, 1, 1, tzinfo=UTC)), "has deliver_at=2030"),
             (Message("%RETRY%billing", b"x"), "cannot be part of a transaction"),
         ):
             with pytest.raises(InvalidMessage, match=words):

@@ -18,8 +18,8 @@ from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import NoPermission, NotMaster, StoreError
-from ternmq.message import Property
+from ternmq.errors import MessageIllegal, NoPermission, NotMaster, StoreError
+from ternmq.message import TIMER_PROPERTIES, Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
@@ -106,7 +106,8 @@ class TransactionService:
     # --- For sends --------------------------------------------------------------------------------------------------
 
     def prepare(self, properties: str, sysflag: int, *, group: str, reconsume_times: int) -> tuple[str, int]:
-        """Properties and sysflag of a message that has the property TRAN_MSG. Raises ``NoPermission``.
+        """Properties and sysflag of a message that has the property TRAN_MSG. Raises ``NoPermission`` and
+        ``MessageIllegal``.
 
         The property decides, as in RocketMQ, and the sysflag follows. A message that failed and is sent again by its
         consumer brings the property along; it is not part of a transaction any more.
@@ -118,6 +119,12 @@ class TransactionService:
             raise NoPermission(
                 f"the broker[{self._config.broker_name}] sending transaction message is forbidden; it is "
                 "configured with rejectTransactionMessage"
+            )
+        timer = next((name for name in TIMER_PROPERTIES if props.find(properties, name) is not None), None)
+        if timer is not None and props.find(properties, Property.TIMER_OUT_MS) is None:
+            raise MessageIllegal(
+                f"a transactional message cannot have a delivery time ({timer}): send it without one, or without a "
+                "transaction"
             )
         if props.find(properties, Property.PRODUCER_GROUP) is None:
             properties = props.with_(props.closed(properties), Property.PRODUCER_GROUP, group)

@@ -176,11 +176,13 @@ def check_transaction(message: Message, check_after_s: int | None) -> None:
     Java's client drops the delay of such a message without a word. RocketMQ's broker would let the half itself wait,
     and check it nowhere.
     """
-    if message.delay_level:
-        raise InvalidMessage(
-            f"the message to {message.topic!r} has delay_level={message.delay_level}, which a transaction cannot have; "
-            "send it without a delay, and let the consumer send a delayed message on"
-        )
+    asked = {"delay_level": message.delay_level or None, "deliver_at": message.deliver_at, "delay": message.delay}
+    for name, value in asked.items():
+        if value is not None:
+            raise InvalidMessage(
+                f"the message to {message.topic!r} has {name}={value}, which a transaction cannot have; send it "
+                "without a delay, and let the consumer send a delayed message on"
+            )
     if message.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
         raise InvalidMessage(f"a message to {message.topic!r} cannot be part of a transaction; use a topic of your own")
     if check_after_s is not None and not 0 < check_after_s <= _CHECK_AFTER_S_MAX:

@@ -14,12 +14,14 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * Sends messages in transactions, as each further line of standard input orders, and answers checks.
  *
- * <p>Options: {@code namesrv}, {@code group}, {@code check} (how it answers checks: COMMIT_MESSAGE, ROLLBACK_MESSAGE or
- * UNKNOW). An order: {@code topic}, {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code local}
+ * <p>Options: {@code namesrv}, {@code group}, {@code check} (how it answers checks of transactions whose local part ended
+ * with UNKNOW: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW). An order: {@code topic}, {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code local}
  * (how the local transaction ends), {@code properties}, {@code delayLevel}. Each message answers with an event
  * {@code result} or {@code error}, each order ends with {@code sent}; a check is an event {@code check}.
  */
 final class Transact {
+    private static final String LOCAL = "local";
+
     private Transact() {
     }
 
@@ -45,7 +47,9 @@ final class Transact {
                 line.put("transactionId", message.getTransactionId());
                 line.put("properties", message.getProperties());
                 Events.emit("check", line);
-                return checked;
+                // A check may overtake the end of its transaction; then it must not say something else.
+                LocalTransactionState local = LocalTransactionState.valueOf(message.getProperty(LOCAL));
+                return local == LocalTransactionState.UNKNOW ? checked : local;
             }
         });
         producer.start();
@@ -74,6 +78,7 @@ final class Transact {
                 message.setDelayTimeLevel(order.number("delayLevel", 0));
             }
             order.pairs("properties").forEach(message::putUserProperty);
+            message.putUserProperty(LOCAL, local.name());
             try {
                 TransactionSendResult sent = producer.sendMessageInTransaction(message, local);
                 Map<String, Object> line = new LinkedHashMap<>();
