@@ -257,8 +257,8 @@ class _Session(asyncio.Protocol):
         if self._ticket is not None:
             self._slave.store.flushed.forget(self._ticket)
             self._ticket = None
-        if self._over.done() and not self._over.cancelled():
-            # It was raised, or the run was cancelled.
+        if not self._over.cancel() and not self._over.cancelled():
+            # It was raised, or is not wanted any more.
             self._over.exception()
         if self._transport is not None:
             self._transport.abort()
