@@ -7,6 +7,7 @@ import pytest
 from ternmq.errors import ConfigError, ServiceNotAvailable
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.replicas import Replicas
+from ternmq.wire.codes import ResponseCode
 
 MIB = 1 << 20
 
@@ -70,25 +71,60 @@ def test_acknowledgements_never_go_back() -> None:
 def test_a_send_does_not_wait_when_no_slave_keeps_up() -> None:
     """O2: SLAVE_NOT_AVAILABLE without a slave within 256 MiB; with inSyncReplicas a send waits anyway."""
     slaves = replicas()
-    assert not slaves.is_available
+    assert ResponseCode.SLAVE_NOT_AVAILABLE == slaves.check_wait(Log.end)
     slaves.joined("line 1", "a:1", Log.end - 256 * MIB)
-    assert not slaves.is_available
+    assert ResponseCode.SLAVE_NOT_AVAILABLE == slaves.check_wait(Log.end)
     slaves.acked("line 1", Log.end - 256 * MIB + 1)
-    assert slaves.is_available
-    assert replicas(in_sync_replicas=2).is_available
+    assert 0 == slaves.check_wait(Log.end)
+    assert 0 == replicas(in_sync_replicas=2).check_wait(Log.end)
+
+
+def test_a_master_without_slaves_goes_on_alone_later_than_any_sender_waits() -> None:
+    """O2: what waits for safe records goes on; a sender never hears from this that a slave has its message."""
+    log = Log()
+    slaves = Replicas(ReplicationConfig(), lambda: log.end)
+    begin = log.end
+    slaves.joined("line 1", "a:1", log.end)
+    slaves.left("line 1")
+    log.end = begin + 10
+    slaves.go_on_alone(100.0)
+    log.end = begin + 20
+    slaves.go_on_alone(103.0)
+    assert begin == slaves.replicated.value
+    slaves.go_on_alone(103.1)
+    assert begin + 10 == slaves.replicated.value
+    slaves.go_on_alone(106.2)
+    assert begin + 20 == slaves.replicated.value
+    log.end = begin + 30
+    slaves.joined("line 2", "a:1", begin)
+    slaves.go_on_alone(120.0)
+    slaves.left("line 2")
+    slaves.go_on_alone(120.1)
+    assert begin + 20 == slaves.replicated.value
+
+
+def test_with_in_sync_replicas_a_master_never_goes_on_alone() -> None:
+    """O2: who asks for copies waits for them."""
+    log = Log()
+    slaves = Replicas(ReplicationConfig(in_sync_replicas=2), lambda: log.end)
+    log.end += 10
+    slaves.go_on_alone(100.0)
+    slaves.go_on_alone(110.0)
+    assert log.end - 10 == slaves.replicated.value
 
 
 def test_messages_are_refused_while_too_few_copies_keep_up() -> None:
     """O2: minInSyncReplicas counts the master; so producers move to another broker at once."""
     slaves = replicas(min_in_sync_replicas=2)
-    refusal = slaves.why_not_write()
-    assert isinstance(refusal, ServiceNotAvailable)
-    assert refusal.retriable
+    with pytest.raises(ServiceNotAvailable, match="only 1 of 2 copies") as refusal:
+        slaves.check_write()
+    assert refusal.value.retriable
     slaves.joined("line 1", "a:1", Log.end)
-    assert slaves.why_not_write() is None
+    slaves.check_write()
     slaves.left("line 1")
-    assert slaves.why_not_write() is not None
-    assert replicas().why_not_write() is None
+    with pytest.raises(ServiceNotAvailable):
+        slaves.check_write()
+    replicas().check_write()
 
 
 def test_settings_are_checked_when_they_are_made() -> None:

@@ -172,15 +172,16 @@ class Master:
 
     async def _look(self) -> None:
         housekeeping_s = self.config.ha_housekeeping_interval / 1000
-        check_s = housekeeping_s / 4
+        check_s = min(housekeeping_s / 4, 1.0)
         check_at = self._loop.time() + check_s
         while True:
-            await asyncio.sleep(_LOOK_S if self._lines else min(check_s, 1.0))
+            await asyncio.sleep(_LOOK_S if self._lines else check_s)
             if self.log.end != self._seen:
                 self.wake()
             now = self._loop.time()
             if now >= check_at:
                 check_at = now + check_s
+                self.replicas.go_on_alone(now)
                 for line in (*self._new, *self._lines):
                     if now - line.heard_at > housekeeping_s:
                         line.end(f"nothing was heard from it for {housekeeping_s:g} s (haHousekeepingInterval)")

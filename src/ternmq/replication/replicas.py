@@ -9,7 +9,8 @@ survives the loss of the master.
 
 ``replicated`` is the log offset up to which the asked number of replicas have the log. It never goes back. A replica
 that comes back with less than it had acknowledged is connected anew, and what it lacks was on its machine when a
-sender was told so.
+sender was told so. A master whose slaves are all gone goes on alone under RocketMQ 4.9's rule. So that what waits for
+safe records (delays, pop) does not wait for ever, ``replicated`` then moves on, later than any sender waits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 from ternmq.errors import ServiceNotAvailable
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.durable.watermark import Watermark
+from ternmq.wire.codes import ResponseCode
 
 #: Connections that fetch the log at once.
 LINES_MAX: Final = 64
@@ -41,7 +43,10 @@ class Replicas:
         self._is_any = config.in_sync_replicas is None
         self._gap_bytes = config.ha_max_gap_not_in_sync
         self._least = config.min_in_sync_replicas
+        self._timeout_s = config.slave_timeout / 1000
         self._end = end
+        #: Since when no replica keeps up, and where the log ended then.
+        self._alone: tuple[float, int] | None = None
         #: Connection → its replica, and how far it has acknowledged.
         self._lines: dict[Hashable, tuple[str, int]] = {}
         self.replicated = Watermark(end())
@@ -72,19 +77,28 @@ class Replicas:
         floor = self._end() - self._gap_bytes
         return sum(acked > floor for acked in self._by_replica().values())
 
-    def why_not_write(self) -> ServiceNotAvailable | None:
-        """Why nothing may be written now: too few copies keep up (``minInSyncReplicas``)."""
-        if self._least <= 1 or self.in_sync + 1 >= self._least:
-            return None
-        return ServiceNotAvailable(
-            f"only {self.in_sync + 1} of {self._least} copies of the log keep up (minInSyncReplicas); messages are "
-            "refused until a slave has caught up"
-        )
+    def check_write(self) -> None:
+        """Raise ``ServiceNotAvailable`` while too few copies keep up (``minInSyncReplicas``)."""
+        if self._least > 1 and self.in_sync + 1 < self._least:
+            raise ServiceNotAvailable(
+                f"only {self.in_sync + 1} of {self._least} copies of the log keep up (minInSyncReplicas); messages are "
+                "refused until a slave has caught up"
+            )
 
-    @property
-    def is_available(self) -> bool:
-        """Whether a send may wait at all: else it is answered with SLAVE_NOT_AVAILABLE (RocketMQ 4.9)."""
-        return not self._is_any or self.in_sync > 0
+    def check_wait(self, _end_offset: int) -> int:
+        """A code to answer a send with at once, or 0: it waits. SLAVE_NOT_AVAILABLE is RocketMQ 4.9's rule."""
+        return ResponseCode.SLAVE_NOT_AVAILABLE if self._is_any and not self.in_sync else 0
+
+    def go_on_alone(self, now: float) -> None:
+        """To be called about every second: moves ``replicated`` on while no replica keeps up."""
+        if not self._is_any or self.in_sync:
+            self._alone = None
+        elif self._alone is None:
+            self._alone = now, self._end()
+        elif now - self._alone[0] > self._timeout_s:
+            # Senders that waited for less have been told that the slave was late.
+            self.replicated.advance(self._alone[1])
+            self._alone = now, self._end()
 
     def _by_replica(self) -> dict[str, int]:
         acks: dict[str, int] = {}
