@@ -140,4 +140,4 @@ def test_settings_are_checked_when_they_are_made() -> None:
         ({"ha_housekeeping_interval": 5000}, "haHousekeepingInterval"),
     ):
         with pytest.raises(ConfigError, match=name):
-            ReplicationConfig(**settings)  # type: ignore[arg-type]
+            ReplicationConfig(**settings)

@@ -11,7 +11,8 @@ import pytest
 
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.handshake import Refusal
-from ternmq.replication.master import NEW_LINES_MAX, LineState
+from ternmq.replication.line import LineState
+from ternmq.replication.master import NEW_LINES_MAX
 from ternmq.replication.slave import SlaveState
 from ternmq.replication.stream import pack_report
 from ternmq.store.config import FlushDiskType
@@ -36,6 +37,26 @@ async def test_a_slave_has_the_files_of_its_master(tmp_path: Path) -> None:
     ours, theirs = (log_queues_index(tmp_path / name) for name in ("one", "two"))
     assert len(ours[0]) > 20
     assert ours == theirs
+
+
+async def test_a_transfer_never_crosses_the_end_of_a_file(tmp_path: Path) -> None:
+    """O1: a slave of RocketMQ would drop the bytes, and ask for them again for ever."""
+    async with serving(tmp_path / "one") as master:
+        master.put(3)
+        host, port = master.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(pack_report(1))
+        await until(lambda: master.master.status())
+        end = master.put(60, body=b"y" * 300)
+        at = 1
+        while at < end:
+            header = await reader.readexactly(12)
+            offset, size = int.from_bytes(header[:8], "big"), int.from_bytes(header[8:], "big")
+            assert at == offset
+            assert at // 4096 == (at + size - 1) // 4096
+            await reader.readexactly(size)
+            at += size
+        writer.close()
 
 
 async def test_a_slave_that_was_away_goes_on_where_it_stopped(tmp_path: Path) -> None:
