@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.handshake import Refusal
@@ -57,6 +60,25 @@ async def test_a_transfer_never_crosses_the_end_of_a_file(tmp_path: Path) -> Non
             await reader.readexactly(size)
             at += size
         writer.close()
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_slave_far_behind_catches_up_on_either_loop(
+    tmp_path: Path, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """O1: most of the log is read by a thread, the end of it from memory."""
+
+    async def program() -> None:
+        sizes: dict[str, Any] = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20_000}
+        async with serving(tmp_path / "one", **sizes) as master:
+            end = master.put(6000, body=b"x" * 1000)
+            async with following(tmp_path / "two", master.address, **sizes) as slave:
+                await slave.reaches(end)
+                assert await master.master.replicas.replicated.reached(master.put(3), 60_000)
+        assert files(tmp_path / "one" / "commitlog") == files(tmp_path / "two" / "commitlog")
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(program())
 
 
 async def test_a_slave_that_was_away_goes_on_where_it_stopped(tmp_path: Path) -> None:

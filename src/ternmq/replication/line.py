@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ternmq.errors import RemoteProtocolError, StoreError
 from ternmq.replication import handshake, history
@@ -95,15 +95,15 @@ class Line(asyncio.Protocol):
     # --- Protocol ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         if peer:
             self.ip, self.address = str(peer[0]), f"{peer[0]}:{peer[1]}"
         self.replica = self.ip
         self._takes.set()
         if not self._master.opened(self):
-            transport.abort()
+            self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.state is LineState.SENDING:

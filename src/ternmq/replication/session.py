@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from ternmq.errors import NetworkError, RemoteProtocolError, StoreError, TernError
 from ternmq.replication import handshake, history
@@ -149,8 +149,8 @@ class Session(asyncio.Protocol):
     # --- Protocol ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not checked: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
