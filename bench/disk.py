@@ -1,15 +1,15 @@
-"""What the store makes of the disk, next to the bare disk: flush, recovery, verify, rebuild. Run: python -m bench.disk
+"""The store compared with the bare disk: flush, recovery, verify, rebuild. Run: python -m bench.disk
 
     python -m bench.disk [flush|recover] [--messages N] [--dir DIR]
 
-*flush*: senders that wait until their message is on the disk (SYNC_FLUSH), 1, 8 and 64 at a time, next to a loop that
+*flush*: senders that wait until their message is on disk (SYNC_FLUSH), 1, 8 and 64 at a time, compared with a loop that
 writes as many bytes at once and calls ``fdatasync``. *a sync* is how many messages one sync serves, *ratio* how many
 rounds of all senders the store makes in the time of one bare round.
 
-*recover*: a store of messages of 300 bytes is opened whose process died: once with its queues and index as they were
-left, once with nothing that is trusted; then ``verify`` and ``rebuild`` go through it. Next to them: the same log read
-from beginning to end, in pieces of a MiB. All of it is in memory, so that the disk plays no part. Rates are per second
-of CPU time, as others use this machine, too.
+*recover*: opens a store of messages of 300 bytes whose process was killed: once with its queues and index as they were
+left, once without trusting them; then ``verify`` and ``rebuild`` run on it. For comparison: the same log read from
+start to end, in pieces of a MiB. Everything is in memory, so the disk is not measured. Rates are per second of CPU
+time, because other programs use this machine, too.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def bench_flush(directory: Path) -> None:
 
 
 async def flush_beside_bare(root: Path, senders: int) -> tuple[float, float, float]:
-    """Messages and syncs a second, and rounds a second of a bare loop; by turns, as others use this disk, too."""
+    """Messages and syncs per second, and rounds per second of a bare loop; interleaved, since the disk is shared."""
     config = StoreConfig(store_path_root_dir=root, flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    store = MessageStore(config, store_host=HOST, clock=SystemClock())
-    store.open(asyncio.get_running_loop().call_soon_threadsafe)
+    loop = asyncio.get_running_loop()
+    store = MessageStore.open(config, store_host=HOST, clock=SystemClock(), notify=loop.call_soon_threadsafe)
     sending = Sending(store, senders)
     rounds = 0
     path = root.with_name("bare")
@@ -92,7 +92,7 @@ def bare_syncs(fd: int, data: bytes) -> int:
 
 
 class Sending:
-    """Senders as the broker has them: no task for each, but a call when the disk has its message."""
+    """Senders as in the broker: without a task each, with a callback when the message is on disk."""
 
     def __init__(self, store: MessageStore, senders: int) -> None:
         self._store = store
@@ -136,7 +136,7 @@ class Sending:
 
 def bench_recovery(root: Path, messages: int) -> None:
     config = StoreConfig(store_path_root_dir=root)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         for number in range(messages):
             store.put(draft(number))
         log_bytes = store.written
@@ -152,18 +152,18 @@ def bench_recovery(root: Path, messages: int) -> None:
         print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
 
     def recover(config: StoreConfig) -> None:
-        with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False):
+        with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False):
             pass
 
     told("sequential read", lambda: read_log(root / "commitlog", log_bytes))
-    # The process died, the machine did not: pages are there, and each record is looked at all the same.
+    # The process died, the machine did not: the pages are there, but each record is checked.
     (root / "checkpoint").write_bytes(b"")
     (root / "abort").write_text(f"0\n{FileDisk().boot_id()}\n")
     told("recovery after kill -9", partial(recover, config))
     for name in ("checkpoint", "abort"):
         (root / name).write_bytes(b"")
     told("recovery after a power cut", partial(recover, config))
-    # Of which the keys are a part: two to a record here.
+    # A part of it is for the keys: two per record here.
     (root / "abort").write_bytes(b"")
     (root / "checkpoint").write_bytes(b"")
     told("… without index", partial(recover, replace(config, message_index_enable=False)))

@@ -1,8 +1,8 @@
-"""The least that a Python server can do for Java's producer: the yardstick for TernMQ's send path.
+"""The minimum that a Python server can do for Java's producer: the reference for TernMQ's send path.
 
 One uvloop process that is name server and broker at once. It finds where each frame ends and the ``opaque`` in its
-JSON header, and answers with a fixed reply; nothing is parsed, stored or checked. What a broker reaches of its rate is
-what is left after everything that a broker is for.
+JSON header, and answers with a fixed reply, without parsing, storing or checking. The ratio of a broker's rate to this
+rate shows the cost of everything that a broker does.
 
 Run as ``python -m bench.echo PORT``.
 """
@@ -34,7 +34,7 @@ class Echo(asyncio.Protocol):
         self._kept = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of asyncio's.
+        # uvloop's transports are not subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,14 +1,14 @@
-"""SQL filters: messages a second on one core. Run: python -m bench.filter [messages]
+"""SQL filters: messages per second on one core. Run: python -m bench.filter [messages]
 
 A store with messages of 128 bytes and nine properties, as clients send them. Three comparisons, written as users would;
-half of the messages pass the first, a quarter the second, an eighth all. What counts is the CPU time of the thread:
+half of the messages pass the first, a quarter the second, an eighth all. The CPU time of the thread is measured:
 
-- *filter*: from the bytes of a record to the answer: properties found, decoded, and the expression evaluated;
-- *pull*: ``store.get`` over the whole queue, from the queue entries to views of what passed, properties read from the
-  log. Goal: 300,000 messages a second.
+- *filter*: from the bytes of a record to the result: properties found, decoded, and the expression evaluated;
+- *pull*: ``store.get`` over the whole queue, from the queue entries to views of matching records, properties read from
+  the log. Goal: 300,000 messages per second.
 
-Then the same with Bloom maps beside the queue, which spare the reading of what the group does not want, and what these
-maps cost when a message is stored.
+Then the same with Bloom maps beside the queue, which avoid reading records that do not match, and the cost of these
+maps when a message is stored.
 """
 
 from __future__ import annotations
@@ -120,13 +120,12 @@ def drained(store: MessageStore, wanted: Wanted, passed: int) -> int:
 
 def stored(root: Path, count: int, *, table: Filters | None, differ: bool = False) -> tuple[MessageStore, float]:
     """A store with the messages, with Bloom maps if there is a table; and its puts a second."""
-    store = MessageStore(
+    store = MessageStore.open(
         StoreConfig(store_path_root_dir=root, enable_consume_queue_ext=table is not None),
         store_host=HOST,
         clock=SystemClock(),
+        bits=table.bits if table is not None else None,
     )
-    store.bits = table.bits if table is not None else None
-    store.open()
     time.sleep(0.002)  # maps count from the millisecond after the filter's birth
     drafts = [Draft("orders", 0, b"x" * 128, properties(number, differ=differ), 1, HOST) for number in range(count)]
     began = time.thread_time()

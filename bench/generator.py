@@ -1,6 +1,6 @@
-"""Rows out of nothing: a source on Spark's Python API that hands out one Arrow batch again and again.
+"""Generated rows: a source on Spark's Python API that returns one Arrow batch repeatedly.
 
-What Spark itself takes for such rows, with no broker, network or decoding behind it: the yardstick for ``ternmq``.
+The cost of such rows in Spark itself, without broker, network or decoding: the reference for ``ternmq``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Apache Kafka beside TernMQ in Spark: one broker in KRaft mode, and Spark's own Kafka source and sink.
 
 The jars come by Maven (``bench/java/pom.xml``), the first time that ``connector_jars`` or ``start_kafka`` needs them.
-The broker keeps its own defaults, on a heap of 1 GiB like RocketMQ's in ``systems``, and flushes as TernMQ does by
-default: when the system likes to.
+The broker has its own defaults, with a heap of 1 GiB like RocketMQ's in ``systems``, and flushes as TernMQ does by
+default: when the system decides.
 
 >>> spark = session(settings={"spark.jars": connector_jars()})
 >>> with start_kafka(directory) as kafka:
@@ -27,7 +27,7 @@ from tests.interop.rocketmq import free_port
 _JAVA: Final = Path(__file__).parent / "java"
 _READY_S: Final = 120.0
 _STOP_S: Final = 60.0
-#: Any will do, in Kafka's form of a UUID.
+#: Any value in Kafka's form of a UUID.
 _CLUSTER_ID: Final = "TernMQbenchmarkKafka00"
 # What Kafka's own start script sets.
 _FLAGS: Final = (
@@ -61,7 +61,7 @@ class Kafka:
     pid: int
 
     def create(self, topic: str, *, partitions: int) -> None:
-        """A topic of one replica; returns when it is there."""
+        """Create a topic with one replica; returns when it exists."""
         where = ("--bootstrap-server", self.address, "--topic", topic)
         _run("org.apache.kafka.tools.TopicCommand", "--create", *where, "--partitions", str(partitions))
 
@@ -73,7 +73,7 @@ def connector_jars() -> str:
 
 @contextmanager
 def start_kafka(directory: Path) -> Iterator[Kafka]:
-    """Broker and controller in one process, ready to be used; killed at the end, as nobody looks at its files again."""
+    """Broker and controller in one process, ready to be used; killed at the end, since its files are not needed."""
     directory.mkdir(parents=True, exist_ok=True)
     port, controller_port = free_port(), free_port()
     settings = directory / "server.properties"
@@ -92,7 +92,7 @@ def start_kafka(directory: Path) -> Iterator[Kafka]:
 
 
 def _wait(kafka: Kafka, process: subprocess.Popen[bytes], log_path: Path) -> None:
-    """Until the broker answers a tool."""
+    """Wait until the broker answers a tool."""
     deadline = time.monotonic() + _READY_S
     while True:
         try:
@@ -105,7 +105,7 @@ def _wait(kafka: Kafka, process: subprocess.Popen[bytes], log_path: Path) -> Non
 
 
 def _run(main: str, *arguments: str) -> None:
-    """One of Kafka's tools, to its end."""
+    """Run one of Kafka's tools to its end."""
     done = subprocess.run(_command(main, *arguments), capture_output=True, text=True, timeout=_READY_S, check=False)
     if done.returncode:
         raise SystemExit(f"{main} failed: {done.stdout}{done.stderr}")
@@ -120,7 +120,7 @@ def _command(main: str, *arguments: str, flags: Sequence[str] = jvm.SMALL) -> li
 
 
 def _jars(part: str) -> Path:
-    """The directory of one part's jars; fetched when they are not there."""
+    """The directory of one part's jars; they are fetched if they are missing."""
     lib, pom = _JAVA / "target" / part / "lib", _JAVA / "pom.xml"
     stamp = lib.with_name("stamp")
     if not stamp.exists() or stamp.read_bytes() != pom.read_bytes():

@@ -1,4 +1,4 @@
-"""Drives Java's ``TernLoad`` against a system, and reads the broker's CPU time at the events that bound what counts."""
+"""Runs the Java program ``TernLoad`` against a system, and reads the CPU time of the broker around the measurement."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pop(system: System, directory: Path, **options: object) -> Measured:
 
 
 def latency(system: System, directory: Path, **options: object) -> Measured:
-    """From the appointed time of a send to the listener, at a fixed rate."""
+    """From the scheduled time of a send to the listener, at a fixed rate."""
     return _run(system, directory, "latency", begin="warm", options=options)
 
 

@@ -1,9 +1,9 @@
-"""Files in number: ten thousand queues against one, and thousands of segments. Run: python -m bench.queues [messages]
+"""Many files: ten thousand queues compared with one, and thousands of segments. Run: python -m bench.queues [messages]
 
-The same messages are put into one queue, and round robin into 100 topics of 100 queues. What counts is the CPU time of
-the store's thread with everything that belongs to it: entries, and writing them out 200 at a time. (The messages must
-be enough for that: more than 200 a queue.) First the queues are new and their files are made, then they are there.
-Goal: ten thousand at 0.7 of the rate of one. Then a log of 3,000 segments is opened and read in places.
+The same messages are put into one queue, and round robin into 100 topics of 100 queues. The CPU time of the store's
+thread is measured, including entries, and writing them out 200 at a time. (This needs enough messages: more than 200
+per queue.) First the queues are new and their files are created, then they exist.
+Goal: ten thousand at 0.7 of the rate of one. Then a log of 3,000 segments is opened and read in some places.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def puts_per_second(store: MessageStore, queues: int, *, first: int, count: int)
     """Puts a second of CPU time of this thread."""
     put, cpu_s = store.put, 0.0
     for begin in range(first, first + count, BATCH):
-        # Made just before, as a broker does, so that they are in the cache.
+        # Created just before, as in a broker, so that they are in the cache.
         batch = [
             Draft(
                 f"topic-{number % queues // PER_TOPIC:03d}",
@@ -64,11 +64,11 @@ def puts_per_second(store: MessageStore, queues: int, *, first: int, count: int)
 
 def put_into_queues(root: Path, count: int) -> None:
     config = StoreConfig(store_path_root_dir=root / "one")
-    with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
         one = puts_per_second(store, 1, first=0, count=count // 4)
     print(f"     1 queue         {1e6 / one:5.2f} µs CPU a put")
     config = StoreConfig(store_path_root_dir=root / "many")
-    with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
         before_mb, before = status("RssAnon"), descriptors()
         for phase, title in enumerate(("new", "old")):
             many = puts_per_second(store, QUEUES, first=phase * count, count=count)
@@ -77,19 +77,19 @@ def put_into_queues(root: Path, count: int) -> None:
             f"                     {status('RssAnon') - before_mb} MB of memory, {descriptors() - before} descriptors"
         )
     began = time.perf_counter()
-    with MessageStore(config, store_host=HOST, clock=SystemClock()):
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()):
         print(f"                     opened in {time.perf_counter() - began:.2f} s")
 
 
 def open_many_segments(root: Path) -> None:
     config = StoreConfig(store_path_root_dir=root, mapped_file_size_commit_log=64 * 1024, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         while store.written < SEGMENTS * 64 * 1024:
             store.put(Draft("many", 0, b"x" * 30_000, "", 1, HOST))
             store.flush_now()
     before = descriptors()
     began = time.perf_counter()
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False) as store:
         opened_s = time.perf_counter() - began
         at_start = mappings(root)
         end = store.max_offset("many", 0)

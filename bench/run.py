@@ -1,9 +1,9 @@
-"""``script/bench``: TernMQ beside RocketMQ 4.9.4 and a bare echo, one after the other on this machine.
+"""``script/bench``: TernMQ compared with RocketMQ 4.9.4 and a bare echo, one after the other on this machine.
 
-Each system, started afresh, gets: sync sends of 128 bytes from 64 threads; batches of 32 from 16 threads; and (not the
-echo) push consumption of waiting messages, once to warm up and once to measure, and messages at a fixed rate whose
-way from the sender to the listener is timed. Every load warms up before it counts.
-With ``--pop`` TernMQ stands beside RocketMQ 5.2.0 instead, and a Java client of that version pops waiting messages.
+Each system is started anew and gets: sync sends of 128 bytes from 64 threads; batches of 32 from 16 threads; and (not
+the echo) push consumption of waiting messages, once to warm up and once to measure, and messages at a fixed rate whose
+time from the sender to the listener is measured. Every load warms up first.
+With ``--pop`` TernMQ is compared with RocketMQ 5.2.0 instead, and a Java client of that version pops waiting messages.
 With ``--rounds`` the systems take turns, and the table shows medians: a machine's speed drifts within minutes.
 
 Writes a table in Markdown, and everything that was measured as JSON.
@@ -46,7 +46,7 @@ POP_SYSTEMS: Final[dict[str, Callable[[Path], AbstractContextManager[System]]]] 
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """A line of the table: a figure, and what issue and docs ask of TernMQ's ratio to RocketMQ."""
+    """A line of the table: a figure, and the target for TernMQ's ratio to RocketMQ."""
 
     key: str
     title: str
@@ -134,7 +134,7 @@ def _ratio(ours: float | None, theirs: float | None) -> str:
 
 
 def machine() -> str:
-    """One line on what the figures were made with."""
+    """One line about the machine of the measurement."""
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     processor = next(

@@ -1,14 +1,14 @@
-"""``script/bench --spark``: rows a second from a topic into Spark, beside Spark's own Kafka source and bare rows.
+"""``script/bench --spark``: rows per second from a topic into Spark, compared with Spark's Kafka source and bare rows.
 
 A TernMQ broker and a Kafka broker are filled with the same messages of 200 bytes, in four queues and four partitions.
-Spark reads them with ``local[2]`` and throws the rows away (its ``noop`` sink): all columns (TernMQ has 14, Kafka 7),
-those that Kafka has as well, and the body alone, once and as a stream that ends with what is there (``availableNow``).
-Then twice and four times as many rows: what one costs must not grow, and what a query costs to start counts less.
-*Arrow generator* is the source of ``generator``.
+Spark reads them with ``local[2]`` and discards the rows (its ``noop`` sink): all columns (TernMQ has 14, Kafka 7),
+those that Kafka has as well, and the body alone; as a batch and as a stream that ends with the present messages
+(``availableNow``). Then two and four times as many rows: the cost of a row must not grow, and the start of a query
+counts less. *Arrow generator* is the source of ``generator``.
 
 Everything runs on this machine, the sources one after the other, several rounds; the table shows medians. The first
-round warms up and does not count. CPU time is that of all processes: on a machine with other work it says more than
-rows a second.
+round warms up and does not count. CPU time is that of all processes: on a busy machine it is more meaningful than
+rows per second.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from ternmq import SyncAdmin
 from ternmq.spark.session import session
 
 TOPIC: Final = "bench"
-#: What is asked of TernMQ and the generator; an empty text is everything.
+#: Schemas for TernMQ and the generator; an empty text means all columns.
 COLUMN_SETS: Final = {
     "all columns": "",
     "those of Kafka": "keys STRING, body BINARY, topic STRING, queue_id INT, queue_offset BIGINT, store_time TIMESTAMP",
     "body alone": "body BINARY",
 }
 BODY_ALONE: Final = COLUMN_SETS["body alone"]
-#: By how much more is read to see whether a row then costs more.
+#: Factors of the number of rows, to see whether the cost of a row grows.
 GROWTH: Final = (1, 2, 4)
 BARE, THEIRS, OURS = "Arrow generator", "Kafka's source", "TernMQ"
 
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """How to read one source: so many rows at once, or as a stream that begins after so many; and which columns."""
+    """How to read one source: a number of rows at once, or as a stream that begins after them; and which columns."""
 
-    #: Who works for it: Spark, whose Python workers are below it, and the broker.
+    #: Processes that are measured: Spark with its Python workers, and the broker.
     pids: tuple[int, ...]
     batch: Callable[[int, str], DataFrame]
     stream: Callable[[int, str], DataFrame] | None = None
@@ -62,12 +62,12 @@ def places(rows: int) -> dict[str, int]:
 
 
 def _spark_pid(spark: SparkSession) -> int:
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark tells it nowhere else
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - Spark has no public name for it
     return int(gateway.proc.pid)
 
 
 def generator(spark: SparkSession) -> Source:
-    """Rows out of nothing."""
+    """Generated rows."""
 
     def batch(rows: int, columns: str) -> DataFrame:
         reader = spark.read.format("generator").option("rows", rows)
@@ -94,7 +94,7 @@ def ternmq(spark: SparkSession, system: systems.System) -> Source:
 
 
 def kafka_source(spark: SparkSession, kafka: Kafka) -> Source:
-    """Spark's own, filled."""
+    """Spark's Kafka source, on a filled topic."""
     options = {"kafka.bootstrap.servers": kafka.address, "subscribe": TOPIC}
 
     def table(rows: int) -> str:
@@ -112,10 +112,10 @@ def kafka_source(spark: SparkSession, kafka: Kafka) -> Source:
 
 
 def fill_ternmq(system: systems.System, directory: Path, rows: int) -> None:
-    """At least ``rows`` messages, the same number in each queue; Java's producer takes the queues in turn."""
+    """At least ``rows`` messages, the same number in each queue; Java's producer uses the queues in turn."""
     with SyncAdmin(system.namesrv) as admin:
         admin.topics.create(TOPIC, queues=TASKS)
-    # Each thread takes the queues in turn; somewhat more, so that none of them has less than its part.
+    # Each thread uses the queues in turn; somewhat more, so that none of them has less than its share.
     load.send(system, directory, topic=TOPIC, threads=4, batch=100, bodyBytes=len(BODY), count=rows + rows // 50)
 
 
@@ -155,19 +155,19 @@ def measured(source: Source, read: Callable[[Source], int]) -> Measured:
     before, started = cpu_by_process(), time.monotonic()
     rows = read(source)
     seconds = time.monotonic() - started
-    # Python workers end a minute after their last task, and nobody waits for them: who is gone has not worked here.
+    # Python workers end a minute after their last task, without being waited for: one that has ended did not work here.
     cpu_s = sum(cpu_s - before.get(pid, 0.0) for pid, cpu_s in cpu_by_process().items())
     return Measured(rows, seconds, cpu_s)
 
 
 def batch(source: Source, *, rows: int, columns: str) -> int:
-    """Read so many rows once."""
+    """Read a number of rows once."""
     source.batch(rows, columns).write.format("noop").mode("overwrite").save()
     return rows
 
 
 def stream(source: Source, *, after: int, columns: str, directory: str) -> int:
-    """Read all ``after`` so many rows as a stream; returns their number by Spark's own count."""
+    """Read all rows ``after`` a number of rows as a stream; returns their number by Spark's own count."""
     assert source.stream is not None
     with tempfile.TemporaryDirectory(dir=directory) as checkpoint:
         writer = source.stream(after, columns).writeStream.format("noop").option("checkpointLocation", checkpoint)
@@ -177,7 +177,7 @@ def stream(source: Source, *, after: int, columns: str, directory: str) -> int:
 
 
 def compare(sources: Mapping[str, Source], rounds: int, read: Callable[[Source], int]) -> dict[str, list[Measured]]:
-    """Some rounds, in which the sources take turns; a first one that does not count."""
+    """Some interleaved rounds; the first one does not count."""
     found: dict[str, list[Measured]] = {name: [] for name in sources}
     for number in range(rounds + 1):
         for name, source in sources.items():
@@ -188,7 +188,7 @@ def compare(sources: Mapping[str, Source], rounds: int, read: Callable[[Source],
 
 
 def report(sources: Mapping[str, Source], directory: str, rows: int, rounds: int) -> None:
-    """Both tables, line by line as they come."""
+    """Both tables, line by line."""
     print(f"| | {BARE} | {THEIRS} | {OURS} | TernMQ / Kafka | TernMQ / generator |\n|---|--:|--:|--:|--:|--:|")
     queued = {name: source for name, source in sources.items() if source.stream is not None}
     for title, columns in COLUMN_SETS.items():

@@ -1,11 +1,11 @@
-"""``python -m bench.spark_files``: a store's log read by Spark from its files, beside Parquet and raw bytes; and its
-queues and index rebuilt by Spark, beside ``tern store rebuild``.
+"""``python -m bench.spark_files``: a store's log read by Spark from its files, compared with Parquet and raw bytes; and
+its queues and index rebuilt by Spark, compared with ``tern store rebuild``.
 
-A store is written with messages of 200 bytes in four queues. Spark reads it with ``local[2]`` and throws the rows away
+A store is written with messages of 200 bytes in four queues. Spark reads it with ``local[2]`` and discards the rows
 (its ``noop`` sink): all columns, and the body alone. *Parquet* is the same rows, written by Spark with its defaults.
-*Raw* is Spark's ``binaryFile`` on the same segments: bytes, with nothing made of them. MB/s count the log's bytes for
-all of them; CPU is that of JVM, workers and this process together, and says more than seconds on a busy machine. All on
-this machine, one after the other, several rounds; the tables show medians.
+*Raw* is Spark's ``binaryFile`` on the same segments: only the bytes. MB/s count the log's bytes for
+all of them; CPU is that of JVM, workers and this process together, which is more meaningful than seconds on a busy
+machine. All on this machine, one after the other, several rounds; the tables show medians.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_store(root: Path, rows: int) -> int:
     """A store of ``rows`` messages; returns the bytes of its log."""
     host = pack_host("127.0.0.1", 10911)
     config = StoreConfig(store_path_root_dir=root, mapped_file_size_commit_log=SEGMENT_BYTES)
-    with MessageStore(config, store_host=host, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=host, clock=SystemClock()) as store:
         for number in range(rows // BATCH):
             keys = (f"KEYS\x01order-{number * BATCH + each}\x02".encode() + PROPERTIES for each in range(BATCH))
             drafts = [(0, BODY, properties) for properties in keys]
@@ -51,7 +51,7 @@ def write_store(root: Path, rows: int) -> int:
 
 
 class Cost(NamedTuple):
-    """What something took."""
+    """The cost of one run."""
 
     seconds: float
     cpu_seconds: float
@@ -84,7 +84,7 @@ def read(frame: DataFrame) -> None:
 
 
 def medians(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, Cost]:
-    """What each takes, in turn. The first round warms up the JVM and the workers, and does not count."""
+    """The cost of each, interleaved. The first round warms up the JVM and the workers, and does not count."""
     found: dict[str, list[Cost]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():

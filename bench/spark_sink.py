@@ -1,6 +1,6 @@
-"""``python -m bench.spark_sink``: rows a second from Spark into a topic, exactly once and at least once.
+"""``python -m bench.spark_sink``: rows per second from Spark into a topic, exactly once and at least once.
 
-Rows of 200 bytes that Spark makes up itself are written with ``local[2]`` into four queues of one broker, from two
+Generated rows of 200 bytes are written with ``local[2]`` into four queues of one broker, from two
 tasks: by TernMQ's sink in both ways, and by Spark's own Kafka sink (at least once) into four partitions. *Loop* is a
 plain Python program that sends the same bodies to TernMQ with ``send_batch``, one batch after the other. All on this
 machine, one after the other, several rounds; the table shows medians. Each measurement begins with an empty topic, on
@@ -47,7 +47,7 @@ def write(frame: DataFrame, name_servers: str, delivery: str) -> None:
 
 
 def ternmq_rate(way: str, frame: DataFrame, rows: int) -> float:
-    """Rows a second, from the start of the job to its end; all of them must be there."""
+    """Rows per second, from the start of the job to its end; checks that all of them are stored."""
     with (
         tempfile.TemporaryDirectory(prefix="ternmq-bench-") as directory,
         systems.start_ternmq(Path(directory) / "ternmq") as broker,

@@ -1,8 +1,8 @@
-"""What a put and a get of the store cost: CPU time of this thread per call. Run: python -m bench.store [messages]
+"""The cost of a put and a get of the store: CPU time of this thread per call. Run: python -m bench.store [messages]
 
 The message is that of the throughput goal: a body of 128 bytes, some 150 bytes of properties with a unique key and a
-tag, and the same with a key of the application's. Sixteen queues, so that neighbours in the log belong to different
-ones.
+tag, and the same with a key of the application. Sixteen queues, so that consecutive records belong to different
+queues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROPERTIES = (
 
 
 def measure(name: str, per_round: int, rounds: Iterable[Callable[[], None]]) -> None:
-    """Run the rounds and print the best and the median of them: others use this machine, too."""
+    """Run the rounds and print the best and the median of them: other programs use this machine, too."""
     costs = []
     for work in rounds:
         began = time.thread_time()
@@ -54,7 +54,7 @@ def record_of(store: MessageStore) -> tuple[bytes, bytes]:
 
 
 def copy_all(parts: tuple[bytes, bytes]) -> None:
-    """What no append of a record with a checksum can do without: the bytes and the CRC of the body."""
+    """The minimum for any append of a record with a checksum: copying the bytes, and the CRC of the body."""
     record, body = parts
     page, size = memoryview(bytearray(256 * len(record))), len(record)
     for at in range(0, 256 * size, size):
@@ -67,7 +67,7 @@ def main() -> None:
     per_round = 256  # drafts are made just before, as a broker does, so that they are in the cache
     with tempfile.TemporaryDirectory() as directory:
         config = StoreConfig(store_path_root_dir=Path(directory))
-        with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+        with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
 
             def put_all(batch: list[Draft]) -> None:
                 put = store.put

@@ -1,7 +1,7 @@
-"""The servers that are measured, each started the same way: in an empty directory, on free ports, until ready.
+"""The measured servers, each started in the same way: in an empty directory, on free ports, until ready.
 
-RocketMQ (4.9.4, and 5.2.0 for what only that has) runs with its own defaults (1 GiB files, asynchronous flush) and its
-recommended collector, on a heap of 1 GiB that is not touched in advance, so that its memory is what it really uses.
+RocketMQ (4.9.4, and 5.2.0 for pop) runs with its own defaults (1 GiB files, asynchronous flush) and its
+recommended collector, with a heap of 1 GiB that is not touched in advance, so that its real memory use is measured.
 TernMQ is ``tern up``.
 """
 
@@ -25,7 +25,7 @@ POP_VERSION: Final = "5.2.0"
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _STOP_S: Final = 60.0
-# What RocketMQ's own start script sets, but for a heap that fits this machine.
+# The options of RocketMQ's own start script, with a smaller heap.
 _ROCKETMQ_FLAGS: Final = (
     "-Xms1g",
     "-XX:+UseG1GC",
@@ -49,7 +49,7 @@ class System:
         return cpu_s(self.broker_pid)
 
     def memory_mb(self) -> float:
-        """Resident memory less mapped files."""
+        """Resident memory without mapped files."""
         status = dict(
             line.split(":", 1)
             for line in Path(f"/proc/{self.broker_pid}/status").read_text().splitlines()
@@ -60,7 +60,7 @@ class System:
 
 def cpu_s(pid: int, *, with_waited: bool = False) -> float:
     """CPU time of a process so far, in user and kernel mode; ``with_waited``: and of children it has waited for."""
-    # The name in parentheses may hold spaces: count fields from behind it (proc(5): utime is 14, stime 15, and those of
+    # The name in parentheses may contain spaces: count fields after it (proc(5): utime is 14, stime 15, and those of
     # children that were waited for 16 and 17).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if with_waited else 13])) / os.sysconf("SC_CLK_TCK")
@@ -94,7 +94,7 @@ def start_rocketmq(directory: Path, version: str = ROCKETMQ_VERSION) -> Iterator
         ) as broker,
     ):
         yield System(f"RocketMQ {version}", names.address, broker.process.pid, ready_s=time.monotonic() - started)
-        # Nobody looks at the store again.
+        # The store is not needed any more.
         broker.kill()
         names.kill()
 
@@ -120,7 +120,7 @@ def start_echo(directory: Path) -> Iterator[System]:
 
 @contextmanager
 def _started(command: list[str], directory: Path) -> Iterator[tuple[subprocess.Popen[str], float]]:
-    """A process that says «ready …» in its first line; stopped at the end of the block."""
+    """A process whose first line begins with "ready"; stopped at the end of the block."""
     directory.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     log_path = directory.with_suffix(".log")

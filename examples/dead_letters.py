@@ -16,13 +16,13 @@ async def main(name_servers: str) -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         await producer.send(Message("bills", b"one book", keys="order-7"))
 
-    # A consumer that gives up after the first attempt, because its database is away.
+    # A consumer that gives up after the first attempt, because its database is not available.
     await work(name_servers, is_broken=True)
 
     async with Admin(name_servers) as admin:
         for letter in await admin.dead_letters.all("billing"):
             print("dead:", letter.origin_topic, letter.message.keys, letter.message.body, letter.attempts, "attempt")
-        # The database is back: the group gets them once more, and no other group does.
+        # The database is available again: only the group that failed gets them again.
         for resent in await admin.dead_letters.resend("billing"):
             print("sent again to", resent.topic)
 

@@ -1,4 +1,4 @@
-"""Orders into a Parquet lake, a question to it, and one order sent again.
+"""Archive orders in a Parquet lake, query it, and send one order again.
 
 tern up &
 python examples/pipeline_archive.py 127.0.0.1:9876

@@ -1,4 +1,4 @@
-"""Find out what became of orders: sent against stored against consumed, and what a group has given up.
+"""Compare sent, stored and consumed orders, and list the orders that a group has given up.
 
 pip install ternmq[spark]
 tern up &

@@ -1,4 +1,4 @@
-"""Stream SQL: what customers spend in a minute, from a topic of orders to a topic of alerts.
+"""Streaming SQL: what customers spend per minute, from a topic of orders to a topic of alerts.
 
 tern up &
 python examples/pipeline_sql.py 127.0.0.1:9876
@@ -26,7 +26,7 @@ FROM orders GROUP BY customer, window(at, '1 minute') HAVING sum(amount) > 100;
 
 def main(name_servers: str) -> None:
     with SyncProducer("shop", name_servers=name_servers) as producer:
-        # The alerts' topic comes with its first message; the pipeline writes only where one is.
+        # The topic of alerts is created by its first message; the pipeline writes only to an existing topic.
         producer.send(Message("book_alerts", json.dumps({"customer": "nobody", "spent": 0}).encode()))
         for number in range(60):
             order = {"customer": "ann" if number % 3 else "bob", "amount": 3, "at": f"2026-11-16T08:00:{number:02}Z"}

@@ -14,16 +14,16 @@ from ternmq import Message, Producer, by_hash, split_batch
 
 async def main(name_servers: str) -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
-        # Awaited: when it returns, the broker has the message.
+        # Awaited: when it returns, the broker has stored the message.
         receipt = await producer.send(Message("orders", b"one book", tags="new", keys="order-1"))
         print("sent", receipt.status.value, receipt.message_id)
 
-        # Without waiting: many on their way at once, each with a future.
+        # Without waiting: many sends in progress at once, each with a future.
         sent = [producer.send_nowait(Message("orders", f"book {number}".encode())) for number in range(100)]
         receipts = await asyncio.gather(*sent)
         print("sent", len(receipts), "without waiting")
 
-        # One-way: nobody answers.
+        # One-way: the broker does not reply.
         await producer.send_oneway(Message("clicks", b"page 7"))
 
         # Many in one request; split_batch keeps each below the limit of 4 MiB.

@@ -1,4 +1,4 @@
-"""Batches that form by themselves, compression, time-outs, and a hook that counts.
+"""Automatic batches, compression, time-outs, and a hook that counts requests.
 
 tern up &
 python examples/producer_settings.py 127.0.0.1:9876

@@ -1,4 +1,4 @@
-"""Ask another program through a topic, and wait for its answer.
+"""Send a request to another program through a topic, and wait for its reply.
 
 tern up &
 python examples/request_reply.py 127.0.0.1:9876

@@ -1,6 +1,6 @@
-"""A store directory as a table, without its broker: what takes the space, what was sent, and what consumers would miss.
+"""A store directory as a table, without a broker: its largest topics, its messages, and records that consumers miss.
 
-python examples/spark_files.py            # writes a store of its own
+python examples/spark_files.py            # writes a store
 python examples/spark_files.py DIRECTORY  # reads yours
 """
 
@@ -36,7 +36,7 @@ def main(store: Path) -> None:
 
 
 if __name__ == "__main__":
-    # What is no store, such as the address that other examples take, is passed over.
+    # An argument that is not a store, such as the address for the other examples, is ignored.
     given = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
     if given.joinpath("commitlog").is_dir():
         main(given)

@@ -1,4 +1,4 @@
-"""Rows into topics: a table written once, and streams from topic to topic in which each row arrives once.
+"""Write rows to topics: a table once, and streams from topic to topic in which each row arrives once.
 
 tern up &
 python examples/spark_sink.py 127.0.0.1:9876
@@ -27,7 +27,7 @@ def main(name_servers: str) -> None:
         # Parcels of one customer stay in order.
         "concat('customer-', id % 9) AS sharding_key",
     )
-    # With an id, a job that is run again writes nothing twice.
+    # With an id, a repeated job writes no row twice.
     write = parcels.write.format("ternmq").mode("append").option("nameServers", name_servers)
     for _ in range(2):
         write.option("writeId", "parcels-of-today").save("parcels")

@@ -1,4 +1,4 @@
-"""A topic as a table: read it whole, count by tag, and take the next messages as a stream.
+"""A topic as a table: read all messages, count by tag, and read the next messages as a stream.
 
 tern up &
 python examples/spark_source.py 127.0.0.1:9876
@@ -39,7 +39,7 @@ def main(name_servers: str) -> None:
     )
     with tempfile.TemporaryDirectory() as checkpoint:
         query = stream.writeStream.foreachBatch(add).option("checkpointLocation", checkpoint)
-        # What is there now, then stop; a second run with the same checkpoint would read only what is new.
+        # Reads the present messages, then stops; a second run with the same checkpoint reads only new messages.
         query.trigger(availableNow=True).start().awaitTermination()
     print("streamed", sum(streamed), "of them")
     spark.stop()

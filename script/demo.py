@@ -1,7 +1,7 @@
-"""What ``script/demo`` shows: two brokers, a producer and a consumer in Python, the command line, a crash, and
+"""The program of ``script/demo``: two brokers, a producer and a consumer in Python, the command line, a crash, and
 a Spark pipeline: the topic into a Parquet lake, and SQL on it.
 
-Everything happens in a temporary directory and on free ports; the last line says whether all went well.
+Everything is in a temporary directory and on free ports; the last line says whether the demo passed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def servers(directory: Path, port: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def pull_the_plug(process: subprocess.Popen[str]) -> None:
-    """kill -9 for the brokers and the name server: no flush, no goodbye."""
+    """kill -9 for the brokers and the name server: without a flush or a clean end."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in [*map(int, children), process.pid]:
         os.kill(pid, signal.SIGKILL)
@@ -71,7 +71,7 @@ def tern(*arguments: str) -> str:
 
 
 def into_a_lake(name_server: str, directory: Path) -> set[str]:
-    """What `tern pipeline archive orders --once` does; the bodies in the lake."""
+    """The same as `tern pipeline archive orders --once`; returns the bodies in the lake."""
     spark = session(name="demo", log_file=directory / "spark.log")
     try:
         lake = str(directory / "lake")
@@ -99,7 +99,7 @@ def main() -> None:
             seconds = time.perf_counter() - began
             print(f"{len(receipts):,} acknowledged in {seconds:.2f} s; the last one in {receipts[-1].queue}")
 
-            say("A consumer group takes them")
+            say("A consumer group consumes them")
             consumed: set[str] = set()
             complete = threading.Event()
 
@@ -114,7 +114,7 @@ def main() -> None:
                 complete.wait(60)
             print(f"{len(consumed):,} different orders consumed")
 
-            say("What the command line says")
+            say("The same on the command line")
             print(tern("topic", "status", "orders"), end="")
             print(tern("group", "progress", "billing"), end="")
 

@@ -158,7 +158,7 @@ def _admin(imports: Imports) -> str:
 
 
 def _nouns(imports: Imports) -> Iterator[str]:
-    """``class SyncTopics`` and the others, from ``Topics``."""
+    """``class SyncTopicAdmin`` and the others, from ``TopicAdmin``."""
     base = imports.of_class(SyncNoun)
     for _, noun in _nouns_of_admin():
         methods = [_derived(method, "self._noun()", imports) for method in _methods(noun) if method.name != "__init__"]
@@ -167,7 +167,7 @@ def _nouns(imports: Imports) -> Iterator[str]:
 
 
 def _nouns_of_admin() -> Iterator[tuple[str, type]]:
-    """``("topics", Topics)`` and the others: the public attributes that ``Admin.__init__`` sets."""
+    """``("topics", TopicAdmin)`` and the others: the public attributes that ``Admin.__init__`` sets."""
     (start,) = (method for method in _methods(Admin) if method.name == "__init__")
     for statement in start.node.body:
         match statement:

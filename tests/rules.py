@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ternmq.errors import NoPermission
-from ternmq.net.gate import Caller, Rule
+from ternmq.net.gate import CallingPeer, Rule
 from ternmq.net.peer import Peer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Request, header_type
@@ -17,7 +17,7 @@ class Noting:
     def __init__(self) -> None:
         self.rules: dict[RequestCode, Rule] = {}
 
-    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule) -> None:
+    def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule) -> None:
         self.rules[RequestCode(request.code)] = rule
         raise NoPermission("nothing is allowed here")
 

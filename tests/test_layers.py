@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
-
-import pytest
 
 SOURCE: Final = Path(__file__).parent.parent / "src" / "ternmq"
 
@@ -18,7 +17,7 @@ LEVELS: Final = {
     name: level
     for level, names in enumerate(
         (
-            "message names errors config rocketmq_settings env allocation telemetry tasks types files",
+            "message names errors config rocketmq_settings env allocation telemetry tasks types files rare_log",
             "wire filter",
             "store net",
             "delay transaction pop share replication raft client",
@@ -75,9 +74,9 @@ def area_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def imports_of(path: Path) -> Iterator[tuple[int, str]]:
+def imports_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Every import of ours in a file, also inside functions: a late import knows just as much."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -164,65 +163,76 @@ def openers_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def place(path: Path, line: int) -> str:
-    return f"src/ternmq/{path.relative_to(SOURCE).as_posix()}:{line}"
+    return f"src/ternmq/{by_name(path)}:{line}"
 
 
 def by_name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-@pytest.mark.parametrize("path", FILES, ids=by_name)
-def test_imports_go_down_the_layers(path: Path) -> None:
-    """architecture.md, «Who may import whom»."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    if parts == ("__init__",):
-        return  # the front door: exports from everywhere
-    breaches = [
-        f"{place(path, line)} imports {module}: "
-        + (breach_of(parts[0], area_of(module)) or "" if module[0] != "." else "write imports in full, from ternmq")
-        for line, module in imports_of(path)
-        if module[0] == "." or breach_of(parts[0], area_of(module))
-    ]
-
-    assert not breaches, "\n".join(breaches)
+def trees(*, but_for: str) -> Iterator[tuple[Path, ast.Module]]:
+    """All files but one, parsed once for all rules."""
+    for path in FILES:
+        if by_name(path) != but_for:
+            yield path, parsed(path)
 
 
-@pytest.mark.parametrize("path", FILES, ids=by_name)
-def test_time_and_chance_come_from_env(path: Path) -> None:
-    """architecture.md, «Seams and the simulation»: a whole cluster must run from one seed."""
-    if by_name(path) == "env.py":
-        return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    breaches = [
-        f"{place(path, line)} uses {name}: take time and chance from ternmq.env" for line, name in worldly_in(tree)
-    ]
-
-    assert not breaches, "\n".join(breaches)
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=by_name)
-def test_every_task_has_an_owner(path: Path) -> None:
-    """style.md, «Asyncio»: no bare create_task."""
-    if by_name(path) == "tasks.py":
-        return
+def test_imports_go_down_the_layers() -> None:
+    """architecture.md, «Who may import whom». The front door, ``ternmq/__init__.py``, exports from everywhere."""
     breaches = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees(but_for="__init__.py"):
+        area = path.relative_to(SOURCE).with_suffix("").parts[0]
+        for line, module in imports_of(tree):
+            rule = "write imports in full, from ternmq" if module[0] == "." else breach_of(area, area_of(module))
+            if rule is not None:
+                breaches.append(f"{place(path, line)} imports {module}: {rule}")
+
+    assert not breaches, "\n".join(breaches)
+
+
+def test_time_and_chance_come_from_env() -> None:
+    """architecture.md, «Seams and the simulation»: a whole cluster must run from one seed."""
+    breaches = [
+        f"{place(path, line)} uses {name}: take time and chance from ternmq.env"
+        for path, tree in trees(but_for="env.py")
+        for line, name in worldly_in(tree)
+    ]
+
+    assert not breaches, "\n".join(breaches)
+
+
+def test_every_task_has_an_owner() -> None:
+    """style.md, «Asyncio»: no bare create_task."""
+    breaches = [
+        f"{place(path, line)} starts a task without an owner: use ternmq.tasks.Tasks"
+        for path, tree in trees(but_for="tasks.py")
+        for line in bare_tasks_in(tree)
+    ]
+
+    assert not breaches, "\n".join(breaches)
+
+
+def bare_tasks_in(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name, method = name_of(node.func.value).removesuffix("()").lower(), node.func.attr
             is_loop = name == "asyncio" or name.endswith("loop")
             if is_loop and method in ("create_task", "ensure_future"):
-                breaches.append(f"{place(path, node.lineno)} starts a task that nobody owns: use ternmq.tasks.Tasks")
-
-    assert not breaches, "\n".join(breaches)
+                yield node.lineno
 
 
-@pytest.mark.parametrize("path", FILES, ids=by_name)
-def test_sockets_are_opened_in_one_place(path: Path) -> None:
+def test_sockets_are_opened_in_one_place() -> None:
     """Issue 14: one place where a connection is dialled or accepted. Simulated networks open none."""
-    if by_name(path) == OPENER:
-        return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    breaches = [f"{place(path, line)} calls {name}: use ternmq.net.endpoint" for line, name in openers_in(tree)]
+    breaches = [
+        f"{place(path, line)} calls {name}: use ternmq.net.endpoint"
+        for path, tree in trees(but_for=OPENER)
+        for line, name in openers_in(tree)
+    ]
 
     assert not breaches, "\n".join(breaches)
 
@@ -278,3 +288,13 @@ async def create_server(self): return self.network.listen()
         "socket.socket",
         "socket.socket",
     ] == found
+
+
+def test_tasks_without_an_owner_are_found_in_all_their_forms() -> None:
+    text = """
+asyncio.create_task(a()), asyncio.ensure_future(a())
+self._loop.create_task(a()), asyncio.get_running_loop().create_task(a())
+tasks.create_task(a())
+"""
+
+    assert [2, 2, 3, 3] == sorted(bare_tasks_in(ast.parse(text)))

@@ -1,4 +1,4 @@
-"""TernMQ: a distributed message queue that speaks RocketMQ's protocol. This is what applications need of it.
+"""TernMQ: a distributed message queue that speaks RocketMQ's protocol. This module has the names for applications.
 
 ::
 
@@ -7,7 +7,7 @@
     async with Producer("shop", name_servers="127.0.0.1:9876") as producer:
         await producer.send(Message("orders", b"one book"))
 
-Names are imported when first used: a producer does not load the servers, nor ``import ternmq`` anything at all.
+Names are imported when first used: a producer does not load the servers, and ``import ternmq`` alone loads no module.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
     "split_batch",
 ]
 
-#: Where each name lives. ``tests/test_exports.py`` compares it with the imports above.
+#: The module of each name. ``tests/test_exports.py`` compares it with the imports above.
 _HOMES: Final = {
     "ternmq.admin": ("Admin",),
     "ternmq.admin.blocking": ("SyncAdmin",),
@@ -102,7 +102,7 @@ _HOMES: Final = {
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}
 
-# Hidden from type checkers, for whom a module with __getattr__ has every name.
+# Hidden from type checkers: for them, a module with __getattr__ has every name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,15 +1,15 @@
 """Which member of a group reads which queues: the six strategies of RocketMQ (G2).
 
-Every member computes its own share, alone, from the same two lists: the queues of a topic and the ids of the group's
-members. Nobody hands out anything, so the shares fit together only because all members sort both lists the same way and
-run the same strategy (G1). While members disagree for a moment about who is in the group, a queue may have two owners
-or none; the next rebalance heals it, and delivery stays «at least once».
+Each member computes its own share from the same two lists: the queues of a topic and the ids of the group's members.
+There is no coordinator. The shares fit together only because all members sort both lists in the same way and run the
+same strategy (G1). While members disagree about the membership for a moment, a queue may have two owners or none; the
+next rebalance corrects it, and delivery stays "at least once".
 
 Invariants, for each strategy but ``FixedQueues``: given equal lists, the shares of all members are disjoint, and
 together they are all queues (``MachineRoom``: all queues of the wanted rooms). The result does not depend on the order
-in which the lists came. A member that is not in the list (its heartbeat has not arrived yet) gets nothing.
+of the lists. A member that is not in the list (its heartbeat has not arrived yet) gets no queues.
 
-All here is pure. A strategy of your own is an object with ``name`` and ``allocate``.
+This module is pure. A custom strategy is an object with ``name`` and ``allocate``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Allocation(Protocol):
-    """A strategy. ``name`` is what RocketMQ calls it, and the same for all members of a group."""
+    """A strategy. ``name`` is RocketMQ's name for it, the same for all members of a group."""
 
     @property
     def name(self) -> str: ...
@@ -44,9 +44,9 @@ class Allocation(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Averagely:
-    """Neighbouring queues to one member; the first members get one more each where the numbers do not divide.
+    """Adjacent queues go to one member; if the numbers do not divide, the first members get one more each.
 
-    The default. Queues of one broker stay together, so that a member talks to few brokers.
+    The default. Queues of one broker stay together, so that a member is connected to few brokers.
     """
 
     name: str = field(default="AVG", init=False)
@@ -66,9 +66,9 @@ class Averagely:
 
 @dataclass(slots=True, frozen=True)
 class AveragelyByCircle:
-    """Dealt like cards: the first queue to the first member, the second to the second, and so on.
+    """Round-robin: the first queue goes to the first member, the second to the second, and so on.
 
-    Spreads the queues of each broker over all members, so that no member depends on one broker.
+    Distributes the queues of each broker over all members, so that no member depends on one broker.
     """
 
     name: str = field(default="AVG_BY_CIRCLE", init=False)
@@ -84,9 +84,9 @@ class AveragelyByCircle:
 
 @dataclass(slots=True, frozen=True)
 class ConsistentHash:
-    """Members stand on a ring of hashes, each at several places; a queue belongs to the next member on the ring.
+    """Each member has several positions on a ring of hashes; a queue belongs to the next member on the ring.
 
-    When a member joins or leaves, only the queues next to its places move. Shares are less even than by average.
+    When a member joins or leaves, only the queues next to its positions move. Shares are less even than by average.
     """
 
     virtual_nodes: int = VIRTUAL_NODES
@@ -117,9 +117,9 @@ class ConsistentHash:
 
 @dataclass(slots=True, frozen=True)
 class FixedQueues:
-    """What the configuration says, whoever else is in the group (RocketMQ's «by config»).
+    """The configured queues, independent of the other members (RocketMQ's "by config").
 
-    The one strategy that may leave queues unread or read twice: whoever writes the lists answers for them.
+    The only strategy that may leave queues unread or read twice: the author of the lists is responsible for them.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -131,7 +131,7 @@ class FixedQueues:
         queues: Collection[MessageQueue],
         member_ids: Collection[str],  # noqa: ARG002 - as above
     ) -> list[MessageQueue]:
-        # Configured queues of other topics, or that do not exist (yet), are none of this topic's.
+        # Ignores configured queues of other topics, and those that do not exist (yet).
         return sorted(set(self.queues) & set(queues))
 
 
@@ -152,7 +152,7 @@ class MachineRoom:
         index = members.index(own_id)
         share, rest = divmod(len(near), len(members))
         mine = near[index * share : (index + 1) * share]
-        # Unlike AVG, the remainder lies at the end of the list and goes one each to the first members.
+        # Unlike AVG, the remainder is at the end of the list and goes one each to the first members.
         if index < rest:
             mine.append(near[share * len(members) + index])
         return mine
@@ -160,7 +160,7 @@ class MachineRoom:
     @staticmethod
     def _room(queue: MessageQueue) -> str | None:
         room, at, broker = queue.broker_name.partition("@")
-        # RocketMQ takes names of exactly two parts.
+        # RocketMQ accepts names of exactly two parts.
         return room if at and broker and "@" not in broker else None
 
 
@@ -168,7 +168,7 @@ class MachineRoom:
 class MachineRoomNearby:
     """Queues are read in their own machine room; those of rooms without members are shared among all.
 
-    ``room_of_broker`` and ``room_of_member`` tell the room of a broker name and of a client id; ``inner`` divides
+    ``room_of_broker`` and ``room_of_member`` return the room of a broker name and of a client id; ``inner`` divides
     within a room.
     """
 
@@ -208,12 +208,12 @@ class MachineRoomNearby:
 
 
 def ring_hash(text: str) -> int:
-    """The place of a text on the ring of ``ConsistentHash``: the first four bytes of its MD5."""
+    """The position of a text on the ring of ``ConsistentHash``: the first four bytes of its MD5."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def java_text(queue: MessageQueue) -> str:
-    """A queue as Java prints it. The ring hashes this text, so every member must write it the same way."""
+    """A queue as Java prints it. The ring hashes this text, so it must be the same for all members."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 

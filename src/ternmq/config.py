@@ -8,10 +8,11 @@ Components declare *what* can be set: a frozen dataclass each, in snake_case. Th
     flags         --set listenPort=10911
 
 Later sources win over earlier ones, and within one source the last line does. ``listenPort``, ``listen_port`` and
-``LISTEN_PORT`` are one name. One file may feed several components: each takes the settings it knows, and what nobody
-knows is reported with the nearest known name, as nothing is worse than a setting that does nothing. What RocketMQ knows
-and is not kept here is reported with what happens instead, and one of security stops the start
-(``rocketmq_settings``). A value that does not fit stops with file, line, key, what was given and what is expected.
+``LISTEN_PORT`` are one name. One file may configure several components: each takes the settings it knows. A setting
+that no component knows is reported with the nearest known name, because a setting without effect is hard to notice. A
+RocketMQ setting that TernMQ does not support is reported with what happens instead; if it concerns security, the server
+does not start (``rocketmq_settings``). An invalid value stops the start with file, line, key, the value and what is
+expected.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENV_PREFIX: Final = "TERNMQ_"
-#: How RocketMQ's own programs are told of their name servers.
+#: The environment variable with which RocketMQ's own programs get their name servers.
 ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
-#: Tables of a TOML file; a component reads the one named like its config class, less «Config».
+#: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
 SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
 
 _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
@@ -47,19 +48,19 @@ _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 @dataclasses.dataclass(slots=True, frozen=True)
 class Setting:
-    """One setting as it was written. ``place`` tells people where: «broker.conf, line 3»."""
+    """One setting as it was written. ``place`` is the source for people: "broker.conf, line 3"."""
 
     key: str
     value: str
     place: str
-    #: The table of a TOML file, or what stands before a dot: for one component only.
+    #: The table of a TOML file, or the part before a dot: for one component only.
     section: str = ""
-    #: From the environment, which serves every program on the machine, not just the one that reads it.
+    #: From the environment, which is used by all programs on the machine, not just this one.
     shared: bool = False
 
     @property
     def name(self) -> str:
-        """The key in the form in which all spellings are equal."""
+        """The key in a form that is equal for all spellings."""
         return _normal(self.key)
 
 
@@ -71,10 +72,10 @@ def load(
     flags: Sequence[str] = (),
     beside: Sequence[type] = (),
 ) -> T:
-    """Build one component's config. ``beside``: other components that the same sources feed.
+    """Build one component's config. ``beside``: other components that use the same sources.
 
-    Logs a warning for each setting that no component knows; raises ``ConfigError`` for one that cannot be, and for one
-    of security that is not built.
+    Logs a warning for each setting that no component knows. Raises ``ConfigError`` for an invalid value, and for a
+    setting of security that is not supported.
     """
     settings = Settings.gather(files=files, env=env, flags=flags)
     settings.report_strangers(kind, *beside)
@@ -82,7 +83,7 @@ def load(
 
 
 class Settings:
-    """All settings that were given, in the order of their sources: the last of a name wins."""
+    """All given settings, in the order of their sources: the last one of a name wins."""
 
     def __init__(self, given: Iterable[Setting]) -> None:
         self.given = tuple(given)
@@ -91,7 +92,7 @@ class Settings:
     def gather(
         cls, *, files: Sequence[Path | str] = (), env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
     ) -> Settings:
-        """Read files, then the environment, then flags (``key=value``); values are not looked at yet."""
+        """Read files, then the environment, then flags (``key=value``); values are not checked yet."""
         given: list[Setting] = []
         if env and env.get(ENV_NAME_SERVERS):
             place = f"environment variable {ENV_NAME_SERVERS}"
@@ -110,7 +111,7 @@ class Settings:
         return cls(given)
 
     def build(self, kind: type[T]) -> T:
-        """The config object of one component; what it does not know is left to others."""
+        """The config object of one component; settings that it does not know are ignored."""
         hints = typing.get_type_hints(kind)
         values: dict[str, Any] = {}
         places: dict[str, Setting] = {}
@@ -127,7 +128,7 @@ class Settings:
                 )
         try:
             return kind(**values)
-        except ValueError as error:  # a ConfigError of the component's own check is one, too
+        except ValueError as error:  # includes ConfigError of the component's own check
             raise ConfigError(_with_places(str(error), places)) from None
 
     def strangers(self, *kinds: type) -> list[Setting]:
@@ -143,12 +144,12 @@ class Settings:
         ]
 
     def report_strangers(self, *kinds: type) -> None:
-        """Log what none of the components knows, with the nearest name that one of them does.
+        """Log the settings that no component knows, with the nearest known name.
 
-        Raises ``ConfigError`` for a setting of security that is not built: the server would stand open.
+        Raises ``ConfigError`` for a setting of security that is not supported: the server would be unprotected.
         """
         strangers = self.strangers(*kinds)
-        # The last of a name wins, as everywhere.
+        # The last one of a name wins, as everywhere.
         for name, setting in {_rocketmq_setting(setting): setting for setting in strangers}.items():
             if name in REFUSED and REFUSED[name].asks_for_more(setting.value):
                 raise ConfigError(
@@ -173,7 +174,7 @@ class Settings:
 
 
 def nearest(setting: Setting, *kinds: type) -> str | None:
-    """The setting of these components that an unknown one was probably meant to be."""
+    """The setting of these components that was probably meant by an unknown one."""
     known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
     near = difflib.get_close_matches(setting.name, known, n=1, cutoff=0.75)
     return known[near[0]] if near else None
@@ -189,7 +190,7 @@ def rocketmq_name(field: str) -> str:
 
 
 def to_properties(*configs: object) -> str:
-    """Config objects as ``key=value`` lines in alphabetical order (what GET_BROKER_CONFIG answers)."""
+    """Config objects as ``key=value`` lines in alphabetical order (the reply to GET_BROKER_CONFIG)."""
     values = {field.name: getattr(config, field.name) for config in configs for field in _fields(type(config))}
     return "".join(sorted(f"{rocketmq_name(name)}={_to_text(value)}\n" for name, value in values.items()))
 
@@ -199,8 +200,8 @@ def _normal(name: str) -> str:
 
 
 def _rocketmq_setting(setting: Setting) -> str:
-    """The name of a setting of RocketMQ that this is, in its own spelling; empty for others."""
-    # Some have dots (tls.server.mode), which the environment cannot have, and which are tables in TOML.
+    """The RocketMQ setting that this is, in its own spelling; empty for others."""
+    # Some have dots (tls.server.mode), which the environment does not allow, and which are tables in TOML.
     table = setting.section if setting.section not in SECTIONS else ""
     return _ROCKETMQ_NAMES.get(_normal(table + setting.key).replace(".", ""), "")
 
@@ -244,7 +245,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _with_places(sentence: str, places: Mapping[str, Setting]) -> str:
-    """The component's own complaint, with the place of each setting that it names."""
+    """The component's error message, with the source of each setting that it names."""
     found = [
         f"{setting.key} in {setting.place}" if setting.place != "--set" else f"{setting.key} by --set"
         for name, setting in places.items()
@@ -333,7 +334,7 @@ def _read_properties(path: Path, text: str) -> Iterator[Setting]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank ones, those that end in an odd number of ``\\`` joined with the next."""
+    """Lines without comments and blank lines; a line that ends with an odd number of ``\\`` is joined with the next."""
     joined, started = "", 0
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.lstrip()
@@ -351,9 +352,9 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(line: str) -> tuple[str, str | None]:
-    """Key and value of a line, at the first ``=`` or ``:``; None where there is neither.
+    """Key and value of a line, split at the first ``=`` or ``:``; the value is None if it has neither.
 
-    Java would also take a blank between the two; nobody writes that, and it would hide lines that are no settings.
+    Java would also accept a blank between the two; this is not used in practice, and would hide invalid lines.
     """
     at = min((found for found in (line.find("="), line.find(":")) if found >= 0), default=-1)
     if at < 0:
@@ -365,7 +366,7 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def _unescape(text: str) -> str:
-    """Java's escapes: ``\\t \\n \\r \\f``, ``\\uXXXX``; any other character after a backslash stands for itself."""
+    """Java's escapes: ``\\t \\n \\r \\f``, ``\\uXXXX``; a backslash before any other character is removed."""
 
     def replace(match: re.Match[str]) -> str:
         code, char = match.groups()
@@ -405,7 +406,7 @@ def _toml_text(value: object, key: str, place: str) -> str:
 
 
 def _toml_line(text: str, table: str, key: str) -> int:
-    """Where a key stands; ``tomllib`` does not tell. 1 when it is written in a way that this does not find."""
+    """The line of a key, which ``tomllib`` does not report; 1 if it is written in a form that is not found."""
     here = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):

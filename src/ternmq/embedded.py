@@ -1,19 +1,19 @@
-"""A whole cluster in this process (T5): a name server and brokers, on free ports of 127.0.0.1, in a directory that is
-gone afterwards. For tests and small programs; ready in a few hundredths of a second.
+"""A whole cluster in this process (T5): a name server and brokers, on free ports of 127.0.0.1, in a temporary
+directory. For tests and small programs; ready in a few hundredths of a second.
 
-With asyncio, on the loop that runs::
+With asyncio, on the running loop::
 
     async with EmbeddedCluster() as cluster:
         async with Producer("shop", name_servers=cluster.name_servers) as producer:
             await producer.send(Message("orders", b"hello"))
 
-Without, on a loop of its own in a thread::
+Without asyncio, on its own loop in a thread::
 
     with EmbeddedCluster(brokers=2) as cluster:
         with SyncProducer("shop", name_servers=cluster.name_servers) as producer:
             producer.send(Message("orders", b"hello"))
 
-As a fixture of pytest::
+As a pytest fixture::
 
     @pytest.fixture(scope="session")
     def cluster():
@@ -24,8 +24,7 @@ As a fixture of pytest::
         shop = Shop(name_servers=cluster.name_servers)
         ...
 
-It is the real thing, not a stand-in: the same servers, files and sockets as ``tern up``, with files small enough that
-a test does not notice them.
+These are the same servers, files and sockets as in ``tern up``, not mocks, but with files small enough for tests.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from ternmq.store.config import StoreConfig
 
 HOST: Final = "127.0.0.1"
 
-#: Files are sparse, so size costs nothing but address space; a roll to the next file should still be seldom in a test.
+#: Files are sparse, so size costs only address space; a roll to the next file should still be rare in a test.
 _SMALL_FILES: Final = {
     "mappedFileSizeCommitLog": 32 << 20,
     "mappedFileSizeConsumeQueue": 20 * 10_000,
@@ -59,10 +58,10 @@ _SMALL_FILES: Final = {
     "maxIndexNum": 40_000,
 }
 
-#: What a developer may want to try; RocketMQ's default is off.
+#: Features that a developer may want to try; RocketMQ's default is off.
 _FEATURES: Final = {"enablePropertyFilter": "true"}
 
-#: What differs from broker to broker, in the form of ``Setting.name``.
+#: Settings that differ from broker to broker, in the form of ``Setting.name``.
 _CHOSEN_HERE: Final = frozenset(
     {"listenport", "bindaddress", "brokername", "brokerip1", "namesrvaddr", "storepathrootdir"}
 )
@@ -108,7 +107,7 @@ class EmbeddedCluster:
 
     @property
     def name_servers(self) -> str:
-        """``host:port``, as clients want it."""
+        """``host:port``, as clients need it."""
         if self._name_server is None:
             raise NotRunning("the cluster is not running; use it inside its `with` block")
         return f"{HOST}:{self._name_server.port}"
@@ -171,7 +170,7 @@ def _check(settings: Settings) -> None:
 
 
 class _ClusterThread:
-    """A thread with a loop that runs the cluster from begin to end, in one task: what a task opened it must close."""
+    """A thread with a loop that runs the cluster from start to stop in one task: a task must close what it opened."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._cluster = cluster
@@ -182,12 +181,12 @@ class _ClusterThread:
         self._thread = threading.Thread(target=self._run, name="ternmq embedded cluster", daemon=True)
 
     def begin(self) -> None:
-        """Start, and wait until clients can use the cluster; raises what kept it from starting."""
+        """Start, and wait until clients can use the cluster; raises the error if it cannot start."""
         self._thread.start()
         self._ready.result()
 
     def end(self) -> None:
-        """Stop, and wait until all is closed; raises what went wrong in between."""
+        """Stop, and wait until everything is closed; raises an error that occurred in between."""
         assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)

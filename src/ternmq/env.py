@@ -1,6 +1,6 @@
-"""The seams between TernMQ and the world: time and chance, passed to constructors so that a whole cluster can
-run from one seed (architecture.md, «Seams and the simulation»). The network's seam is the event loop, the disk's
-is ``store.disk.base``.
+"""The seams between TernMQ and its environment: time and randomness, passed to constructors so that a whole cluster
+can run from one seed. The seam of the network is the event loop, that of the disk is
+``store.disk.base``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time for people (``now_ms``, may jump) and time for durations (``monotonic``, never goes back)."""
+    """Wall-clock time (``now_ms``, may jump) and time for durations (``monotonic``, never goes back)."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970."""
@@ -35,7 +35,7 @@ class SystemClock:
 
 @dataclass(slots=True, frozen=True)
 class Env:
-    """What a component may know of the world outside its own state."""
+    """What a component may use from its environment."""
 
     clock: Clock = field(default_factory=SystemClock)
     random: random.Random = field(default_factory=random.Random)

@@ -1,9 +1,9 @@
-"""The one error tree. Each error has fields for programs, a sentence for people that names the cure, and
+"""The tree of all errors. Each error has fields for programs, a sentence for people that names the cure, and
 ``retriable``: whether the same call may succeed later or on another broker.
 
-Foreign errors (``OSError``, ``ssl.SSLError``, codec errors) become ours once, at the border where they
-arise. A server's handlers raise ``BrokerRefused``; ``net.server`` turns it into a response with ``code``,
-and a client turns that response into the same class again (``refused``).
+Errors of other libraries (``OSError``, ``ssl.SSLError``, codec errors) are converted once, where they
+occur. A server's handlers raise ``BrokerRefused``; ``net.server`` converts it to a response with ``code``,
+and a client converts that response to the same class again (``refused``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NotRunning(TernError, RuntimeError):
     """A client or server was used before it was started or after it was closed."""
 
 
-# --- Bytes that are not what the protocol says ------------------------------------------------------------
+# --- Protocol violations ----------------------------------------------------------------------------------
 
 
 class ProtocolError(TernError):

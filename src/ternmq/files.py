@@ -1,20 +1,20 @@
-"""Small files that hold a whole table, and the thread that writes them (A5, D1, D2, D4).
+"""Small files, each with a whole table, and the thread that writes them (A5, D1, D2, D4).
 
-A table file ``F`` always has its last version beside it as ``F.bak``::
+A table file ``F`` always has its previous version beside it as ``F.bak``::
 
     write F.tmp → rename F to F.bak → rename F.tmp to F
 
-so at every moment at least one of the two is whole. Loading takes ``F``, or ``F.bak`` when ``F`` is missing, empty or
-unreadable (RocketMQ leaves the same traces after a crash). When neither can be read although one exists, a server must
-not start with an empty table as if nothing had been there: ``CorruptFile`` says what to do.
+so at each moment at least one of the two is complete. Loading reads ``F``, or ``F.bak`` if ``F`` is missing, empty or
+unreadable (RocketMQ leaves the same files after a crash). If neither can be read although one exists, a server must
+not start with an empty table: ``CorruptFile`` says what to do.
 
 A table changes on its owner's thread, in memory. ``save`` only notes that it has changed. One save of a file runs at a
-time: its beginning copies the table on the owner's thread, and the chores thread encodes the copy, writes it and syncs
-it. Changes that come meanwhile share the next save, so a thousand of them cost two. A caller that must not answer
-before its change is safe awaits ``saved``; others go on.
+time: first the table is copied on the owner's thread, then the chores thread encodes the copy, writes it and syncs
+it. Changes during a save share the next save, so a thousand of them cost two. A caller that must not answer
+before its change is safe awaits ``saved``; others do not wait.
 
-A save that fails is logged, told to those that await it, and tried again: with the next change, with ``retry``, and at
-the end (``TableFiles.settle``). The table in memory stays in force meanwhile.
+A failed save is logged, raised to the callers that await it, and tried again: with the next change, with ``retry``, and
+at the end (``TableFiles.settle``). Meanwhile the table in memory is used.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work = Callable[[], None]
-#: Gives the bytes of a copy of a table that nothing changes any more; called on the chores thread.
+#: Returns the bytes of a copied table, which does not change any more; called on the chores thread.
 Encode = Callable[[], bytes]
 
-#: How often a server tries again to write what could not be written.
+#: How often a server retries failed writes.
 RETRY_S: Final = 5.0
 
 
 def do_now(work: Work) -> None:
-    """The simplest way to get chores done: at once, in this thread (tools and tests)."""
+    """Do chores at once, in this thread (for tools and tests)."""
     work()
 
 
 class Chores:
-    """One thread for work that may wait for the disk. Leaving the block waits for what was handed in."""
+    """One thread for work that may wait for the disk. Leaving the block waits for submitted work."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chores")
@@ -62,32 +62,51 @@ class Chores:
         self.close()
 
     def close(self) -> None:
-        """Wait for what was handed in, and take no more."""
+        """Wait for submitted work, and accept no more."""
         self._pool.shutdown(wait=True)
 
     def __call__(self, work: Work) -> None:
-        """Have ``work`` done soon, in the order of the calls; an error is logged."""
+        """Do ``work`` soon, in the order of the calls; an error is logged."""
         self._pool.submit(_logged, work)
 
 
+class HeldBack:
+    """Chores that begin later: work that is handed in before ``begin`` waits until then, or is never done."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Work] = []
+        self._chores: Callable[[Work], None] = self._waiting.append
+
+    def __call__(self, work: Work) -> None:
+        """Have ``work`` done after ``begin``, in the order of the calls."""
+        self._chores(work)
+
+    def begin(self, chores: Callable[[Work], None]) -> None:
+        """Let ``chores`` do what waits, and all that comes."""
+        self._chores = chores
+        for work in self._waiting:
+            chores(work)
+        self._waiting.clear()
+
+
 class Files(Protocol):
-    """What table files need of a file system. Errors are ``OSError``."""
+    """The operations of a file system that table files need. Errors are ``OSError``."""
 
     def read(self, path: Path) -> bytes:
         """Raises ``FileNotFoundError``."""
         ...
 
     def write(self, path: Path, data: bytes) -> None:
-        """Make a file, or write it anew, and return when its bytes are on the disk; directories are made when needed,
-        and their names are on the disk then."""
+        """Create a file, or replace its content, and return when its bytes are on disk. Missing directories are
+        created, and their names are on disk then, too."""
         ...
 
     def move(self, path: Path, to: Path) -> None:
-        """Give a file the name of another, which is gone then. Raises ``FileNotFoundError``."""
+        """Rename a file; an existing file ``to`` is replaced. Raises ``FileNotFoundError``."""
         ...
 
     def sync_names(self, directory: Path) -> None:
-        """Return when the names of a directory's files are on the disk as they are now."""
+        """Return when the current names of a directory's files are on disk."""
         ...
 
 
@@ -112,7 +131,7 @@ class SystemFiles:
         path.replace(to)
 
     def sync(self, path: Path) -> None:
-        """Return when what was written to a file is on the disk. Raises ``FileNotFoundError``."""
+        """Return when a file's written bytes are on disk. Raises ``FileNotFoundError``."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
@@ -121,7 +140,7 @@ class SystemFiles:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory and those above it, each of them durably: one that is lost takes all that is in it along."""
+    """Create a directory and its parents, each of them durably: a lost directory loses all files in it."""
     if not directory.exists():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -129,7 +148,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Return when a directory's names are on the disk: a new one is only when its directory is."""
+    """Return when the names in a directory are on disk: a new file is durable only then."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -151,27 +170,27 @@ class TableFile:
         *,
         back: Callable[[Work], object] = do_now,
     ) -> None:
-        """``chores`` does work on another thread; ``back`` does it on the owner's (``loop.call_soon_threadsafe``)."""
+        """``chores`` runs work on another thread; ``back`` runs it on the owner's (``loop.call_soon_threadsafe``)."""
         self.path = path
         self._files = files
         self.backup = path.with_name(path.name + ".bak")
         self._temporary = path.with_name(path.name + ".tmp")
         self._chores = chores
         self._back = back
-        #: How to copy the table, if it has changes that no save has begun to write.
+        #: Copies the table, if it has changes that are not part of a save yet.
         self._changed: Callable[[], Encode] | None = None
         self._saving = False
         #: Why the last save failed, until one succeeds.
         self._failure: TableUnsaved | None = None
-        #: Await the save that runs, and the one after it.
+        #: Callers that await the running save, and those that await the next one.
         self._waiting: list[asyncio.Future[None]] = []
         self._waiting_for_next: list[asyncio.Future[None]] = []
 
     def load(self, decode: Callable[[bytes], T]) -> T | None:
-        """The decoded file, else its backup, else None when neither exists.
+        """The decoded file, else its backup; None if neither exists.
 
-        ``decode`` raises ``ValueError`` or ``ProtocolError`` for what it cannot read. Raises ``CorruptFile`` when
-        files exist but none of them can be read.
+        ``decode`` raises ``ValueError`` or ``ProtocolError`` for unreadable content. Raises ``CorruptFile`` if files
+        exist but none of them can be read.
         """
         failures: list[str] = []
         for path in (self.path, self.backup):
@@ -196,15 +215,15 @@ class TableFile:
         return None
 
     def save(self, copy: Callable[[], Encode]) -> None:
-        """Note that the table has changed, and have it written soon. Costs the same however large the table is.
+        """Note that the table has changed, and write it soon. The cost does not depend on the size of the table.
 
-        ``copy`` is called when the save begins, on the owner's thread, and what it returns later, on the chores thread.
+        ``copy`` is called on the owner's thread when the save begins, and its result later on the chores thread.
         """
         self._changed = copy
         self.retry()
 
     def retry(self) -> None:
-        """Begin to write what has changed, if no save runs."""
+        """Write pending changes, if no save is running."""
         if self._changed is None or self._saving:
             return
         copy, self._changed = self._changed, None
@@ -214,8 +233,8 @@ class TableFile:
         self._chores(lambda: self._write(copy, encode))
 
     async def saved(self) -> None:
-        """Wait until all changes up to now are on the disk. Raises ``TableUnsaved`` when they could not be written."""
-        # Changes that a failed save has left are tried again now, for this caller.
+        """Wait until all changes up to now are on disk. Raises ``TableUnsaved`` if they could not be written."""
+        # Changes that remain after a failed save are tried again now, for this caller.
         self.retry()
         if self._saving:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -234,7 +253,7 @@ class TableFile:
             self._files.move(self._temporary, self.path)
             self._files.sync_names(self.path.parent)
         except Exception as error:
-            # Not only of the disk: a save that does not come back would be the last.
+            # All errors, not only those of the disk: a save that does not return would block all later ones.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
             failure = TableUnsaved(
                 f"cannot write {self.path}: {reason}; the change is active, and is lost if the server stops "
@@ -245,6 +264,11 @@ class TableFile:
 
     def _finish(self, copy: Callable[[], Encode], failure: TableUnsaved | None) -> None:
         self._saving = False
+        # Once for each failure, not for each retry: those follow each other as fast as requests change the table.
+        if failure is not None and str(failure) != str(self._failure):
+            log.error("table not saved: %s", failure)
+        elif failure is None and self._failure is not None:
+            log.info("%s is saved again", self.path)
         self._failure = failure
         waiting, self._waiting = self._waiting, []
         for future in waiting:
@@ -257,11 +281,10 @@ class TableFile:
         if failure is None:
             self.retry()
             return
-        log.error("table not saved: %s", failure)
         if self._changed is None:
             self._changed = copy
         else:
-            # Callers may await what changed meanwhile.
+            # Callers may await changes made meanwhile.
             self.retry()
 
 
@@ -289,12 +312,12 @@ class TableFiles:
         return file
 
     def retry(self) -> None:
-        """Try again to write what could not be written."""
+        """Retry failed writes."""
         for file in self._open:
             file.retry()
 
     async def settle(self) -> None:
-        """Wait until all is written, or was tried; what the disk does not take is logged, and at the end lost."""
+        """Wait until all changes are written, or were tried; failed writes are logged, and lost at the end."""
         for file in self._open:
             with contextlib.suppress(TableUnsaved):
                 await file.saved()

@@ -1,4 +1,4 @@
-"""Messages as applications see them, and the names of the properties that travel with them.
+"""Messages as applications see them, and the names of their properties.
 
 A *message* is what users send and receive; a *record* (``wire.record``) is its form in the log.
 Spec: E1, E6, C10.
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Property:
-    """Names of message properties with a meaning of their own (RocketMQ's ``MessageConst``)."""
+    """Names of message properties with a special meaning (RocketMQ's ``MessageConst``)."""
 
     KEYS: Final = "KEYS"
     TAGS: Final = "TAGS"
@@ -46,7 +46,7 @@ class Property:
     SHARDING_KEY: Final = "__SHARDINGKEY"
     #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
-    #: Ours: what is wrong with the record that a message sent back as a whole is a copy of (H1).
+    #: TernMQ's own: the error of the damaged record that was sent back as a whole, as this message (H1).
     BODY_ERROR: Final = "TERN_BODY_ERROR"
 
 

@@ -1,4 +1,4 @@
-"""Names that the system gives a meaning: system topics, retry and dead-letter topics, and the rules
+"""Names with a special meaning: system topics, retry and dead-letter topics, and the rules
 that topic and group names follow (D1, E2, H1)."""
 
 from __future__ import annotations
@@ -9,26 +9,28 @@ from typing import Final
 from ternmq.errors import InvalidName
 
 TOPIC_LENGTH_MAX: Final = 127
-#: Retry and dead-letter topics carry a prefix before the group's name.
+#: Retry and dead-letter topics have a prefix before the group's name.
 DERIVED_TOPIC_LENGTH_MAX: Final = 255
 GROUP_LENGTH_MAX: Final = 120
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
-#: A broker serves longer groups than our clients make: Java's may have any whose retry topic has a place.
+#: A broker accepts longer group names than our clients: Java's may be as long as the retry topic allows.
 SERVED_GROUP_LENGTH_MAX: Final = DERIVED_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
 #: RocketMQ 5 names its own topics with this prefix.
 SYSTEM_PREFIX: Final = "rmq_sys_"
-#: The one kind of such topics that clients write: traces, where RocketMQ's clients are told to use a cloud service.
+#: The only such topics that clients write: traces, if RocketMQ's clients are configured to use a cloud service.
 TRACE_DATA_PREFIX: Final = "rmq_sys_TRACE_DATA_"
-#: The Spark sink names its own topics with this one, and writes to them as a producer of this group.
+#: The Spark sink names its own topics with this prefix, and writes to them as a producer of this group.
 SPARK_PREFIX: Final = "TERNMQ_SPARK_"
 SPARK_GROUP: Final = "TERNMQ_SPARK"
-#: Where pop's check points are kept (F9), and the group under which the progress in it is.
+#: The topic with pop's check points (F9), and the group with the progress in it.
 REVIVE_PREFIX: Final = "rmq_sys_REVIVE_LOG_"
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+#: Every broker has this group, for tools that read without being a member of a group.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
-#: Producers take this topic's route for a topic that does not exist yet (D1).
+#: Producers use this topic's route for a topic that does not exist yet (D1).
 AUTO_CREATE_TOPIC: Final = "TBW102"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -38,7 +40,7 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
-#: Where RocketMQ 5 keeps messages with a delivery time of their own.
+#: Where RocketMQ 5 keeps messages with an individual delivery time.
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 
 SYSTEM_TOPICS: Final = frozenset(
@@ -59,7 +61,7 @@ SYSTEM_TOPICS: Final = frozenset(
 UNSENDABLE_TOPICS: Final = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
-#: Topics of messages that wait, and of notes that the broker makes for itself; see ``is_internal_topic``.
+#: Topics of waiting messages, and of records that the broker writes for itself; see ``is_internal_topic``.
 _INTERNAL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, WHEEL_TOPIC, HALF_TOPIC, OP_HALF_TOPIC})
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
@@ -72,13 +74,13 @@ def retry_topic(group: str) -> str:
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Of whatever kind: of a group, or of a group and topic."""
+    """Of either kind: of a group, or of a group and topic."""
     return topic.startswith(RETRY_PREFIX)
 
 
 def pop_retry_topic(group: str, topic: str) -> str:
-    """Where messages go that a group popped from a topic and did not ack. Group «a» and topic «b» share it with the
-    retries of a group «a_b»; the second form cannot be mistaken."""
+    """The topic of messages that a group popped from a topic and did not ack. In the first form, group "a" and topic
+    "b" share it with the retries of a group "a_b"; the second form is unambiguous."""
     return f"{RETRY_PREFIX}{group}_{topic}"
 
 
@@ -87,7 +89,7 @@ def pop_retry_topic_v2(group: str, topic: str) -> str:
 
 
 def popped_topic(group: str, topic: str) -> str:
-    """The topic whose messages a group popped, for one of its retry topics; any other is its own.
+    """The topic from which a group popped, if ``topic`` is one of its retry topics; else ``topic`` itself.
 
     >>> popped_topic("billing", "%RETRY%billing_orders"), popped_topic("billing", "orders")
     ('orders', 'orders')
@@ -121,15 +123,15 @@ def is_system_topic(topic: str) -> bool:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether a topic holds messages that are not to be delivered yet (delayed, or half of a transaction), or notes of
-    the broker: consuming from it would hand out what is not due."""
+    """Whether a topic holds messages that must not be delivered yet (delayed, or half of a transaction), or records of
+    the broker: consuming from it would deliver messages that are not due."""
     return topic in _INTERNAL_TOPICS or topic.startswith(REVIVE_PREFIX)
 
 
 def may_send(topic: str, producer_group: str = "") -> bool:
-    """Whether a client may send to a topic: not to RocketMQ's list, nor to what only brokers write.
+    """Whether a client may send to a topic: not to RocketMQ's list, nor to topics that only brokers write.
 
-    Traces are written by clients. The stage and the ledger of the Spark sink are written by that sink alone.
+    Clients write traces. Only the Spark sink writes to its stage and its ledger.
     """
     if topic.startswith(SYSTEM_PREFIX):
         return topic.startswith(TRACE_DATA_PREFIX)

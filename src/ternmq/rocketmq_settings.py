@@ -2,13 +2,13 @@
 ``MessageStoreConfig``, ``NamesrvConfig``, ``NettyServerConfig`` and ``NettyClientConfig`` in 4.9.4 and 5.2.0, and some
 newer ones.
 
-Uses, all in ``config``. A setting of ours is written out under the name that RocketMQ's tools know, quirks included
-(``brokerIP1``, ``warmMapedFileEnable``). And a RocketMQ file that is brought over to TernMQ names much that is not kept
-here, of three kinds:
+``config`` uses them. TernMQ's settings are written under the names that RocketMQ's tools know, quirks included
+(``brokerIP1``, ``warmMapedFileEnable``). And a configuration file of RocketMQ contains many settings that TernMQ does
+not support, of three kinds:
 
-- ``REFUSED``: access control and encryption. A server that is told to have them and has not would stand open, so it
-  does not start.
-- ``UNKEPT``: what its users rely on, or would look for. Each has a warning that says what happens instead.
+- ``REFUSED``: access control and encryption. A server configured to have them, but without them, would be unprotected,
+  so it does not start.
+- ``UNKEPT``: settings that users rely on, or would look for. For each, a warning says what happens instead.
 - all others (thread pools, Netty's buffers, details of files that TernMQ does not have): an info line.
 """
 
@@ -120,31 +120,31 @@ serverSocketSndBufSize serverWorkerThreads shutdownWaitTimeSeconds socksProxyCon
 writeBufferHighWaterMark writeBufferLowWaterMark
 """
 
-#: Of versions after 5.2.0, and some that are in many people's files although no version has such a field.
+#: Of versions after 5.2.0, and some that are in many files although no version has such a field.
 _OTHER: Final = """
 abortFile authenticationEnabled authorizationEnabled popFromRetryProbability readUnCommitted recallMessageEnable
 storeCheckpoint storePathConsumeQueue storePathIndex timerEnableRetryUntilSuccess
 """
 
-#: System properties of RocketMQ's Java programs (``TlsSystemConfig``), which people also put into files.
+#: System properties of RocketMQ's Java programs (``TlsSystemConfig``), which also occur in files.
 _TLS: Final = """
 tls.client.authServer tls.client.certPath tls.client.keyPassword tls.client.keyPath tls.client.trustCertPath
 tls.config.file tls.enable tls.server.authClient tls.server.certPath tls.server.keyPassword tls.server.keyPath
 tls.server.mode tls.server.need.client.auth tls.server.trustCertPath tls.test.mode.enable
 """
 
-#: Every setting that RocketMQ knows, as it spells it.
+#: All settings of RocketMQ, in its spelling.
 ROCKETMQ_SETTINGS: Final = frozenset(f"{_BROKER} {_STORE} {_NAMESRV} {_NETTY} {_OTHER} {_TLS}".split())
 
 
 class Instead(NamedTuple):
-    """A setting that is not kept: what happens instead, and the values that ask for nothing else."""
+    """A setting that is not supported: what happens instead, and the values for which that makes no difference."""
 
     sentence: str
     harmless: frozenset[str] = frozenset()
 
     def asks_for_more(self, value: str) -> bool:
-        """Whether a value asks for what is not kept."""
+        """Whether a value requests a behaviour that is not supported."""
         return value.strip().lower() not in self.harmless
 
 
@@ -158,14 +158,14 @@ _NO_TLS: Final = (
 "connect"
 _NO_ACL: Final = "access control is not supported yet: any client that reaches the port could do everything"
 
-#: A server that is given one of these does not start.
+#: A server with one of these settings does not start.
 REFUSED: Final = {
     "aclEnable": Instead(_NO_ACL, _OFF),
     "authenticationEnabled": Instead(_NO_ACL, _OFF),
     "authorizationEnabled": Instead(_NO_ACL, _OFF),
     "tls.enable": Instead(_NO_TLS, _OFF),
     "tls.server.authClient": Instead(_NO_TLS, _OFF),
-    # RocketMQ's default is «permissive»; only who writes it down relies on it.
+    # RocketMQ's default is "permissive"; only a file that sets it relies on it.
     "tls.server.mode": Instead(_NO_TLS, frozenset({"", "disabled"})),
     "tls.server.need.client.auth": Instead(_NO_TLS, frozenset({"", "none"})),
     "useTLS": Instead(_NO_TLS, _OFF),
@@ -180,7 +180,7 @@ _NO_LIGHT: Final = "light queues are not supported: a message is stored in the q
 _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
 _NO_TLS_FILES: Final = "TLS is not supported yet: connections are plain text"
 
-#: What happens instead of what these ask for.
+#: What happens instead of the requested behaviour.
 UNKEPT: Final = {
     # Replication and roles.
     "allAckInSyncStateSet": Instead(_NO_REPLICATION, _OFF),
@@ -216,7 +216,7 @@ UNKEPT: Final = {
     "storePathIndex": Instead(_AS_ROCKETMQ),
     "storeType": Instead("queues are kept in files, never in RocksDB", frozenset({"default"})),
     "transientStorePoolEnable": Instead("records are always written to the mapped log directly", _OFF),
-    # Who may do what, and when.
+    # Permissions and limits.
     "brokerFastFailureEnable": Instead(
         "requests that waited too long are always refused; to switch this off, set waitTimeMillsInSendQueue=0 "
         "and similar settings to 0",

@@ -1,9 +1,10 @@
 """Tasks with one owner.
 
-``Tasks`` is what long-lived objects (servers, clients, consumers) hold instead of an ``asyncio.TaskGroup``: leaving its
-block cancels what still runs, since their loops would never end by themselves, and an error raised *in* the block
-comes out as it is, not inside an ``ExceptionGroup``: a user's ``except TopicMissing`` around ``async with Producer``
-must work. A task that fails is logged at once and its error raised when the block ends without one of its own.
+``Tasks`` is what long-lived objects (servers, clients, consumers) use instead of an ``asyncio.TaskGroup``. Leaving its
+block cancels the tasks that still run, since their loops would never end by themselves. An error raised *in* the block
+is raised as it is, not inside an ``ExceptionGroup``: an application's ``except TopicMissing`` around
+``async with Producer`` must work. A failed task is logged at once, and its error is raised when the block ends without
+one of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Tasks:
             raise self._failure
 
     def create_task(self, coro: Coroutine[Any, Any, T], /, *, name: str | None = None) -> asyncio.Task[T]:
-        """Start a task of this owner; after the end it is refused, and the coroutine closed."""
+        """Start a task of this owner; after the end the task is refused, and the coroutine closed."""
         if self._closed:
             coro.close()
             raise RuntimeError("the owner of this task has ended")
@@ -48,7 +49,7 @@ class Tasks:
         return task
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until they are gone."""
+        """Cancel all tasks and wait until they have ended."""
         self._closed = True
         while self._running:
             for task in self._running:

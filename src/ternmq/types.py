@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-#: Bytes, or a view of bytes that somebody else owns (``collections.abc.Buffer`` exists only from Python 3.12 on).
+#: Bytes, or a view of bytes that another object owns (``collections.abc.Buffer`` requires Python 3.12).
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -28,13 +28,13 @@ FIRST, LAST = StartPosition.FIRST, StartPosition.LAST
 
 
 async def commit(name_servers: str, *offsets: int, group: str = "billing") -> None:
-    """Progress of a group that nobody is a member of, in the first queues."""
+    """Progress of a group without members, in the first queues."""
     async with PullConsumer(group, name_servers=name_servers) as consumer:
         for queue, queue_offset in zip(QUEUES, offsets, strict=False):
             await consumer.commit(queue, queue_offset)
 
 
-# --- Nobody is there ----------------------------------------------------------------------------------------------
+# --- Without members ----------------------------------------------------------------------------------------------
 
 
 async def test_offsets_are_told_where_there_are_some(timed: Timed, admin: Admin) -> None:

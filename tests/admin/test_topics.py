@@ -12,7 +12,7 @@ from ternmq.message import Message, MessageQueue
 
 
 async def test_a_new_topic_is_on_all_brokers_and_routed_at_once(admin: Admin) -> None:
-    """A2, A4: whoever asks after ``create`` finds the route."""
+    """A2, A4: after ``create`` every client finds the route."""
     created = await admin.topics.create("orders", queues=3)
 
     route = await admin.topics.route("orders")

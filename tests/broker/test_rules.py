@@ -9,7 +9,7 @@ import pytest
 
 from ternmq.broker.broker import Broker
 from ternmq.errors import NoPermission
-from ternmq.net.gate import Action, Caller, Gate, Need, Resource, ResourceKind, Rule
+from ternmq.net.gate import Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule
 from ternmq.wire.bodies.clients import (
     AssignmentQuery,
     BatchAck,
@@ -199,7 +199,7 @@ async def test_bodies_name_their_resources(rules: dict[Code, Rule]) -> None:
 
 
 async def test_a_broker_with_a_gate_serves_what_is_allowed(tmp_path: Path) -> None:
-    def orders_only(_caller: Caller, request: Request[Any], fields: Fields, rule: Rule) -> None:
+    def orders_only(_caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule) -> None:
         for need in rule.needs(fields, request.body):
             if need != Need(Action.PUB, Resource(ResourceKind.TOPIC, "orders")):
                 raise NoPermission(f"no permission for {need.resource.kind.value}:{need.resource.name}")

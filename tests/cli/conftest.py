@@ -30,7 +30,7 @@ def tern(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.
 
 
 class Serving:
-    """A ``tern`` process that stays, after its ready line. Its log goes to a file: nobody reads it while it runs."""
+    """A ``tern`` process that stays, after its ready line. Its log goes to a file, since it is not read meanwhile."""
 
     def __init__(self, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self._log = log

@@ -92,8 +92,8 @@ def test_dead_letters_are_put_away(cluster: Serving, on_cluster: Tern) -> None:
     with_all = array(on_cluster("dlq", "list", "dlq-purged", "--all", "--json"))
     [deleted] = lines(on_cluster("dlq", "purge", "dlq-purged", "--for-good", "--json"))
 
-    assert "0 dead letters of group dlq-purged are dealt with\n" == old
-    assert "1 dead letters of group dlq-purged are dealt with\n" == done
+    assert "0 dead letters of group dlq-purged are marked as handled\n" == old
+    assert "1 dead letters of group dlq-purged are marked as handled\n" == done
     assert (0, "") == (left.returncode, left.stdout)
     assert "group dlq-purged has no dead letters left; --all shows" in left.stderr
     assert 1 == len(with_all)

@@ -25,7 +25,7 @@ from tests.cli.test_bad_input import sentence
 from tests.store.small import files
 
 SOURCE = Path(__file__).with_name("failing_disk.c")
-#: Longer than any test runs: nobody is answered because the time is over.
+#: Longer than any test runs: no reply is caused by the time limit.
 FAR_MS = 60_000
 
 NO_SPACE = [f"{call} {errno.ENOSPC} /store/" for call in ("pwrite", "fallocate", "create", "ftruncate")]
@@ -129,7 +129,7 @@ async def bodies(caller: Caller) -> set[bytes]:
 async def test_after_a_sync_that_failed_nothing_is_taken(
     flush: str, end: signal.Signals, code: int, disk: FailingDisk
 ) -> None:
-    """C6, C8: who waits for the disk is not told that it has the message, and nobody has to wait to learn that."""
+    """C6, C8: senders that wait for the disk get no OK, and get the error at once."""
     broker = disk.broker(flush)
     async with dialled(broker.ready["address"]) as caller:
         for _ in range(20):

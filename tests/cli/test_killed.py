@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from ternmq.errors import NetworkError
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.verify import verify
@@ -23,7 +25,6 @@ from tests.cli.conftest import ENVIRONMENT, TERN, Start
 from tests.manual_clock import ManualClock
 from tests.store.small import log_queues_index
 
-ROUNDS = 50
 #: Senders at a time, each of which waits for its answer.
 SENDERS = 8
 QUEUES = 4
@@ -90,12 +91,13 @@ class Senders:
         self._log.close()
 
 
-async def test_what_senders_were_told_survives_fifty_rounds_of_kill_9(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [15, pytest.param(35, marks=pytest.mark.long)])
+async def test_what_senders_were_told_survives_rounds_of_kill_9(start: Start, tmp_path: Path, rounds: int) -> None:
     """C6, C8: at any moment, also while it starts; under ASYNC_FLUSH, too, since the kernel lives on."""
     root = tmp_path / "store"
-    choice = Random(20261116)
+    choice = Random(20261116 + rounds)
     senders = Senders(tmp_path / "acknowledged")
-    for number in range(ROUNDS):
+    for number in range(rounds):
         flush = ("SYNC_FLUSH", "ASYNC_FLUSH")[number % 2]
         if number % 5 == 4:
             await kill_while_it_starts(root, flush, after_s=choice.uniform(0.1, 0.8))

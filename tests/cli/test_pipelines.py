@@ -22,7 +22,7 @@ from ternmq import Message, SyncProducer
 from ternmq.cli.pipelines.job import line_of, new_log_file, spark_job
 from ternmq.cli.pipelines.metrics import serving_metrics
 from ternmq.errors import ConfigError
-from ternmq.spark.runtime.jobs import Progress
+from ternmq.spark.runtime.jobs import JobProgress
 from tests.cli.conftest import ENVIRONMENT, TERN, Serving
 from tests.spark.small import SMALL_FLAGS
 
@@ -97,9 +97,9 @@ def test_a_job_that_cannot_be_ends_in_one_sentence(cluster: Serving, tmp_path: P
 
 def test_a_line_tells_what_is_known() -> None:
     """U5"""
-    stream = Progress(job="archive", rows=1200, rows_per_s=99.6, lag=5, batch=3, batch_ms=1500)
+    stream = JobProgress(job="archive", rows=1200, rows_per_s=99.6, lag=5, batch=3, batch_ms=1500)
     assert "batch 3 in 1.5 s, 1,200 messages, 100/s, lag 5" == line_of(stream)
-    assert "2 of 8 tasks" == line_of(Progress(job="compact", done=2, total=8))
+    assert "2 of 8 tasks" == line_of(JobProgress(job="compact", done=2, total=8))
 
 
 def metrics_at(port: int) -> dict[tuple[str, str], dict[str, float]]:
@@ -118,15 +118,15 @@ def test_metrics_tell_what_is_known_as_long_as_a_job_runs(capsys: pytest.Capture
     with serving_metrics(0) as metrics:
         port = int(capsys.readouterr().err.removeprefix("metrics on port "))
         assert {} == metrics_at(port)
-        metrics.take(Progress(job="archive", rows=1200, batch_ms=1500))
-        metrics.take(Progress(job="compact", done=2, total=8))
+        metrics.take(JobProgress(job="archive", rows=1200, batch_ms=1500))
+        metrics.take(JobProgress(job="compact", done=2, total=8))
         assert {
             ("tern_pipeline_rows_total", "counter"): {"archive": 1200},
             ("tern_pipeline_batch_seconds", "gauge"): {"archive": 1.5},
             ("tern_pipeline_parts_done", "gauge"): {"compact": 2},
             ("tern_pipeline_parts", "gauge"): {"compact": 8},
         } == metrics_at(port)
-        metrics.take(Progress(job="compact", rows=9, rows_per_s=2.5, lag=0, batch=3, batch_ms=40, done=9, total=9))
+        metrics.take(JobProgress(job="compact", rows=9, rows_per_s=2.5, lag=0, batch=3, batch_ms=40, done=9, total=9))
         assert {
             ("tern_pipeline_rows_total", "counter"): {"archive": 1200, "compact": 9},
             ("tern_pipeline_rows_per_second", "gauge"): {"compact": 2.5},

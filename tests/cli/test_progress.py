@@ -43,7 +43,7 @@ def test_files_and_programs_see_no_bar(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_supervised_broker_tells_of_a_long_recovery_in_steps() -> None:
-    """C8: few enough for a pipe that nobody reads yet."""
+    """C8: few enough for a pipe that is not read yet."""
     told: list[Report] = []
     on_progress = _steps(told.append)
     on_progress(100, 100)

@@ -140,7 +140,7 @@ def test_a_rebuild_tells_of_damage_in_the_log(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_rebuild_asks_first(root: Path) -> None:
-    """T1: in a pipe nobody can answer; in a terminal «n» changes nothing."""
+    """T1: in a pipe there is no answer; in a terminal «n» changes nothing."""
     before = files(root)
     refused = tern("store", "rebuild", str(root))
     assert (1, True) == (refused.returncode, "There is no terminal for the answer; add --yes" in sentence(refused))
@@ -263,7 +263,7 @@ def test_settings_come_from_the_broker_s_file_too(root: Path, tmp_path: Path) ->
 def test_a_store_that_may_only_be_read_is_looked_at(tmp_path: Path) -> None:
     """C11: on a read-only file system, or as another user."""
     config = small_config(tmp_path / "store")
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), threads=False) as store:
         store.put(draft())
     for path in (tmp_path / "store").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from ternmq.delay.levels import DelayLevels
-from ternmq.delay.progress import Progress
+from ternmq.delay.progress import DelayProgress
 from ternmq.files import TableFile, do_now
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
@@ -61,10 +61,9 @@ class World:
         self._tasks = Tasks()
 
     def start(self) -> None:
-        self.store = MessageStore(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        self.store.open()
+        self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         file = TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files)
-        self.progress = Progress(file, self.store, self.clock)
+        self.progress = DelayProgress(file, self.store, self.clock)
         self.progress.load()
         self.levels = DelayLevels(self.store, self.progress, clock=self.clock)
         self._tasks = Tasks()

@@ -16,6 +16,7 @@ from typing import Any
 from ternmq.filter.tree import (
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -23,9 +24,8 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
 )
 
 
@@ -55,7 +55,7 @@ def matches(node: Node, properties: Mapping[str, str]) -> bool:
 def evaluate(node: Node, properties: Mapping[str, str]) -> Value | None:
     if isinstance(node, Constant):
         return constant(node.value)
-    if isinstance(node, Property):
+    if isinstance(node, PropertyValue):
         return Value("String", properties[node.name]) if node.name in properties else None
     if isinstance(node, Negate):
         value = evaluate(node.operand, properties)
@@ -73,7 +73,7 @@ def evaluate(node: Node, properties: Mapping[str, str]) -> Value | None:
     if isinstance(node, In):
         value = evaluate(node.operand, properties)
         return None if value is None else boolean((value.value in node.texts) != node.negated)
-    if isinstance(node, Part):
+    if isinstance(node, TextMatch):
         return part(node, properties)
     return comparison(node, properties)
 
@@ -109,7 +109,7 @@ def logic(node: Logic, properties: Mapping[str, str]) -> Value | None:
     return result
 
 
-def part(node: Part, properties: Mapping[str, str]) -> Value:
+def part(node: TextMatch, properties: Mapping[str, str]) -> Value:
     if node.text == "":
         return FALSE
     value = evaluate(node.operand, properties)
@@ -126,7 +126,7 @@ def part(node: Part, properties: Mapping[str, str]) -> Value:
 
 def comparison(node: Compare, properties: Mapping[str, str]) -> Value | None:
     left = evaluate(node.left, properties)
-    if node.order is Order.EQUAL:
+    if node.order is Comparison.EQUAL:
         right = evaluate(node.right, properties)
         if left is None and right is None:
             return TRUE
@@ -145,10 +145,10 @@ def comparison(node: Compare, properties: Mapping[str, str]) -> Value | None:
     sign = compare(left, right)
     return boolean(
         {
-            Order.GREATER: sign > 0,
-            Order.GREATER_EQUAL: sign >= 0,
-            Order.LESS: sign < 0,
-            Order.LESS_EQUAL: sign <= 0,
+            Comparison.GREATER: sign > 0,
+            Comparison.GREATER_EQUAL: sign >= 0,
+            Comparison.LESS: sign < 0,
+            Comparison.LESS_EQUAL: sign <= 0,
         }[node.order]
     )
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import ExpressionTooLarge, InvalidExpression
-from ternmq.filter.sql import DEFAULT_LIMITS, Limits, check, has_recent_words, parse
+from ternmq.filter.sql import DEFAULT_LIMITS, ExpressionLimits, check, has_recent_words, parse
 from ternmq.filter.tree import (
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -21,19 +22,18 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
 )
 from tests.filter import expressions
 
 #: Limits that only nesting reaches.
-WIDE = Limits(length=10_000_000, terms=1_000_000)
-A, B, C = Property("a"), Property("b"), Property("c")
+WIDE = ExpressionLimits(length=10_000_000, terms=1_000_000)
+A, B, C = PropertyValue("a"), PropertyValue("b"), PropertyValue("c")
 
 
 def equal(left: Node, right: Node) -> Compare:
-    return Compare(Order.EQUAL, left, right)
+    return Compare(Comparison.EQUAL, left, right)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def equal(left: Node, right: Node) -> Compare:
     [
         ("a = 1", equal(A, Constant(1))),
         ("a <> 'x'", Not(equal(A, Constant("x")))),
-        ("a > 1", Compare(Order.GREATER, A, Constant(1))),
-        ("1.5 <= a", Compare(Order.LESS_EQUAL, Constant(1.5), A)),
+        ("a > 1", Compare(Comparison.GREATER, A, Constant(1))),
+        ("1.5 <= a", Compare(Comparison.LESS_EQUAL, Constant(1.5), A)),
         ("a = 'it''s'", equal(A, Constant("it's"))),
         ("a = ''", equal(A, Constant(""))),
         ("a IS NULL", IsNull(A)),
         ("a is not null", Not(IsNull(A))),
         ("a IN ('x', 'y')", In(A, ("x", "y"), negated=False)),
         ("(a) NOT IN ('x')", In(A, ("x",), negated=True)),
-        ("a CONTAINS 'x'", Part("CONTAINS", A, "x", negated=False)),
-        ("a NOT StartsWith 'x'", Part("STARTSWITH", A, "x", negated=True)),
-        ("5 ENDSWITH ''", Part("ENDSWITH", Constant(5), "", negated=False)),
+        ("a CONTAINS 'x'", TextMatch("CONTAINS", A, "x", negated=False)),
+        ("a NOT StartsWith 'x'", TextMatch("STARTSWITH", A, "x", negated=True)),
+        ("5 ENDSWITH ''", TextMatch("ENDSWITH", Constant(5), "", negated=False)),
         ("-a = +5", equal(Negate(A), Constant(5))),
         ("a", AsCondition(A)),
         ("NOT a", Not(AsCondition(A))),
@@ -61,15 +61,20 @@ def equal(left: Node, right: Node) -> Compare:
         ("a = (b = c)", equal(A, equal(B, C))),
         ("a = b = TRUE", equal(equal(A, B), Constant(True))),
         ("a IS NULL IS NULL", IsNull(IsNull(A))),
-        ("_x$1 = 1", equal(Property("_x$1"), Constant(1))),
-        ("$ = 1", equal(Property("$"), Constant(1))),
+        ("_x$1 = 1", equal(PropertyValue("_x$1"), Constant(1))),
+        ("$ = 1", equal(PropertyValue("$"), Constant(1))),
         (
             "a BETWEEN 1 AND 5",
-            Logic(True, (Compare(Order.GREATER_EQUAL, A, Constant(1)), Compare(Order.LESS_EQUAL, A, Constant(5)))),
+            Logic(
+                True,
+                (Compare(Comparison.GREATER_EQUAL, A, Constant(1)), Compare(Comparison.LESS_EQUAL, A, Constant(5))),
+            ),
         ),
         (
             "a NOT BETWEEN 5 AND -1",
-            Logic(False, (Compare(Order.LESS, A, Constant(5)), Compare(Order.GREATER, A, Negate(Constant(1))))),
+            Logic(
+                False, (Compare(Comparison.LESS, A, Constant(5)), Compare(Comparison.GREATER, A, Negate(Constant(1))))
+            ),
         ),
     ],
 )
@@ -88,7 +93,7 @@ def test_and_binds_tighter_than_or_and_comparison_tighter_than_both() -> None:
 
 def test_comparison_binds_tighter_than_equality() -> None:
     """K2: ``a > 1 = TRUE`` is ``(a > 1) = TRUE``."""
-    assert equal(Compare(Order.GREATER, A, Constant(1)), Constant(True)) == parse("a > 1 = TRUE")
+    assert equal(Compare(Comparison.GREATER, A, Constant(1)), Constant(True)) == parse("a > 1 = TRUE")
 
 
 def test_not_binds_tighter_than_comparison() -> None:
@@ -157,7 +162,7 @@ def test_a_comment_without_a_line_end_is_two_signs() -> None:
         ("", 0, "the end"),
         ("a =", 3, "the end"),
         ("NOT a > 1", 0, "NOT (a > 1)"),
-        ("a > 'x'", 4, "for texts there are"),
+        ("a > 'x'", 4, "for texts use"),
         ("a > TRUE", 4, "compare numbers"),
         ("a > NULL", 4, "compare numbers"),
         ("(a = 1) < 5", 0, "compare numbers"),
@@ -191,8 +196,8 @@ def test_a_comment_without_a_line_end_is_two_signs() -> None:
         ("a == 1", 3, "expected"),
         ('a = "x"', 4, "single quotes"),
         ("a = 'x", 4, "is not closed"),
-        ("a # b", 2, "means nothing"),
-        ("a\xa0= 1", 1, "means nothing"),
+        ("a # b", 2, "unexpected"),
+        ("a\xa0= 1", 1, "unexpected"),
         ("AND = 1", 0, "expected"),
     ],
 )

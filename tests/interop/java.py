@@ -193,7 +193,7 @@ class Peer:
         return answers
 
     async def finish(self, *, limit_s: float = _ANSWER_S) -> list[Event]:
-        """Ask the program to stop; return all events that nobody has read, but for the last («done»)."""
+        """Ask the program to stop; return all unread events, but for the last («done»)."""
         self._end_of_input()
         await self.event("done", limit_s=limit_s)
         events, self._kept = self._kept, []

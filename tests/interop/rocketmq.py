@@ -118,7 +118,7 @@ class RocketMQ:
 def cluster(version: str, directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[RocketMQ]:
     """A name server and ``broker-a`` of cluster ``DefaultCluster``; ``settings`` go into broker.conf.
 
-    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, for nobody's benefit.
+    Both are killed at the end and the store is deleted: a clean stop of 5.2.0 takes up to 18 s, without a use.
     """
     with ExitStack() as stack:
         names = stack.enter_context(name_server(version, directory / "namesrv"))

@@ -51,7 +51,7 @@ async def producer(client: ClientConfig) -> AsyncIterator[Producer]:
 
 @pytest.fixture
 async def topic(admin: Admin) -> str:
-    """One that nobody has used, with a single queue; the servers live as long as the session."""
+    """An unused one, with a single queue; the servers live as long as the session."""
     name = next(_topics)
     await admin.topics.create(name, queues=1)
     return name

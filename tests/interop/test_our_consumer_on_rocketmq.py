@@ -43,7 +43,7 @@ _topics = (f"read-by-python-{number}" for number in itertools.count())
 
 @pytest.fixture
 def topic() -> str:
-    """One that nobody has used; the servers live as long as the session."""
+    """An unused one; the servers live as long as the session."""
     return next(_topics)
 
 

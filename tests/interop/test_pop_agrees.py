@@ -30,9 +30,9 @@ from tests.interop.rocketmq import RocketMQ
 pytestmark = pytest.mark.interop
 
 BROKER = "broker-a"
-#: An invisible time that nobody waits for, and one that a test does.
+#: An invisible time that no test waits for, and one that a test does.
 LONG_MS, SHORT_MS = 60_000, 1_000
-#: Longer than RocketMQ takes to bring back what nobody acked: its timer and its revive have their own intervals.
+#: Longer than RocketMQ takes to redeliver messages without an ack: its timer and its revive have their own intervals.
 PATIENT_MS = 30_000
 
 _topics = (f"popped-in-order-{number}" for number in itertools.count())
@@ -187,7 +187,7 @@ async def test_ordered_pops_block_count_and_move_alike(servers: Servers, tmp_pat
     await place.send(*"abcdefgh")
     async with place.popper() as popper:
         assert [("a", 0), ("b", 0), ("c", 0)] == await popper.fifo(3, "1", pollMs=5_000)
-        # Blocked, but for whoever lost the answer; that is no second consumption.
+        # Blocked, but for a client that lost the reply; that is not a second consumption.
         assert [] == await popper.fifo(3, "2")
         assert [("a", 0), ("b", 0), ("c", 0)] == await popper.fifo(3, "1")
         assert "OK" == await popper.ack("a", delivery=0)
@@ -204,7 +204,7 @@ async def test_ordered_pops_block_count_and_move_alike(servers: Servers, tmp_pat
         assert "OK" == await popper.batch_ack("b", "c", "d")
         assert 4 == await place.committed()
         assert "OK" == await popper.ack("b")
-        # Nobody acks: the same again when the time is over, for whoever waits.
+        # Without an ack: the same again when the time is over, for any client.
         assert [("e", 0), ("f", 0)] == await popper.fifo(2, "5", invisibleMs=SHORT_MS)
         assert [("e", 1), ("f", 1), ("g", 0)] == await popper.fifo(3, "6", pollMs=PATIENT_MS)
         # Later visible than it was, with the handle of the change; then acked by that.

@@ -56,7 +56,7 @@ async def test_java_and_python_answer_each_other(servers: Servers) -> None:
 
         consumer = PushConsumer("python-repliers", listener, client=client, start=StartPosition.FIRST)
         consumer.subscribe("for-python")
-        # The topics first, on all brokers, so that nobody waits for the next look at the routes.
+        # The topics first, on all brokers, so that no client waits for the next poll of the routes.
         async with Admin(names) as admin:
             await admin.topics.create("for-java")
             await admin.topics.create("for-python")

@@ -112,7 +112,7 @@ class Directory:
 
     def store(self, store_host: str = "127.0.0.1") -> MessageStore:
         """The directory without a broker around it."""
-        return MessageStore(self.config, store_host=pack_host(store_host, self.port), clock=SystemClock())
+        return MessageStore.open(self.config, store_host=pack_host(store_host, self.port), clock=SystemClock())
 
 
 @pytest.fixture(params=jvm.VERSIONS)
@@ -134,7 +134,7 @@ def settings_of(config: StoreConfig) -> dict[str, object]:
 
 
 def as_java(record: Record) -> Event:
-    """A record in the words of ``Events.message``, as far as it says the same whoever serves it."""
+    """A record in the words of ``Events.message``, as far as it is the same from either server."""
     return {
         "body": decompress(record.body, record.sysflag),
         "properties": parse(record.properties),
@@ -260,7 +260,7 @@ async def rocketmq_serves_and_adds(directory: Directory, hidden: dict[str, bytes
     keys = {"k0": 1, "k499": 1, "b9": 1, "large": 1, "v6": 2, "packed": 3}
     async with directory.in_rocketmq() as broker:
         with pytest.raises(StoreLocked):
-            directory.store().open()
+            directory.store()
 
         served, found = await asyncio.gather(
             drained(directory), java.query(names, topic=TOPIC, keys=[*keys], ids=[*hidden])
@@ -330,7 +330,7 @@ async def ternmq_serves_and_adds(directory: Directory) -> None:
         }
         await arrived(consumer, {b"delayed across"})
         pulled = await bodies_of(consumer, [TOPIC])
-        # I1: whoever delivered it, it was delivered once.
+        # I1: it was delivered once, by either server.
         delayed = Counter(body for body in pulled.values() if body.startswith(b"delayed"))
         assert Counter([b"delayed", b"delayed here", b"delayed there", b"delayed across"]) == delayed
         # What Java's consumer had committed at RocketMQ.

@@ -120,7 +120,7 @@ def test_the_end_of_a_connection_looks_at_each_topic_once(registry: Registry) ->
 
 
 def test_forged_brokers_fill_no_table() -> None:
-    """Issue 13, 6: anyone who reaches the port can register. What is refused changes nothing."""
+    """Issue 13, 6: any program that reaches the port can register. What is refused changes nothing."""
     small = Registry(brokers_max=2, bytes_max=5_000)
     register(small, broker("t"))
     register(small, broker("t", name="broker-b", address="10.0.0.2:10911"))
@@ -226,7 +226,7 @@ def test_a_slave_learns_where_its_master_is_and_describes_no_queues(registry: Re
 
 
 def test_a_slave_that_may_act_as_master_describes_queues_to_read(registry: Registry) -> None:
-    """A2, O5: RocketMQ 5's acting master; nobody writes there."""
+    """A2, O5: RocketMQ 5's acting master; no client writes there."""
     register(registry, broker("t", "u", broker_id=2, enable_acting_master=True))
 
     assert route(registry, "t").queue_datas[0].perm == 4

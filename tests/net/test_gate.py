@@ -14,7 +14,7 @@ import pytest
 
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.net.dial import connect
-from ternmq.net.gate import ANY_CALLER, Action, Caller, Gate, Need, Resource, ResourceKind, Rule, Validator
+from ternmq.net.gate import ANY_CALLER, Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule, Validator
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
@@ -67,18 +67,18 @@ class Seen:
         self.bodies: list[bytes] = []
         self.callers: list[str] = []
 
-    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule) -> None:
+    def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule) -> None:
         self.fields.append(dict(fields))
         self.bodies.append(bytes(request.body))
         self.callers.append(caller.address)
 
 
-def only_any(_caller: Caller, _request: Request[Any], _fields: Fields, rule: Rule) -> None:
+def only_any(_caller: CallingPeer, _request: Request[Any], _fields: Fields, rule: Rule) -> None:
     if rule.action is not Action.ANY:
         raise NoPermission("no permission for topic:orders; ask the administrator for SUB on it")
 
 
-def looks_at_needs(_caller: Caller, request: Request[Any], fields: Fields, rule: Rule) -> None:
+def looks_at_needs(_caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule) -> None:
     rule.needs(fields, request.body)
 
 
@@ -159,7 +159,7 @@ async def test_validators_see_all_fields_and_the_body(form: int, code: int) -> N
 async def test_a_signature_of_rocketmq_can_be_checked(form: int) -> None:
     """N1, with the vector of protocol/features.md: values by key, then the body, HMAC-SHA1."""
 
-    def signed(_caller: Caller, request: Request[Any], fields: Fields, _rule: Rule) -> None:
+    def signed(_caller: CallingPeer, request: Request[Any], fields: Fields, _rule: Rule) -> None:
         values = "".join(value for name, value in sorted(fields.items()) if name != "Signature")
         token = hmac.digest(b"12345678", values.encode() + bytes(request.body), hashlib.sha1)
         if base64.b64encode(token).decode() != fields.get("Signature"):
@@ -199,7 +199,7 @@ async def test_what_is_handled_is_what_was_checked() -> None:
 
 
 async def test_a_validator_that_fails_admits_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_caller: Caller, _request: Request[Any], _fields: Fields, _rule: Rule) -> None:
+    def broken(_caller: CallingPeer, _request: Request[Any], _fields: Fields, _rule: Rule) -> None:
         raise ZeroDivisionError("a bug")
 
     servant = Servant()

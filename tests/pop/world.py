@@ -86,8 +86,7 @@ class World:
 
     def start(self) -> None:
         config = small_config(ROOT, mapped_file_size_commit_log=1 << 16)
-        self.store = MessageStore(config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        self.store.open()
+        self.store = MessageStore.open(config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         self.topics = Topics(
             self.file("topics"), self.clock, broker_name="broker-a", cluster_name=CLUSTER, delay_levels=18
         )

@@ -149,7 +149,6 @@ class ReplicationSimulation:
         )
 
     def _open(self, node: Node, flush: FlushDiskType, tasks: Tasks) -> MessageStore:
-        store = MessageStore(self._config(flush), store_host=HOST, clock=node.clock, disk=node.disk, threads=False)
         loop, slow_s = asyncio.get_running_loop(), self.options.slow_disk_s
         chance = node.env.random
 
@@ -157,7 +156,9 @@ class ReplicationSimulation:
             # What was flushed is known only later, while others go on.
             loop.call_later(chance.uniform(0, slow_s), job) if slow_s else loop.call_soon(job)
 
-        store.open(notify)
+        store = MessageStore.open(
+            self._config(flush), store_host=HOST, clock=node.clock, disk=node.disk, threads=False, notify=notify
+        )
         self.stores[node.name] = store
         for seconds, work in ((max(0.5, slow_s), store.flush_when_due), (1.0, store.tick)):
             tasks.create_task(_every(seconds, work))
@@ -173,7 +174,7 @@ class ReplicationSimulation:
             config = ReplicationConfig(
                 in_sync_replicas=self.options.in_sync_replicas, ha_transfer_batch_size=self.options.batch_bytes
             )
-            async with Master(store._log, node.disk, config, self._place(node)) as master:
+            async with Master(store.log, node.disk, config, self._place(node)) as master:
                 await master.serve(bind(node.ip, HA_PORT))
                 tasks.create_task(self._send(node, store, master))
                 node.is_ready()
@@ -186,7 +187,7 @@ class ReplicationSimulation:
             self._check_held(node, "after its start")
             address = f"{self.master.ip}:{HA_PORT}"
             env = Env(node.clock, node.env.random)
-            slave = Slave(store, store._log, node.disk, ReplicationConfig(), self._place(node), lambda: address, env)
+            slave = Slave(store, store.log, node.disk, ReplicationConfig(), self._place(node), lambda: address, env)
             self.followers[node.name] = slave
             tasks.create_task(slave.run())
             node.is_ready()
@@ -366,8 +367,7 @@ class ReplicationSimulation:
         disk = node.disk.copy()
         for name in ("consumequeue", "index", "checkpoint", "abort"):
             disk.remove(ROOT / name)
-        fresh = MessageStore(store.config, store_host=HOST, clock=node.clock, disk=disk, threads=False)
-        fresh.open()
+        fresh = MessageStore.open(store.config, store_host=HOST, clock=node.clock, disk=disk, threads=False)
         assert fresh._index is not None
         fresh._index.write_out()
         self._same(

@@ -37,8 +37,9 @@ async def _story(cluster: Cluster) -> None:
 
     def opened(node: Node, flush: FlushDiskType, notify: Callable[[Callable[[], object]], object]) -> MessageStore:
         config = small_config(ROOT, flush_disk_type=flush)
-        store = MessageStore(config, store_host=HOST, clock=node.clock, disk=node.disk, threads=False)
-        store.open(notify)
+        store = MessageStore.open(
+            config, store_host=HOST, clock=node.clock, disk=node.disk, threads=False, notify=notify
+        )
         stores[node.name] = store
         return store
 
@@ -46,7 +47,7 @@ async def _story(cluster: Cluster) -> None:
         store = opened(node, FlushDiskType.ASYNC_FLUSH, asyncio.get_running_loop().call_soon)
         # With a number of copies, so that it never goes on alone.
         config = ReplicationConfig(in_sync_replicas=2)
-        async with Master(store._log, node.disk, config, place(0)) as master:
+        async with Master(store.log, node.disk, config, place(0)) as master:
             await master.serve(bind(node.ip, HA_PORT))
             masters.append(master)
             node.is_ready()
@@ -56,7 +57,7 @@ async def _story(cluster: Cluster) -> None:
         store = opened(node, FlushDiskType.SYNC_FLUSH, flushes.append)
         async with Tasks() as tasks:
             address = f"{cluster.nodes['master'].ip}:{HA_PORT}"
-            slave = Slave(store, store._log, node.disk, ReplicationConfig(), place(1), lambda: address, node.env)
+            slave = Slave(store, store.log, node.disk, ReplicationConfig(), place(1), lambda: address, node.env)
             tasks.create_task(slave.run())
             node.is_ready()
             await node.stopping.wait()

@@ -31,8 +31,12 @@ def place(broker_id: int, broker: str = "broker-a") -> Place:
 @asynccontextmanager
 async def opened_store(root: Path, **changes: Any) -> AsyncIterator[MessageStore]:
     """A store with its threads, on this loop."""
-    store = MessageStore(small_config(root, **changes), store_host=HOST, clock=SystemClock())
-    store.open(asyncio.get_running_loop().call_soon_threadsafe)
+    store = MessageStore.open(
+        small_config(root, **changes),
+        store_host=HOST,
+        clock=SystemClock(),
+        notify=asyncio.get_running_loop().call_soon_threadsafe,
+    )
     try:
         yield store
     finally:
@@ -63,7 +67,7 @@ async def serving(
     async with opened_store(root, **changes) as store:
         bound = bind("127.0.0.1", port)
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        async with Master(store._log, FileDisk(), settings or ReplicationConfig(), place(0)) as master:
+        async with Master(store.log, FileDisk(), settings or ReplicationConfig(), place(0)) as master:
             await master.serve(bound)
             yield Serving(store, master, address)
 
@@ -91,7 +95,7 @@ async def following(
     """A store that follows the log of the master at ``address``."""
     async with opened_store(root, **changes) as store, Tasks() as tasks:
         slave = Slave(
-            store, store._log, FileDisk(), settings or ReplicationConfig(), place(broker_id), lambda: address, Env()
+            store, store.log, FileDisk(), settings or ReplicationConfig(), place(broker_id), lambda: address, Env()
         )
         tasks.create_task(slave.run())
         yield Following(store, slave)

@@ -9,7 +9,7 @@ from ternmq import Message, PushConfig, ReceivedMessage, StartPosition, SyncProd
 
 
 def give_up(name_servers: str, group: str, topic: str, messages: Sequence[Message]) -> None:
-    """Send messages to a topic that nobody has used, and have a group fail with each of them once."""
+    """Send messages to an unused topic, and have a group fail with each of them once."""
     enough = threading.Event()
     seen: list[str] = []
 

@@ -44,7 +44,7 @@ def run_killed(*, seed: int, rounds: int, directory: Path) -> list[str]:
             moments.append(_killed(command, lake, chance))
             seen = _bodies(lake)
             assert len(set(seen)) == len(seen), f"seed {seed}: {len(seen) - len(set(seen))} messages are double"
-            assert set(seen) <= set(sent), f"seed {seed}: messages that nobody sent"
+            assert set(seen) <= set(sent), f"seed {seed}: messages that were never sent"
         subprocess.run(command, check=True, capture_output=True, timeout=200, env=ENVIRONMENT)
     missing = set(sent).difference(_bodies(lake))
     assert sorted(sent) == _bodies(lake), f"seed {seed}: {len(missing)} messages are missing, or some are double"

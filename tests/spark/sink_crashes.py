@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from ternmq.spark.session import session
 from ternmq.spark.sink.options import SinkOptions
-from ternmq.spark.sink.sink import StreamWriter, Written
+from ternmq.spark.sink.sink import TopicStreamWriter, Written
 from ternmq.spark.source.source import TernSource
 from tests.spark.small import SMALL
 
@@ -55,7 +55,7 @@ class Crashes:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class CrashingWriter(StreamWriter):
+class CrashingWriter(TopicStreamWriter):
     crashes: Crashes
 
     def on_step(self, step: str) -> None:
@@ -74,7 +74,7 @@ class CrashingSource(TernSource):
     def name(cls) -> str:
         return "ternmq-crashing"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802 - Spark's name
         options = dict(self.options)
         crashes = Crashes(Path(options.pop("crashes")))
         writer = CrashingWriter(SinkOptions.parse(options), schema, overwrite=overwrite)

@@ -55,7 +55,7 @@ def live(seed: int, directory: Path) -> None:
             is_copied = run(cluster.name_servers, directory, chance, is_mortal=True)
             tell(f"  run {number}: {'copied' if is_copied else 'died'}, {len(sink.bodies(TARGET))} rows are there")
         while not run(cluster.name_servers, directory, chance, is_mortal=False):
-            tell("  a death that nobody had planned for this run")
+            tell("  an end that was not planned for this run")
         assert numbered(RUNS * ROWS) == sink.bodies(TARGET), f"seed {seed}"
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from ternmq.spark.pipelines import trace_rows
 from ternmq.spark.pipelines.archive import Archived, archive
 from ternmq.spark.pipelines.deadletters import examine, letters
-from ternmq.spark.pipelines.sql import Done, run_sql
+from ternmq.spark.pipelines.sql import SqlResult, run_sql
 from ternmq.spark.pipelines.trace_records import BAD
 from ternmq.spark.runtime.jobs import JobFailed
 from tests.spark.topics import Topics, bodies_of, numbered, send_undecompressable
@@ -70,7 +70,7 @@ def test_a_view_leaves_it_out_with_those_that_do_not_fit(topics: Topics) -> None
             once=True,
             show=lambda _: None,
         )
-        assert [Done("console", messages=2, left_out=1)] == done
+        assert [SqlResult("console", messages=2, left_out=1)] == done
 
 
 def test_a_dead_letter_shows_why_and_a_trace_counts_it_as_unreadable(topics: Topics, spark: SparkSession) -> None:

@@ -19,7 +19,7 @@ class TroubledDisk(FileDisk):
         self.is_full = False
         self.fails_to_sync = False
         self.sync_count = 0
-        #: Taken during each sync of a segment: who holds it makes the sync wait.
+        #: Taken during each sync of a segment: a test that holds it makes the sync wait.
         self.gate = threading.Lock()
         #: Set when a sync has begun.
         self.is_syncing = threading.Event()

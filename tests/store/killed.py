@@ -35,8 +35,7 @@ def body_of(number: int) -> bytes:
 
 def main(root: Path, seed: int) -> None:
     choice = random.Random(seed)
-    store = MessageStore(config_for(root), store_host=HOST, clock=SystemClock())
-    store.open()
+    store = MessageStore.open(config_for(root), store_host=HOST, clock=SystemClock())
     number = seed * 1_000_000
     while True:
         queue_id = choice.randrange(4)

@@ -2,7 +2,8 @@
 
 What must hold beside all that holds for a plain log:
 
-- only confirmed records can be read, after any crash, too; and all that the log knew to be confirmed can;
+- only confirmed records can be read and are folded by derived parts, after any crash, too; and all that the log knew
+  to be confirmed can;
 - records that were taken back are gone, their queue offsets and their place in the log are used again;
 - a caller that waits for a record that is taken back is told so, and never hears that the disk has it.
 """
@@ -47,7 +48,15 @@ class LateSimulation(Simulation):
         )
         if disk is self.disk:
             self._log, self._waiting = log, []
-        return MessageStore(config, store_host=HOST, clock=self.clock, disk=disk, log=log, threads=False)
+        return MessageStore.open(
+            config,
+            store_host=HOST,
+            clock=self.clock,
+            disk=disk,
+            log=log,
+            derived=[self._new_part(disk)],
+            threads=False,
+        )
 
     def _weights(self) -> dict[Callable[[], None], int]:
         return super()._weights() | {
@@ -62,7 +71,8 @@ class LateSimulation(Simulation):
         super()._stored(entry, log_offset, end_offset, queue_offset)
         heard: list[str] = []
         self._waiting.append((end_offset, heard))
-        self.store.flushed.call_when(end_offset, partial(heard.append, "flushed"), partial(_fail, heard))
+        mark = self.store.safe if self._number % 2 else self.store.flushed
+        mark.call_when(end_offset, partial(heard.append, "flushed"), partial(_fail, heard))
 
     def _unconfirmed(self) -> list[Entry]:
         return [entry for entry in self.model.entries if entry.end_offset > self.store.dispatched]

@@ -14,6 +14,8 @@ from ternmq.wire.record import Record, Sysflag
 ROOT: Final = Path("/store")
 TOPICS: Final = ("orders", "%RETRY%g", "long-" + "t" * 130)
 QUEUES: Final = [(topic, queue_id) for topic in TOPICS for queue_id in range(2)]
+#: What the derived part folds.
+PART_TOPICS: Final = frozenset({"%RETRY%g"})
 KEYS: Final = ("k0", "k1", "k2", "order-0000123")
 
 #: What a record that was read is compared by.
@@ -53,7 +55,7 @@ class SimulatedClock:
 
 @dataclass(slots=True)
 class Entry:
-    """One message; its offsets are -1 as long as nobody knows whether it was stored."""
+    """One message; its offsets are -1 as long as it is not known whether it was stored."""
 
     topic: str
     queue_id: int
@@ -64,6 +66,8 @@ class Entry:
     end_offset: int = -1
     queue_offset: int = -1
     is_deleted: bool = False
+    #: Log offset of the record that it closes.
+    closes: int | None = None
 
     @property
     def is_queued(self) -> bool:

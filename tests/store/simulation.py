@@ -6,7 +6,8 @@ the disk fills up or fails. After each opening the store is compared with a list
 
 - nothing is lost that was flushed, and only from the end (C6, C8);
 - every record that is served is one that was put, at the place that its sender was told (C1, C2);
-- queues and index equal those of a fresh store that has nothing but the log (C5).
+- queues and index equal those of a fresh store that has nothing but the log (C5);
+- a derived part (``waiting_part``) has folded each of its records once, also those that retention has deleted since.
 
 ``run`` is for that. ``rot`` lets bits of the files flip once everything has ended, and then wants to see an error or
 what was put. The same seed gives the same ``trace``, whatever the process.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Final
+from zlib import crc32
 
 from ternmq.errors import CorruptFile, CorruptRecord, DiskFull, StoreError
 from ternmq.store.config import FlushDiskType
@@ -29,13 +31,27 @@ from ternmq.testing.disk import PowerCut, SimulatedDisk
 from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 from ternmq.wire.properties import join
 from ternmq.wire.record import Sysflag, pack_host, unpack_records
-from tests.store.sim_model import KEYS, QUEUES, ROOT, TOPICS, Entry, Facts, Model, Options, SimulatedClock, facts_of
+from tests.store.sim_model import (
+    KEYS,
+    PART_TOPICS,
+    QUEUES,
+    ROOT,
+    TOPICS,
+    Entry,
+    Facts,
+    Model,
+    Options,
+    SimulatedClock,
+    facts_of,
+)
+from tests.store.waiting_part import WaitingPart
 
 HOST: Final = pack_host("127.0.0.1", 10911)
 BORN: Final = pack_host("10.0.0.7", 40000)
 BORN_MS: Final = 1_700_000_000_000
 HOUR_MS: Final = 3_600_000
 #: Steps of the disk that need space.
+PART: Final = ROOT / "waiting"
 GREEDY: Final = frozenset({"write", "claim", "create"})
 
 
@@ -63,6 +79,10 @@ class Simulation:
         self.openings = 0
         self._actions = actions
         self._store: MessageStore | None = None
+        #: The derived part of the store, and where the log began when it was opened.
+        self._part: WaitingPart | None = None
+        self._newest_part = WaitingPart(self.disk, PART, PART_TOPICS)
+        self._begin = 0
         self._number = 0
         #: Steps of the disk until something happens, and what; below 0 nothing does.
         self._fuse = -1
@@ -153,11 +173,18 @@ class Simulation:
         pairs = {"TAGS": random.choice(("", "red", "blue")), "KEYS": random.choice(("", *KEYS, "k0 k1"))}
         if random.random() < 0.5:
             pairs["UNIQ_KEY"] = f"{self._number:032X}"
-        return Entry(topic, queue_id, body, join(pairs), Sysflag.PREPARED if is_half else 0)
+        entry = Entry(topic, queue_id, body, join(pairs), Sysflag.PREPARED if is_half else 0)
+        if not is_half and random.random() < 0.2:
+            waiting = [each.log_offset for each in self.model.entries if each.topic in PART_TOPICS]
+            # Sometimes one that the part has never heard of.
+            entry.closes = random.choice([*waiting, random.randrange(1, 5000)])
+        return entry
 
     def _put(self) -> None:
         entry = self._entry(*self.random.choice(QUEUES), is_half=self.random.random() < 0.05)
         draft = Draft(entry.topic, entry.queue_id, entry.body, entry.properties, BORN_MS, BORN, sysflag=entry.sysflag)
+        if entry.closes is not None:
+            draft.closes = entry.closes
         with self._limbo([entry]):
             placed = self.store.put(draft)
             self._stored(entry, placed.log_offset, placed.end_offset, placed.queue_offset)
@@ -166,6 +193,8 @@ class Simulation:
     def _put_batch(self) -> None:
         topic, queue_id = self.random.choice(QUEUES)
         entries = [self._entry(topic, queue_id) for _ in range(self.random.randint(1, 4))]
+        for entry in entries:
+            entry.closes = None
         parcels = [(0, entry.body, entry.properties.encode()) for entry in entries]
         with self._limbo(entries):
             placed = self.store.put_batch(topic, queue_id, parcels, born_time_ms=BORN_MS, born_host=BORN)
@@ -214,6 +243,7 @@ class Simulation:
 
     def _tick(self) -> None:
         self.store.tick()
+        self._check_part_is_kept()
         self._note("tick")
 
     def _write_back(self) -> None:
@@ -232,6 +262,7 @@ class Simulation:
         self.clock.advance(self.random.choice((HOUR_MS // 2, HOUR_MS)))
         self.store.retention.ask()
         self.store.tick()
+        self._check_part_is_kept()
         self._note("cleaned", self.store.min_log_offset)
 
     # --- The end, and a new beginning -------------------------------------------------------------------------------
@@ -299,26 +330,45 @@ class Simulation:
     def _open(self) -> None:
         self.disk.before = self._before
         while True:
-            store = self._new_store(self.disk)
             try:
-                store.open()
+                store = self._new_store(self.disk)
             except DiskFull:
                 self._note("no space to open")
                 self._free_space()
             else:
                 break
         self._store = store
+        self._begin = store.min_log_offset
         self.openings += 1
         self._note("opened", store.written)
         self.disk.before = None
         self._check_log()
         self._check_queues()
+        self._check_part()
         if self.random.random() < 0.5:
             self._check_fold()
         self.disk.before = self._before
 
     def _new_store(self, disk: SimulatedDisk) -> MessageStore:
-        return MessageStore(self.options.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
+        return MessageStore.open(
+            self.options.config,
+            store_host=HOST,
+            clock=self.clock,
+            disk=disk,
+            derived=[self._new_part(disk)],
+            threads=False,
+        )
+
+    def _new_part(self, disk: SimulatedDisk) -> WaitingPart:
+        part = self._newest_part = WaitingPart(disk, PART, PART_TOPICS)
+        if disk is self.disk:
+            self._part = part
+        return part
+
+    @property
+    def part(self) -> WaitingPart:
+        assert self._part is not None
+        return self._part
 
     # --- What must hold -----------------------------------------------------------------------------------------
 
@@ -395,17 +445,34 @@ class Simulation:
             store._index.write_out()
             self.disk.capacity_bytes = capacity_bytes
         disk = self.disk.copy()
-        for name in ("consumequeue", "consumequeue_ext", "index", "checkpoint", "abort"):
+        for name in ("consumequeue", "consumequeue_ext", "index", "checkpoint", "abort", PART.name):
             disk.remove(ROOT / name)
         fresh = self._new_store(disk)
-        fresh.open()
+        fresh_part = self._newest_part
         self._folded_again(fresh)
+        kept = {at: each for at, each in self.part.content.items() if at >= fresh.min_log_offset}
+        self._same("content of the part, folded again", fresh_part.content, kept)
         if fresh._index is not None:
             fresh._index.write_out()
         has_units = self.options.config.enable_consume_queue_ext
         self._same("queues", _queues(fresh, with_tags=not has_units), _queues(store, with_tags=not has_units))
         if not store.min_log_offset:
             self._same("index", _index(fresh), _index(store))
+
+    def _check_part(self) -> None:
+        """The part has folded all records that can be read or could be once, whatever retention has deleted."""
+        expected: dict[int, tuple[int, int, int]] = {}
+        for entry in self._visible(self.model.entries):
+            if entry.topic in PART_TOPICS:
+                expected[entry.log_offset] = (entry.end_offset - entry.log_offset, crc32(entry.body), 0)
+            if entry.closes is not None and entry.closes in expected:
+                expected[entry.closes] = (*expected[entry.closes][:2], entry.log_offset)
+        self._same("content of the part", expected, self.part.content)
+
+    def _check_part_is_kept(self) -> None:
+        """No record is deleted that the part does not have on the disk."""
+        if self.store.min_log_offset > max(self._begin, self.part.on_disk):
+            self._same("begin of the log", (self._begin, self.part.on_disk), self.store.min_log_offset)
 
     def _visible(self, entries: list[Entry]) -> list[Entry]:
         """Those of some messages that can be read."""
@@ -420,6 +487,7 @@ class Simulation:
 
     def _read(self) -> None:
         self._check_queue(*self.random.choice(QUEUES))
+        self._check_part()
 
     def _search(self) -> None:
         topic, key = self.random.choice(TOPICS), self.random.choice(KEYS)
@@ -461,9 +529,8 @@ class Simulation:
 
     def _check_nothing_wrong_is_served(self) -> None:
         known = {entry.log_offset: entry for entry in [*self.model.entries, *self.model.limbo]}
-        self._store = self._new_store(self.disk)
         try:
-            self._store.open()
+            self._store = self._new_store(self.disk)
         except StoreError as error:
             self._note("refused", str(error))
             if "/store/" not in str(error):

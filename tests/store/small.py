@@ -6,11 +6,14 @@ import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ternmq.env import Clock
+from ternmq.store.derived.dispatch import OnArrival
+from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.follower import OnProgress
 from ternmq.store.log.protocol import Log
 from ternmq.store.store import Draft, MessageStore, PlacedBatch, StoreConfig
 from ternmq.wire.properties import join
@@ -52,9 +55,26 @@ def log_queues_index(root: Path) -> tuple[dict[str, bytes], dict[str, bytes], li
     return files(root / "commitlog"), files(root / "consumequeue"), [*files(root / "index").values()]
 
 
-def quiet_store(config: StoreConfig, *, clock: Clock | None = None, log: Log | None = None) -> MessageStore:
-    """A store without threads: everything happens when it is called."""
-    return MessageStore(config, store_host=HOST, clock=clock or ManualClock(), log=log, threads=False)
+def quiet_store(
+    config: StoreConfig,
+    *,
+    clock: Clock | None = None,
+    log: Log | None = None,
+    on_arrival: OnArrival | None = None,
+    bits: Callable[[Fact], bytes] | None = None,
+    on_progress: OnProgress | None = None,
+) -> MessageStore:
+    """An open store without threads: everything happens when it is called."""
+    return MessageStore.open(
+        config,
+        store_host=HOST,
+        clock=clock or ManualClock(),
+        log=log,
+        on_arrival=on_arrival,
+        bits=bits,
+        on_progress=on_progress,
+        threads=False,
+    )
 
 
 def draft(topic: str = "orders", queue_id: int = 0, body: bytes = b"hello", **properties: str) -> Draft:
@@ -105,7 +125,7 @@ class RecordedStore:
         self.root = into / name
         shutil.copytree(unpacked / name, self.root)
         self.config = StoreConfig(store_path_root_dir=self.root, **RECORDED_SIZES)
-        #: Each record of the log in order, decoded by someone else.
+        #: Each record of the log in order, decoded by another program.
         self.lines: list[dict[str, Any]] = [
             json.loads(line) for line in (unpacked / f"{name}.records.jsonl").read_text().splitlines()
         ]

@@ -9,6 +9,7 @@ import pytest
 
 from ternmq.errors import NotRunning, StoreError
 from ternmq.store.config import StoreConfig
+from ternmq.store.derived.dispatch import OnArrival
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log import pending
 from ternmq.store.store import MessageStore
@@ -24,8 +25,8 @@ PORTION = 30
 TAKEN_BACK = NotRunning("another leader has other records here")
 
 
-def late_store(config: StoreConfig) -> MessageStore:
-    return quiet_store(config, log=late_log(config))
+def late_store(config: StoreConfig, *, on_arrival: OnArrival | None = None) -> MessageStore:
+    return quiet_store(config, log=late_log(config), on_arrival=on_arrival)
 
 
 def late_log(config: StoreConfig) -> LateLog:
@@ -55,9 +56,8 @@ def test_a_flipped_bit_in_such_a_log_is_noticed_or_does_no_harm() -> None:
 
 def test_a_record_is_seen_when_it_is_confirmed_and_not_before(tmp_path: Path) -> None:
     """C5: by queue offset, by key, by log offset; and consumers are woken then."""
-    with late_store(small_config(tmp_path)) as store:
-        woken: list[tuple[str, int, int]] = []
-        store.on_arrival = lambda topic, queue_id, end, _code, _text: woken.append((topic, queue_id, end))
+    woken: list[tuple[str, int, int]] = []
+    with late_store(small_config(tmp_path), on_arrival=lambda *what: woken.append(what[:3])) as store:
         first, second = (store.put(draft(body=body, KEYS="k")) for body in (b"1", b"2"))
         assert (0, 1, []) == (first.queue_offset, second.queue_offset, bodies(store))
         assert 0 == store.max_offset("orders", 0)
@@ -205,7 +205,7 @@ def test_records_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 def test_records_are_taken_back_while_a_thread_flushes(tmp_path: Path) -> None:
     """C6: with the threads of a broker."""
     config = small_config(tmp_path, flush_interval_commit_log=1, flush_interval_consume_queue=1)
-    store = MessageStore(config, store_host=HOST, clock=ManualClock(), log=late_log(config))
+    store = MessageStore.open(config, store_host=HOST, clock=ManualClock(), log=late_log(config))
     with store:
         for number in range(200):
             store.confirm(store.put(draft(body=b"%d" % number)).end_offset)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ternmq.store.read.reader import LogReader
 from ternmq.store.store import GetStatus, MessageStore
@@ -41,10 +41,6 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.queues: dict[tuple[str, int], list[tuple[bytes, str, str, int]]] = {}
         self.any_topic_deleted = False
         self.any_segment_deleted = False
-
-    @initialize()
-    def open(self) -> None:
-        self.store.open()
 
     def teardown(self) -> None:
         self.store.close()
@@ -115,7 +111,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self._open(root)
 
         if "consumequeue" in lost:
-            # A queue without any record left begins anew, as nobody knows how many it had.
+            # A queue without any record left begins anew, as it is not known how many it had.
             self.queues = {
                 key: queue for key, queue in self.queues.items() if queue and queue[-1][3] >= self.store.min_log_offset
             }
@@ -133,7 +129,6 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     def _open(self, root: Path) -> None:
         self.store = quiet_store(small_config(root), clock=self.clock)
-        self.store.open()
 
     @precondition(lambda self: self.queues)
     @rule(topic=TOPICS)

@@ -33,9 +33,7 @@ class Machine:
         self.store = self._open()
 
     def _open(self) -> MessageStore:
-        store = MessageStore(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
-        store.open()
-        return store
+        return MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
 
     def put(self, body: bytes, **fields: Any) -> None:
         self.store.put(draft(body=body, **fields))
@@ -100,7 +98,7 @@ def test_an_acknowledged_message_survives_although_its_directories_are_new(machi
 
 
 def test_what_a_killed_process_left_in_the_cache_is_synced_by_the_next(machine: Machine) -> None:
-    """C7: the checkpoint must not vouch for segments that nobody synced."""
+    """C7: the checkpoint must not vouch for segments that were not synced."""
     sent = machine.fill(30)
     machine.kill()
     machine.clock.advance(10)
@@ -332,8 +330,8 @@ def test_segments_stay_until_the_queues_of_their_records_are_synced(machine: Mac
     machine.store.flush_now()
     machine.clock.advance(100 * 3600)
     machine.store.retention.ask()
-    machine.store._running().on_tick()  # type: ignore[misc]
-    machine.store._pick_up()
+    machine.store.retention.tick()
+    machine.store._mailbox.pick_up()
     machine.cut_power()
     assert (1, 20) == (machine.store.max_offset("orders", 1), machine.store.max_offset("orders", 0))
 

@@ -101,7 +101,7 @@ def test_the_same_messages_make_the_same_files(recorded: RecordedStore, tmp_path
     ours = tmp_path / "ours"
     clock = SteppingClock()
     config = StoreConfig(store_path_root_dir=ours, **RECORDED_SIZES)
-    with MessageStore(config, store_host=records[0].store_host, clock=clock, threads=False) as store:
+    with MessageStore.open(config, store_host=records[0].store_host, clock=clock, threads=False) as store:
         for record in records:
             clock.time_ms = record.store_time_ms
             placed = store.put(

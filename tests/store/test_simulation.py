@@ -31,7 +31,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_wrong_is_served(first: int) ->
 
 @pytest.mark.parametrize("first", range(0, 120, PORTION))
 def test_a_flipped_bit_is_noticed_or_does_no_harm(first: int) -> None:
-    """C8: a refusal that names the file, an error, a shorter log; never a message that nobody sent."""
+    """C8: a refusal that names the file, an error, a shorter log; never a message that was not sent."""
     for seed in range(first, first + PORTION):
         Simulation(seed, actions=30).rot()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, NotRunning, RecordRefused, StoreError, StoreLocked
-from ternmq.store.derived.dispatch import Fact
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import Sysflag, pack_host, unpack_record, unpack_records
@@ -58,7 +57,7 @@ def test_a_message_is_read_back_as_it_was_put(tmp_path: Path) -> None:
 def test_hosts_of_both_kinds_are_stored(tmp_path: Path) -> None:
     """C1: IPv4 and IPv6."""
     host_v6 = pack_host("2001:db8::1", 10911)
-    store = MessageStore(small_config(tmp_path), store_host=host_v6, clock=ManualClock(), threads=False)
+    store = MessageStore.open(small_config(tmp_path), store_host=host_v6, clock=ManualClock(), threads=False)
     with store:
         store.put(Draft("orders", 0, b"1", "", 1, pack_host("2001:db8::2", 1)))
         store.put(Draft("orders", 0, b"2", "", 1, BORN))
@@ -237,72 +236,17 @@ def test_an_entry_of_the_schedule_topic_holds_its_delivery_time(tmp_path: Path) 
 
 
 def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
-    """C5: after dispatch, so that who is woken finds the message."""
+    """C5: after dispatch, so that a consumer that is woken finds the message."""
     told: list[tuple[str, int, int, int, str | None, int]] = []
-    with quiet_store(small_config(tmp_path)) as store:
-        store.on_arrival = lambda topic, queue_id, offset, code, properties: told.append(
-            (topic, queue_id, offset, code, properties, store.max_offset(topic, queue_id))
-        )
+
+    def arrived(topic: str, queue_id: int, end: int, tags_code: int, properties: str | None) -> None:
+        told.append((topic, queue_id, end, tags_code, properties, store.max_offset(topic, queue_id)))
+
+    with quiet_store(small_config(tmp_path), on_arrival=arrived) as store:
         store.put(draft("a", 1))
         store.put(draft("a", 1, TAGS="t"))
 
     assert [("a", 1, 1, 0, "", 1), ("a", 1, 2, java_hash("t"), "TAGS\x01t\x02", 2)] == told
-
-
-class Folding:
-    """A derived part that remembers what it was told."""
-
-    needed: int | None = None
-
-    def __init__(self, folded: int = 0) -> None:
-        self.folded = folded
-        self.facts: list[Fact] = []
-        self.saved = False
-
-    def fold(self, fact: Fact) -> None:
-        self.facts.append(fact)
-        self.folded = fact.log_offset + fact.size
-
-    def cut(self, log_offset: int) -> None:
-        self.facts = [fact for fact in self.facts if fact.log_offset < log_offset]
-        self.folded = min(self.folded, log_offset)
-
-    def save(self) -> None:
-        self.saved = True
-
-
-def test_a_fresh_record_and_one_read_back_tell_the_same(tmp_path: Path) -> None:
-    """C5: the fold does not depend on the way."""
-    fresh, again, late = Folding(), Folding(), Folding()
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(fresh)
-    with store:
-        for number in range(20):
-            message = draft("orders", number % 2, b"x" * 300, TAGS=f"t{number % 3}", KEYS=f"k{number}")
-            message.prepared_transaction_offset = number
-            store.put(message)
-        half = store.written // 2
-    assert fresh.saved
-
-    late.folded = next(fact.log_offset for fact in fresh.facts if fact.log_offset > half)
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(again)
-    store.add_derived(late)
-    with store:
-        assert fresh.facts == again.facts
-        assert [fact for fact in fresh.facts if fact.log_offset > half] == late.facts
-
-
-def test_a_derived_part_ahead_of_the_log_is_cut(tmp_path: Path) -> None:
-    """C5: nothing derived knows more than the log."""
-    with quiet_store(small_config(tmp_path)) as store:
-        store.put(draft())
-        end = store.written
-    ahead = Folding(end + 1000)
-    store = quiet_store(small_config(tmp_path))
-    store.add_derived(ahead)
-    with store:
-        assert end == ahead.folded
 
 
 # --- Life -------------------------------------------------------------------------------------------------------
@@ -333,7 +277,7 @@ def test_a_second_store_on_the_directory_is_refused(tmp_path: Path) -> None:
     with quiet_store(small_config(tmp_path)) as store:
         store.put(draft())
         with pytest.raises(StoreLocked, match="is in use by another process"):
-            quiet_store(small_config(tmp_path)).open()
+            quiet_store(small_config(tmp_path))
         assert 1 == store.put(draft()).queue_offset
     with quiet_store(small_config(tmp_path)) as store:
         assert 2 == len(bodies(store))
@@ -345,14 +289,14 @@ def test_a_store_of_another_process_is_refused(tmp_path: Path) -> None:
     done_reader, done_writer = os.pipe()
     child = os.fork()
     if child == 0:
-        quiet_store(small_config(tmp_path)).open()
+        quiet_store(small_config(tmp_path))
         os.write(writer, b"x")
         os.read(done_reader, 1)
         os._exit(0)
     os.read(reader, 1)
     try:
         with pytest.raises(StoreLocked):
-            quiet_store(small_config(tmp_path)).open()
+            quiet_store(small_config(tmp_path))
     finally:
         os.write(done_writer, b"x")
         os.waitpid(child, 0)
@@ -362,12 +306,9 @@ def test_a_store_of_another_process_is_refused(tmp_path: Path) -> None:
         assert 0 == store.written
 
 
-def test_nothing_works_before_open_or_after_close(tmp_path: Path) -> None:
+def test_nothing_works_after_close(tmp_path: Path) -> None:
     """C7."""
     store = quiet_store(small_config(tmp_path))
-    with pytest.raises(NotRunning, match=r"call open\(\) first"):
-        store.put(draft())
-    store.open()
     store.put(draft())
     view = store.record_at(0)
     store.close()
@@ -384,7 +325,7 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     """C7: with the cure."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="storePathRootDir must be a directory"):
-        quiet_store(small_config(tmp_path / "file")).open()
+        quiet_store(small_config(tmp_path / "file"))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +347,7 @@ def test_files_of_another_size_are_refused_and_left_alone(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     with pytest.raises(CorruptFile, match=sentence):
-        quiet_store(small_config(tmp_path, **changes)).open()
+        quiet_store(small_config(tmp_path, **changes))
 
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with quiet_store(small_config(tmp_path)) as store:
@@ -421,13 +362,13 @@ def test_a_missing_or_foreign_segment_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "commitlog"
     (log / "notes.txt").write_text("mine")
     with pytest.raises(CorruptFile, match=r"notes.txt is no segment.*move it out"):
-        quiet_store(small_config(tmp_path)).open()
+        quiet_store(small_config(tmp_path))
     (log / "notes.txt").unlink()
     middle = sorted(log.iterdir())[1]
     saved = middle.read_bytes()
     middle.unlink()
     with pytest.raises(CorruptFile, match="does not follow the file before it; restore"):
-        quiet_store(small_config(tmp_path)).open()
+        quiet_store(small_config(tmp_path))
     middle.write_bytes(saved)
     with quiet_store(small_config(tmp_path)) as store:
         assert 20 == len(bodies(store))
@@ -455,8 +396,7 @@ async def test_the_threads_bring_their_news_to_the_loop(tmp_path: Path) -> None:
     """C6: with ``notify``, waiting for the disk is a future like any other."""
     loop = asyncio.get_running_loop()
     config = small_config(tmp_path, mapped_file_size_commit_log=1 << 20, flush_interval_commit_log=1)
-    store = MessageStore(config, store_host=HOST, clock=ManualClock(), threads=True)
-    store.open(loop.call_soon_threadsafe)
+    store = MessageStore.open(config, store_host=HOST, clock=ManualClock(), notify=loop.call_soon_threadsafe)
     try:
         for _ in range(3):
             end = store.put(draft(body=b"x" * 20_000)).end_offset
@@ -468,7 +408,7 @@ async def test_the_threads_bring_their_news_to_the_loop(tmp_path: Path) -> None:
 def test_big_files_are_sparse_and_made_at_once(tmp_path: Path) -> None:
     """C1: RocketMQ's sizes, without their weight."""
     config = StoreConfig(store_path_root_dir=tmp_path)
-    with MessageStore(config, store_host=HOST, clock=ManualClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock()) as store:
         store.put(draft(KEYS="k"))
         assert 1 == len(store.query("orders", "k", count_max=1, begin_ms=0, end_ms=1 << 62).buffers)
     sizes = {path.parent.name: path.stat() for path in tmp_path.rglob("*") if path.is_file()}

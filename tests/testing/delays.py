@@ -39,7 +39,7 @@ class DelaySimulation(GroupSimulation):
         await super()._rest()
         self._disturb(0.0)
         await self._shop.stop()
-        # Nobody shall know offsets that the disk does not.
+        # No client shall know offsets that are not on disk.
         members = self._running()
         for node in members:
             await node.stop()

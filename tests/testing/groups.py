@@ -74,7 +74,7 @@ class GroupSimulation:
     #: When all is well: until the queues are divided anew after a member came or left, and after one died.
     rebalance_s = 1.2
     takeover_s = 1.2
-    #: What the next owner of a queue may not know yet when it changes hands in good order: nobody waits for the last.
+    #: What the next owner of a queue may not know yet after a clean change: no member waits for the last report.
     handover_back_s = MEMBER_BACK_S
 
     def __init__(self, seed: int) -> None:
@@ -367,7 +367,7 @@ class GroupSimulation:
         return self.rebalance_s
 
     async def _isolate(self) -> float:
-        """A member cannot reach any broker when its listener fails, so that nobody takes the messages back."""
+        """A member cannot reach any broker when its listener fails, so that no broker takes the messages back."""
         self._trapped, self._trap = self.cluster.random.choice(self._running()), asyncio.Event()
         await asyncio.sleep(1)
         self._disturb(MEMBER_BACK_S)
@@ -392,7 +392,7 @@ class GroupSimulation:
         return self.rebalance_s
 
     async def _restart_all(self) -> float:
-        """Nobody is left who would remember anything."""
+        """No member is left that would remember anything."""
         self._disturb(BROKER_BACK_S)
         members = self._running()
         for node in (*members, *self._brokers):

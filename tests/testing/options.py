@@ -32,7 +32,7 @@ class Options:
     batch_max: int
     #: Calls at the same time: more than ever wait, or so few that messages wait for each other.
     threads: int
-    #: M2: few messages at a time, a short span, or what nobody ever reaches.
+    #: M2: few messages at a time, a short span, or limits that are never reached.
     limits: FlowLimits
     pull_count_max: int
     #: How often a listener takes its time, how often it fails, and how often it never ends.

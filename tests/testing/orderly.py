@@ -26,7 +26,7 @@ from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.testing.checkers import Broken, Calls
 from ternmq.testing.cluster import Node
 from ternmq.testing.deliveries import Promises
-from ternmq.testing.swarm import Fault
+from ternmq.testing.swarm import FaultKind
 from tests.testing.groups import GroupSimulation
 from tests.testing.options import Options
 
@@ -56,7 +56,7 @@ class OrderlySimulation(GroupSimulation):
         options = super()._choose(random)
         if random.random() < 0.3:
             self._taken = {}
-            # Or nothing more would come before a commit that nobody is asked for.
+            # Or nothing more would come before a commit that is never requested.
             return replace(options, limits=FlowLimits(), pull_count_max=32)
         return options
 
@@ -73,7 +73,9 @@ class OrderlySimulation(GroupSimulation):
         taken[:] = [message for message in taken if message.queue_offset < batch[0].queue_offset]
         try:
             self.journal.check_order(queue, batch[0].queue_offset, but_for={message.body for message in taken})
-            if not self._has_restarted and not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}:
+            if not self._has_restarted and not {FaultKind.KILL_SERVER, FaultKind.CUT_POWER} & {
+                *self.options.swarm.faults
+            }:
                 self._calls.begin(node.name, queue, self.cluster.loop.time())
         except Broken as error:
             self.fail(error)

@@ -10,7 +10,7 @@ brokers have lived all the time:
 
 - each member pops each broker, and one of them pulls the group's retries, within about a second of each change;
 - a message comes within a second, if no listener is slow, and a message that is done never comes again;
-- what was in somebody's hand is consumed as soon as its invisible time is over.
+- what a member held is consumed as soon as its invisible time is over.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class PopConsumerSimulation(PopSimulation):
             count_max=self.options.count_max,
             invisible_ms=self.habits.invisible_ms,
             unsettled_max=self.habits.unsettled_max,
-            # Whoever hangs or dies counts as a consumption; nothing shall be given up here.
+            # A call that hangs or dies counts as a consumption; nothing shall be given up here.
             max_reconsume_times=10_000,
         )
         consumer = PopConsumer(GROUP, listen, client=node.client_config(), config=config, env=node.env)
@@ -196,12 +196,12 @@ class PopConsumerSimulation(PopSimulation):
         text = message.properties.get(Property.POP_CHECKPOINT)
         if text is None:
             if not self.habits.pushes:
-                self.fail(Broken(f"{body!r} was sent back, though nobody pushes"))
+                self.fail(Broken(f"{body!r} was sent back, although no member pushes"))
             return None
         handle = Handle.parse(text)
         self.check_sent(body, handle)
         if self._is_prompt and self._quiet_ms < self._sent_ms[body] < now_ms - SOON_S * 1000:
-            self.fail(Broken(f"{body!r} came {now_ms - self._sent_ms[body]} ms after it was sent, though all was well"))
+            self.fail(Broken(f"{body!r} came {now_ms - self._sent_ms[body]} ms after it was sent, without faults"))
         span = self.hide(body, handle)
         self._in_hand.setdefault(node, []).append(span)
         return span
@@ -216,7 +216,7 @@ class PopConsumerSimulation(PopSimulation):
         return [node for node in self._members() if node.is_up and not node.is_paused]
 
     async def _change_in_calm(self) -> None:
-        """When all is well, everybody soon knows what to pop, and one who pulls the retries (G1)."""
+        """Without faults, all members soon know what to pop, and one pulls the retries (G1)."""
         for _ in range(2):
             running = [node for node in self._running() if node in self._consumers]
             match self.cluster.random.randrange(3):

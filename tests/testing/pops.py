@@ -9,8 +9,8 @@ they may, some change the time and some forget; they die, are paused and cut off
 
 As long as brokers live (what they hide is in their memory for some seconds):
 
-- nobody gets a message while it is hidden: popped by one, and neither acknowledged nor given up, nor its time over;
-  nor, in order, any other message of that queue, but for whoever repeats an attempt whose answer was lost;
+- no member gets a message while it is hidden: popped by one, and neither acknowledged nor given up, nor its time over;
+  nor, in order, any other message of that queue, except a member that repeats an attempt whose reply was lost;
 - a message whose acknowledgement was answered in time never comes again, but in order with one before it.
 """
 
@@ -32,7 +32,7 @@ from ternmq.testing.clock import EPOCH_MS
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.hidden import Hidden, Span
 from ternmq.testing.loop import BEGIN_S, simulated_loop
-from ternmq.testing.swarm import Fault, Storm, Swarm
+from ternmq.testing.swarm import FaultKind, Storm, Swarm
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES, Handle
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply, PopMessage
@@ -98,7 +98,7 @@ class PopSimulation:
             self.trace = self.cluster.trace
             self.options = Options.choose(self.cluster.random)
             #: Whether brokers know at any time what they have handed out.
-            self._remembers = not {Fault.KILL_SERVER, Fault.CUT_POWER} & {*self.options.swarm.faults}
+            self._remembers = not {FaultKind.KILL_SERVER, FaultKind.CUT_POWER} & {*self.options.swarm.faults}
             loop.run_until_complete(self._live())
             loop.check()
 
@@ -180,14 +180,14 @@ class PopSimulation:
     # --- What must hold -----------------------------------------------------------------------------------------------
 
     def check_sent(self, key: bytes, handle: Handle) -> None:
-        """A message that somebody has must have been sent before it was popped."""
+        """A message that a member has must have been sent before it was popped."""
         if handle.pop_time_ms < self._sent_ms[key]:
             self.fail(Broken(f"{key!r} is hidden from a time on when it was not sent yet"))
 
     def hide(self, key: Hashable, handle: Handle, *, is_own: bool = False) -> Span:
         """A message or queue is hidden, by an answer that may have been on its way for long.
 
-        ``is_own``: by whoever hides it already.
+        ``is_own``: by the member that hides it already.
         """
         begin_ms, end_ms = hidden_ms(handle)
         try:
@@ -245,7 +245,7 @@ class _Popper:
             poll_ms=1_000,
             born_time_ms=node.clock.now_ms(),
             order=options.ordered,
-            # The same until it is answered: whoever lost the answer gets the same once more.
+            # The same until it is answered: a member that lost the reply gets the same again.
             attempt_id=f"{node.name}-{node.starts}-{broker.name}-{self._attempts}",
         )
         instance = self._instance

@@ -1,7 +1,8 @@
 """Consumer groups in a cluster that breaks: lives from 120 seeds (F1, F2, F7–F9, G1, G2, H1, I1, I3, M2).
 
-One seed in ten lives twice, and both lives must be the same. ``script/soak groups`` and its like run them for hours,
-and replay one (``--seed N --seeds 1 --trace``).
+One seed in ten lives twice, and both lives must be the same. ``script/check`` runs the first seeds of each simulation,
+``script/test`` all of them. ``script/soak groups`` and its like run them for hours, and replay one
+(``--seed N --seeds 1 --trace``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 #: Seeds of one test: few enough to wait for.
@@ -35,25 +37,32 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 60, PORTION))
+@pytest.mark.parametrize("first", portions(60, PORTION, few=20))
 def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
     """F1, F7, F8, G1, G2, H1, M2: and when all is well, nothing comes late, early, twice or in too great numbers."""
     live_all("groups", first)
 
 
-@pytest.mark.parametrize("first", range(0, 40, PORTION))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
 def test_an_orderly_group_begins_nothing_before_its_predecessor_is_done(first: int) -> None:
     """F2: with members that come, leave, die, and are paused or cut off for longer than their locks live."""
     live_all("orderly", first)
 
 
-@pytest.mark.parametrize("first", range(0, 20, PORTION))
+@pytest.mark.parametrize("first", portions(20, PORTION, few=10))
 def test_delayed_messages_are_never_early_and_survive_restarts(first: int) -> None:
     """I1, I3: of the first five levels, and of retries, also when the power fails at the worst moment."""
     live_all("delays", first)
 
 
-@pytest.mark.parametrize("name", ["groups", "orderly", "delays", "pops", "pop-consumers"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "groups",
+        "pops",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("orderly", "delays", "pop-consumers")),
+    ],
+)
 def test_a_seed_gives_the_same_trace_in_another_process(name: str) -> None:
     """G1: no order comes from a set of names, whose hashes differ from process to process."""
     command = [sys.executable, "-m", "tests.testing.soak", name, "--seed", "1", "--seeds", "1", "--trace"]

@@ -15,7 +15,7 @@ def test_what_is_hidden_must_not_be_handed_out() -> None:
     hidden.take(b"b", 5, 15)
     hidden.take(b"a", 10, 20)
 
-    with pytest.raises(Broken, match="b'a' is handed out twice within 9 ms"):
+    with pytest.raises(Broken, match="b'a' is delivered twice within 9 ms"):
         hidden.take(b"a", 19, 29)
 
 
@@ -45,7 +45,7 @@ def test_a_queue_is_hidden_as_long_as_one_of_its_messages() -> None:
     spans = [hidden.take("queue", 0, 10), hidden.hide("queue", 0, 10)]
     spans[0].release(1)
 
-    with pytest.raises(Broken, match="'queue' is handed out twice"):
+    with pytest.raises(Broken, match="'queue' is delivered twice"):
         hidden.take("queue", 5, 15)
     spans[1].release(5)
     hidden.hide("queue", 5, 8)

@@ -112,7 +112,7 @@ def test_a_member_whose_connection_breaks_begins_nothing_more_before_it_has_aske
 
 
 def test_a_member_that_was_paused_for_longer_than_its_lock_begins_no_other_call(story: Story) -> None:
-    """F2: nobody can stop the call that it was in."""
+    """F2: the call that it was in cannot be stopped."""
 
     def pause(cluster: Cluster, broker: Node, member: Node) -> None:
         member.pause()

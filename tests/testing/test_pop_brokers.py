@@ -104,7 +104,7 @@ def test_a_broker_that_does_not_answer_does_not_hold_up_the_others_at_the_start(
 
 
 def test_a_broker_that_comes_later_is_told_that_the_group_pops(tell: Story) -> None:
-    """F9: or whoever asks it for the assignment would hear that the group pulls, and pop nothing of any broker."""
+    """F9: or members that ask it for the assignment would learn that the group pulls, and pop from no broker."""
 
     async def story(cluster: Cluster) -> None:
         one, other = cluster.broker("broker-a"), cluster.broker("broker-b")

@@ -10,7 +10,7 @@ import pytest
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
-from ternmq.testing.swarm import Fault, Storm, Swarm
+from ternmq.testing.swarm import FaultKind, Storm, Swarm
 
 
 def test_a_seed_chooses_faults_and_power_is_cut_only_where_brokers_sync() -> None:
@@ -18,12 +18,12 @@ def test_a_seed_chooses_faults_and_power_is_cut_only_where_brokers_sync() -> Non
     chosen = [Swarm.choose(Random(seed)) for seed in range(200)]
 
     assert chosen == [Swarm.choose(Random(seed)) for seed in range(200)]
-    assert {*Fault} == {fault for swarm in chosen for fault in swarm.faults}
-    assert all(swarm.sync_flush for swarm in chosen if Fault.CUT_POWER in swarm.faults)
+    assert {*FaultKind} == {fault for swarm in chosen for fault in swarm.faults}
+    assert all(swarm.sync_flush for swarm in chosen if FaultKind.CUT_POWER in swarm.faults)
 
 
-@pytest.mark.parametrize("fault", list(Fault))
-def test_after_a_storm_everything_works_again(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", list(FaultKind))
+def test_after_a_storm_everything_works_again(fault: FaultKind) -> None:
     """Programs run, machines reach each other, and time goes on for all."""
 
     class Echo(asyncio.Protocol):

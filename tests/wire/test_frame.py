@@ -107,6 +107,7 @@ def test_garbage_gives_a_protocol_error_or_waits(data: bytes) -> None:
         (bytes.fromhex("7fffffff 0000000a"), "2147483651 bytes is larger than the 16777216 allowed"),
         (b"\x00\x00\x00\x08\x00\x00\x00\x05{}{}", "a header of 5 bytes does not fit its frame of 12"),
         (b"\x00\x00\x00\x02\x00\x00\x00\x00", "a header of 0 bytes does not fit its frame of 6"),
+        (b"\x00\xbf\x00\x00\x00\x10\x00\x01{", "a header of 1048577 bytes is larger than the 1048576 allowed"),
         (b"\x00\x00\x00\x06\x02\x00\x00\x02{}", "unknown header form 2"),
         (b"\x00\x00\x00\x06\x00\x00\x00\x02{}", "missing required field `code`"),
         (b"\x00\x00\x00\x06\x01\x00\x00\x02{}", "the binary header cannot be read"),

@@ -44,7 +44,7 @@ def test_what_the_proxy_appends_is_left_aside() -> None:
 @pytest.mark.parametrize("text", ["", "5", JAVA.replace("60000", "x"), JAVA[:-2]])
 def test_what_is_no_handle_is_refused_with_what_one_is(text: str) -> None:
     """F9: seven fields, as clients before 5.0 had, are none either."""
-    with pytest.raises(RemoteProtocolError, match="give back its property POP_CK"):
+    with pytest.raises(RemoteProtocolError, match="send its property POP_CK"):
         Handle.parse(text)
     if text.count(" ") < 4:
         with pytest.raises(RemoteProtocolError):

@@ -15,7 +15,7 @@ def test_the_fields_of_a_record_are_where_its_structs_have_them() -> None:
         return int.from_bytes(page[field_at(name) :][: dict(FIELDS_V4)[name]], "big")
 
     assert FIXED_V4_BYTES == sum(length_bytes for _, length_bytes in FIELDS_V4)
-    names = "size magic body_crc queue_id queue_offset log_offset sysflag store_time body_bytes"
+    names = "size magic body_crc queue_id queue_offset log_offset sysflag store_time prepared_offset body_bytes"
     assert tuple(map(number, names.split())) == unpack_checked_v4(page)
     assert (number("size"), number("queue_offset")) == unpack_place(page)
     assert HEAD_BYTES == field_at("store_time") + 12 + 8

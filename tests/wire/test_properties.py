@@ -95,5 +95,5 @@ def test_a_property_that_would_read_as_another_is_refused(table: dict[str, str])
 
 
 def test_an_empty_value_is_left_out() -> None:
-    """C1: nobody could read it."""
+    """C1: it could not be read."""
     assert "b\x011\x02" == join({"a": "", "b": "1"})

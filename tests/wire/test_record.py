@@ -343,7 +343,7 @@ def test_properties_that_are_no_utf_8_do_not_end_the_log() -> None:
 
 
 def test_a_body_is_a_view_of_the_page() -> None:
-    """A copy is made by whoever keeps it."""
+    """A reader that keeps it makes a copy."""
     page = bytearray(packed(SAMPLE))
     body = unpack_record(page).body
     page[BODY_AT + 4] = ord("j")
@@ -363,7 +363,7 @@ def test_a_record_is_packed_into_a_mapped_page() -> None:
 
 
 def test_the_host_bits_follow_the_hosts_not_the_sender() -> None:
-    """C1: a sender that claims IPv6 cannot make a record that nobody can read."""
+    """C1: a sender that claims IPv6 cannot make an unreadable record."""
     record = unpack_record(packed(replace(SAMPLE, sysflag=Sysflag.BORN_V6 | Sysflag.STORE_V6 | Sysflag.COMPRESSED)))
     assert Sysflag.COMPRESSED == record.sysflag
     born_host = pack_host("fd00::2", 5000)

@@ -59,7 +59,7 @@ WITHOUT_FIELDS: Final = {
     RequestCode.BATCH_ACK_MESSAGE,
 }
 
-#: Codes that nobody sends today, or that belong to parts of RocketMQ that TernMQ does not have: its containers,
+#: Codes that no client sends today, or that belong to parts of RocketMQ that TernMQ does not have: its containers,
 #: RocksDB files, static topics.
 NOT_SPOKEN: Final = {
     RequestCode.QUERY_BROKER_OFFSET,

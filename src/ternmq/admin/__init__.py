@@ -1,7 +1,7 @@
-"""Administration of a cluster, ours or RocketMQ's (D6): the one door for command line, console and pipelines.
+"""Administration of a cluster of TernMQ or RocketMQ (D6), for the command line, the console and pipelines.
 
 Start reading at ``admin.py``; each noun has a file: ``brokers``, ``topics``, ``groups``, ``clients``,
-``messages``, ``offsets``, ``deadletters``. ``blocking.py`` has the same for programs without asyncio; it is
+``messages``, ``offsets``, ``deadletters``. ``blocking.py`` has the synchronous versions; it is
 generated.
 """
 

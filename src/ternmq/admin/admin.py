@@ -1,6 +1,6 @@
-"""``Admin``: everything of a cluster, through its name servers (D6, H2, L1, L2).
+"""``Admin``: administration of a cluster, through its name servers (D6, H2, L1, L2).
 
-Every noun is an attribute, every verb a method that asks the servers now; nothing is kept but connections.
+Each noun is an attribute, each verb a method that queries the servers; only connections are kept between calls.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from ternmq.admin.brokers import Brokers
-from ternmq.admin.clients import Clients
-from ternmq.admin.deadletters import DeadLetters
-from ternmq.admin.groups import Groups
-from ternmq.admin.messages import Messages
-from ternmq.admin.offsets import Offsets
+from ternmq.admin.brokers import BrokerAdmin
+from ternmq.admin.clients import ClientAdmin
+from ternmq.admin.deadletters import DeadLetterAdmin
+from ternmq.admin.groups import GroupAdmin
+from ternmq.admin.messages import MessageAdmin
+from ternmq.admin.offsets import OffsetAdmin
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.env import Env
@@ -52,14 +52,14 @@ class Admin:
         self, name_servers: str | Sequence[str] = "", *, config: ClientConfig | None = None, env: Env | None = None
     ) -> None:
         self._instance = ClientInstance(config if config is not None else ClientConfig(name_servers), env=env)
-        self.brokers = Brokers(self._instance)
-        self.clients = Clients(self._instance, self.brokers)
-        self.topics = Topics(self._instance, self.brokers)
-        self.groups = Groups(self._instance, self.brokers, self.clients)
+        self.brokers = BrokerAdmin(self._instance)
+        self.clients = ClientAdmin(self._instance, self.brokers)
+        self.topics = TopicAdmin(self._instance, self.brokers)
+        self.groups = GroupAdmin(self._instance, self.brokers, self.clients)
         queues = Queues(self._instance)
-        self.messages = Messages(self._instance, self.brokers, queues)
-        self.dead_letters = DeadLetters(self._instance, self.topics, self.messages, queues)
-        self.offsets = Offsets(self._instance, self.brokers, self.clients, self.groups, queues)
+        self.messages = MessageAdmin(self._instance, self.brokers, queues)
+        self.dead_letters = DeadLetterAdmin(self._instance, self.topics, self.messages, queues)
+        self.offsets = OffsetAdmin(self._instance, self.brokers, self.clients, self.groups, queues)
 
     async def __aenter__(self) -> Self:
         await self._instance.__aenter__()

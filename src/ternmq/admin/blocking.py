@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from ternmq.admin.blocking_base import SyncAdminBase, SyncNoun
-from ternmq.admin.brokers import BrokerInfo, Brokers
-from ternmq.admin.clients import Clients, Consumed, ConsumerInfo, Member, Members
-from ternmq.admin.deadletters import DeadLetter, DeadLetterCount, DeadLetters, Purged, Resent
-from ternmq.admin.groups import GroupInfo, Groups, QueueProgress
-from ternmq.admin.messages import COUNT_MAX, Messages
-from ternmq.admin.offsets import Move, Offsets
-from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicInfo, Topics
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
+from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient, LiveConsumers
+from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCount, Purged, Resent
+from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
+from ternmq.admin.messages import COUNT_MAX, MessageAdmin
+from ternmq.admin.offsets import Move, OffsetAdmin
+from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicAdmin, TopicInfo
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -54,16 +54,16 @@ class SyncAdmin(SyncAdminBase):
 
     def __init__(self, name_servers: str | Sequence[str] = "", *, config: ClientConfig | None = None) -> None:
         super().__init__(name_servers, config=config)
-        self.brokers = SyncBrokers(lambda: self._admin().brokers, self._run)
-        self.clients = SyncClients(lambda: self._admin().clients, self._run)
-        self.topics = SyncTopics(lambda: self._admin().topics, self._run)
-        self.groups = SyncGroups(lambda: self._admin().groups, self._run)
-        self.messages = SyncMessages(lambda: self._admin().messages, self._run)
-        self.dead_letters = SyncDeadLetters(lambda: self._admin().dead_letters, self._run)
-        self.offsets = SyncOffsets(lambda: self._admin().offsets, self._run)
+        self.brokers = SyncBrokerAdmin(lambda: self._admin().brokers, self._run)
+        self.clients = SyncClientAdmin(lambda: self._admin().clients, self._run)
+        self.topics = SyncTopicAdmin(lambda: self._admin().topics, self._run)
+        self.groups = SyncGroupAdmin(lambda: self._admin().groups, self._run)
+        self.messages = SyncMessageAdmin(lambda: self._admin().messages, self._run)
+        self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
+        self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
 
 
-class SyncBrokers(SyncNoun[Brokers]):
+class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
     """Clusters and their brokers: ``admin.brokers``."""
 
     def all(self) -> list[BrokerInfo]:
@@ -79,14 +79,14 @@ class SyncBrokers(SyncNoun[Brokers]):
         return self._run(self._noun().masters_of(cluster))
 
 
-class SyncClients(SyncNoun[Clients]):
+class SyncClientAdmin(SyncNoun[ClientAdmin]):
     """Clients that are connected to the brokers: ``admin.clients``."""
 
-    def consumers(self, group: str) -> Members | None:
+    def consumers(self, group: str) -> LiveConsumers | None:
         """The active consumers of ``group``, over all brokers; None if there are none."""
         return self._run(self._noun().consumers(group))
 
-    def producers(self, group: str) -> list[Member]:
+    def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""
         return self._run(self._noun().producers(group))
 
@@ -124,7 +124,7 @@ class SyncClients(SyncNoun[Clients]):
         return self._run(self._noun().consume(group, offset_id, client_id=client_id))
 
 
-class SyncTopics(SyncNoun[Topics]):
+class SyncTopicAdmin(SyncNoun[TopicAdmin]):
     """Topics over all brokers of a cluster: ``admin.topics``."""
 
     def create(
@@ -170,7 +170,7 @@ class SyncTopics(SyncNoun[Topics]):
         return self._run(self._noun().status(topic))
 
 
-class SyncGroups(SyncNoun[Groups]):
+class SyncGroupAdmin(SyncNoun[GroupAdmin]):
     """Consumer groups and their progress over all brokers: ``admin.groups``."""
 
     def names(self) -> list[str]:
@@ -221,7 +221,7 @@ class SyncGroups(SyncNoun[Groups]):
         return self._run(self._noun().progress(group, topic=topic))
 
 
-class SyncMessages(SyncNoun[Messages]):
+class SyncMessageAdmin(SyncNoun[MessageAdmin]):
     """Stored messages, found by id, key, offset or time: ``admin.messages``."""
 
     def by_id(self, offset_id: str) -> ReceivedMessage:
@@ -294,7 +294,7 @@ class SyncMessages(SyncNoun[Messages]):
         return self._run(self._noun().by_time(topic, time))
 
 
-class SyncDeadLetters(SyncNoun[DeadLetters]):
+class SyncDeadLetterAdmin(SyncNoun[DeadLetterAdmin]):
     """Dead letters, messages that a group has given up: ``admin.dead_letters``."""
 
     def groups(self) -> list[DeadLetterCount]:
@@ -383,7 +383,7 @@ class SyncDeadLetters(SyncNoun[DeadLetters]):
         return self._run(self._noun().purge(group, before=before, for_good=for_good))
 
 
-class SyncOffsets(SyncNoun[Offsets]):
+class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
     """Stored offsets of groups: ``admin.offsets``."""
 
     def of(self, group: str, *, topic: str | None = None) -> dict[MessageQueue, int]:

@@ -1,6 +1,6 @@
 """The hand-written base of ``SyncAdmin``: a ``with`` block, and calls on the loop's thread.
 
-Everything else of it is derived from ``Admin`` by ``script/generate_sync.py``.
+All other parts are derived from ``Admin`` by ``script/generate_sync.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Run(Protocol):
 
 
 class SyncNoun(Generic[N]):
-    """The base of ``admin.topics`` and the others. ``noun`` gives the asynchronous one; it raises ``NotRunning``."""
+    """The base of ``admin.topics`` and the others. ``noun`` returns the asynchronous one, or raises ``NotRunning``."""
 
     def __init__(self, noun: Callable[[], N], run: Run) -> None:
         self._noun = noun
@@ -58,10 +58,10 @@ class SyncAdminBase:
         return self._open[1]
 
     def _run(self, work: Coroutine[Any, Any, T], /) -> T:
-        assert self._open is not None, "the coroutine came from an open admin"
+        assert self._open is not None, "the coroutine was made by an open admin"
         return self._open[0].run(work)
 
 
 async def _opened(config: ClientConfig) -> Admin:
-    # On the loop: an instance needs a running one.
+    # On the loop: an instance needs a running loop.
     return await Admin(config=config).__aenter__()

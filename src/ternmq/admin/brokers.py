@@ -24,7 +24,7 @@ class BrokerInfo:
     address: str
 
 
-class Brokers:
+class BrokerAdmin:
     """Clusters and their brokers: ``admin.brokers``."""
 
     def __init__(self, instance: ClientInstance) -> None:

@@ -1,7 +1,7 @@
-"""Clients that are connected to the brokers, and what they say of themselves (D3, F10).
+"""Clients that are connected to the brokers, and the state that they report (D3, F10).
 
-Who is connected, the brokers know. How a consumer is, only itself knows: the broker passes the question on over the
-consumer's own connection, so the answer may take as long as its program is busy, 10 s at most.
+The brokers know which clients are connected. Only a consumer itself knows its state: the broker forwards the query over
+the consumer's connection, so the reply may take as long as the consumer's program is busy, 10 s at most.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import place_of
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import BrokerRefused, ConsumerOffline
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
-    Connection,
+    ConnectionInfo,
     ConsumedDirectly,
     ConsumerConnection,
     GroupOffsets,
@@ -31,31 +31,31 @@ _TIMEOUT_MS: Final = 12_000
 
 
 @dataclass(slots=True, frozen=True)
-class Member:
+class LiveClient:
     """One live client of a group."""
 
     client_id: str
     address: str
     language: str
     version: int
-    #: Topic → filter expression, where a broker says that the members of the group differ. Brokers of RocketMQ never
-    #: do; there, ask each member (``info``).
+    #: Topic → filter expression, if a broker reports that the members of the group differ. Brokers of RocketMQ never
+    #: do; there, query each member (``info``).
     subscriptions: dict[str, str] | None = None
 
 
 @dataclass(slots=True, frozen=True)
-class Members:
-    """The live consumers of a group, and what they told about it."""
+class LiveConsumers:
+    """The live consumers of a group, and the properties of the group that they reported."""
 
-    members: tuple[Member, ...]
+    members: tuple[LiveClient, ...]
     #: CLUSTERING or BROADCASTING.
     model: str
-    #: Topic → filter expression: what the brokers take for the whole group.
+    #: Topic → filter expression: what the brokers use for the whole group.
     subscriptions: dict[str, str]
 
     @property
     def differ(self) -> bool:
-        """Whether members subscribe differently, so that each may miss messages that it wants."""
+        """Whether members subscribe differently, so that each may miss messages of its subscription."""
         return any(member.subscriptions is not None for member in self.members)
 
 
@@ -64,7 +64,7 @@ class QueueState:
     """A queue as the consumer that reads it sees it."""
 
     queue: MessageQueue
-    #: The first message that is not done here; brokers hear of it some seconds later.
+    #: The first message that is not done here; brokers learn it some seconds later.
     progress: int
     #: Messages fetched and not done.
     in_flight: int
@@ -77,38 +77,38 @@ class QueueState:
 
 @dataclass(slots=True, frozen=True)
 class TopicSpeed:
-    """How fast a consumer is with one topic, in the last minute."""
+    """How fast a consumer consumed one topic in the last minute."""
 
     topic: str
     done_per_s: float
     failed_per_s: float
-    #: What a call of the listener takes on average.
+    #: Average duration of a call of the listener.
     call_ms: float
     failed_last_hour: int
 
 
 @dataclass(slots=True, frozen=True)
 class ConsumerInfo:
-    """What a consumer says of itself."""
+    """The state that a consumer reports."""
 
     client_id: str
     orderly: bool
-    #: Calls of the listener at a time; 0 where the client does not say.
+    #: Concurrent calls of the listener; 0 if the client does not report it.
     threads: int
     started_ms: int
     #: Topic → filter expression.
     subscriptions: dict[str, str]
     queues: tuple[QueueState, ...]
     topics: tuple[TopicSpeed, ...]
-    #: Everything that the client calls a setting, under RocketMQ's names.
+    #: All settings that the client reports, under RocketMQ's names.
     settings: dict[str, str]
-    #: What each thread (in Python also each task) does right now; empty unless asked for.
+    #: Stack of each thread (in Python also of each task); empty unless requested.
     stack: str
 
 
 @dataclass(slots=True, frozen=True)
 class Consumed:
-    """What a listener said of a message that an administrator had it consume."""
+    """The result of a listener for a message that an administrator had it consume."""
 
     client_id: str
     #: CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION, …
@@ -119,16 +119,16 @@ class Consumed:
     orderly: bool
 
 
-class Clients:
+class ClientAdmin:
     """Clients that are connected to the brokers: ``admin.clients``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
 
-    async def consumers(self, group: str) -> Members | None:
+    async def consumers(self, group: str) -> LiveConsumers | None:
         """The active consumers of ``group``, over all brokers; None if there are none."""
-        members: dict[str, Member] = {}
+        members: dict[str, LiveClient] = {}
         subscriptions: dict[str, str] = {}
         model = ""
         for master in await self._brokers.masters():
@@ -138,11 +138,11 @@ class Clients:
             model = info.message_model.value
             subscriptions |= {topic: data.sub_string for topic, data in info.subscription_table.items()}
             members |= {connection.client_id: _member(connection) for connection in info.connection_set}
-        return Members(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
+        return LiveConsumers(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
 
-    async def producers(self, group: str) -> list[Member]:
+    async def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""
-        members: dict[str, Member] = {}
+        members: dict[str, LiveClient] = {}
         for master in await self._brokers.masters():
             try:
                 response = await self._instance.ask(
@@ -260,9 +260,9 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _member(connection: Connection) -> Member:
+def _member(connection: ConnectionInfo) -> LiveClient:
     said = connection.subscription_data_set
-    return Member(
+    return LiveClient(
         connection.client_id,
         connection.client_addr,
         connection.language,

@@ -1,23 +1,23 @@
-"""Dead letters: messages that a group has given up, listed, looked into, sent again and put away (H2).
+"""Dead letters: messages that a group has given up. They are listed, sent again, and marked as handled (H2).
 
-They lie in the topic ``%DLQ%group``, one queue on each broker, and nobody reads them by himself. What a broker keeps of
-each is the message, where it came from (RETRY_TOPIC, ORIGIN_MESSAGE_ID) and how often it was tried. *Why* it failed
-only the consumer's own log knows.
+They are in the topic ``%DLQ%group``, one queue on each broker, and no consumer reads them automatically. A broker
+stores the message, its origin (RETRY_TOPIC, ORIGIN_MESSAGE_ID) and the number of attempts. *Why* it failed
+is only in the consumer's log.
 
 Sending again
-    goes to the group's retry topic, so that only the group that failed gets the message; other groups of its topic have
-    long done it. With ``to_topic`` it goes to the topic that it was first sent to, and to all groups there. The copy
-    begins its attempts anew and keeps body, keys, tags, properties and the message id. It also names the dead letter
-    that it is a copy of (TERN_RESENT_FROM); by that, and by the index of both topics, one that was sent again before is
-    known and left alone, as long as the log has the copy.
+    The copy goes to the group's retry topic, so that only the group that failed gets the message; other groups of its
+    topic have finished it. With ``to_topic`` it goes to the topic that it was first sent to, and to all groups there.
+    The copy starts with 0 attempts and keeps body, keys, tags, properties and the message id. It also contains the
+    offset id of its dead letter (TERN_RESENT_FROM). With this id and the index of both topics, a letter that was sent
+    again before is recognized and skipped, as long as the log has the copy.
 
-Putting away
-    A log takes nothing back: a dead letter is gone when the log forgets it, as any message. What can be done is to move
-    a *mark* over it: the progress of the tools' group in ``%DLQ%group``, before which all is dealt with and shown only
-    when asked for. Sending again moves it, too, as far as no letter before it is left. ``for_good`` deletes the topic:
-    then nobody can read its messages any more, though their bytes stay in the log until their time.
+Marking as handled
+    A log deletes no single messages: a dead letter expires like any other message. But a *mark* can be moved past it:
+    the progress of the tools' group in ``%DLQ%group``. All letters before the mark are handled, and shown only on
+    request. Sending again moves the mark, too, up to the first unhandled letter. ``for_good`` deletes the topic: its
+    messages can then no longer be read, although their bytes stay in the log until they expire.
 
-All of this works on RocketMQ's brokers as well; it needs no more than topics, pulls, sends and offsets.
+All of this also works with RocketMQ's brokers; it needs only topics, pulls, sends and offsets.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ternmq.admin.messages import Messages, in_ms, place_of
+from ternmq.admin.messages import MessageAdmin, in_ms, place_of
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import COMPRESSIONS, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.outgoing import compression_of, prepare, shrink
@@ -40,13 +40,13 @@ from ternmq.errors import ConfigError, InvalidName, NotFound, RouteMissing
 from ternmq.message import TIMER_PROPERTIES, Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic, retry_topic
 
-#: RocketMQ's name for what a client sends on nobody's account.
+#: RocketMQ's producer group for sends that belong to no producer of the application.
 _INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 _TIMEOUT_MS: Final = 5_000
-#: Letters read, looked up and sent together.
+#: Letters that are read, looked up and sent together.
 _PAGE: Final = 32
 
-#: What was true of the message on its way here, and is not of the copy.
+#: Properties of the message's history that do not apply to the copy.
 _NOT_COPIED: Final = (
     Property.RETRY_TOPIC,
     Property.ORIGIN_MESSAGE_ID,
@@ -75,68 +75,68 @@ class DeadLetterCount:
     """How many dead letters a group has."""
 
     group: str
-    #: Those that nobody has dealt with.
+    #: Those that are not handled.
     waiting: int
-    #: All that the log still has.
+    #: All that are still in the log.
     total: int
-    #: When the last one came, ms since 1970; 0 when there is none.
+    #: When the last one was stored, ms since 1970; 0 if there is none.
     last_ms: int
 
 
 @dataclass(slots=True, frozen=True)
 class DeadLetter:
-    """A message that a group has given up. ``message`` is its record there: ``store_time_ms`` is when it was."""
+    """A message that a group has given up. ``message`` is its record there, stored when it was given up."""
 
     group: str
     message: ReceivedMessage
 
     @property
     def origin_topic(self) -> str:
-        """Where it was first sent to; empty for one that somebody sent to the dead letters directly."""
+        """The topic that it was first sent to; empty if it was sent directly to the dead-letter topic."""
         return self.message.properties.get(Property.RETRY_TOPIC, "")
 
     @property
     def origin_id(self) -> str:
-        """The offset id of its first record, which the log may have forgotten; empty if unknown."""
+        """The offset id of its first record, which may have expired; empty if unknown."""
         return self.message.properties.get(Property.ORIGIN_MESSAGE_ID, "")
 
     @property
     def attempts(self) -> int:
-        """How often a consumer tried it. Fewer than the group allows: a consumer gave it up itself."""
+        """How often it was delivered. If this is less than the group allows, a consumer gave it up itself."""
         return self.message.reconsume_times
 
 
 @dataclass(slots=True, frozen=True)
 class Resent:
-    """What became of a dead letter that was to be sent again."""
+    """The result of sending a dead letter again."""
 
     letter: DeadLetter
     #: The topic of the copy.
     topic: str
-    #: Where the copy is; None without one: it was sent again before, or only planned.
+    #: Where the copy is; None if there is none: it was sent again before, or this is a dry run.
     receipt: SendReceipt | None = None
-    #: The copy of an earlier time, which is why there is no new one.
+    #: The copy made earlier; then no new one is made.
     earlier: ReceivedMessage | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class Purged:
-    """Dead letters of one queue that count as dealt with now."""
+    """Dead letters of one queue that are marked as handled now."""
 
     queue: MessageQueue
     count: int
 
 
-class DeadLetters:
+class DeadLetterAdmin:
     """Dead letters, messages that a group has given up: ``admin.dead_letters``."""
 
-    def __init__(self, instance: ClientInstance, topics: Topics, messages: Messages, queues: Queues) -> None:
+    def __init__(self, instance: ClientInstance, topics: TopicAdmin, messages: MessageAdmin, queues: Queues) -> None:
         self._instance = instance
         self._topics = topics
         self._messages = messages
         self._queues = queues
 
-    # --- Looking --------------------------------------------------------------------------------------------------
+    # --- Listing --------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[DeadLetterCount]:
         """The groups that have dead letters, also those whose dead letters are all handled, by name."""
@@ -256,7 +256,7 @@ class DeadLetters:
                 raise error
 
         if message_ids:
-            # The newest of a name: it is the one that still failed.
+            # Several with one id: the newest one, which failed last.
             named = [(await self.find(group, message_id))[-1] for message_id in dict.fromkeys(message_ids)]
             for at in range(0, len(named), _PAGE):
                 await send(named[at : at + _PAGE])
@@ -266,7 +266,7 @@ class DeadLetters:
                 await send(page if chosen is None else list(filter(chosen, page)))
         return done
 
-    # --- Putting away -------------------------------------------------------------------------------------------------
+    # --- Marking as handled -------------------------------------------------------------------------------------------
 
     async def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
         """Mark the dead letters of ``group`` as handled: all, or those that were stored before the time ``before``.
@@ -314,11 +314,11 @@ class DeadLetters:
         )
 
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int, int]:
-        """The queue's first offset, the first that nobody has dealt with, and its end."""
+        """The queue's first offset, the first unhandled one, and its end."""
         low, high, mark = await asyncio.gather(
             self._queues.bounds.min(queue), self._queues.bounds.max(queue), self._queues.bounds.load(queue)
         )
-        # One beyond the end is of another life of the topic.
+        # A mark beyond the end belongs to a deleted topic of the same name.
         return low, max(low, mark) if mark is not None and mark <= high else low, high
 
     async def _pages(
@@ -330,7 +330,7 @@ class DeadLetters:
         *,
         handled: bool,
     ) -> AsyncIterator[list[DeadLetter]]:
-        """The letters of a queue in this time, page by page; those dealt with only with ``handled``."""
+        """The letters of a queue in this time, page by page; handled ones only with ``handled``."""
         low, mark, stop = await self._bounds(queue)
         start = low if handled else mark
         if begin is not None:
@@ -342,7 +342,7 @@ class DeadLetters:
             yield [DeadLetter(group, message) for message in messages if message.queue_offset < stop]
 
     async def _mark(self, resent: Iterable[Resent]) -> None:
-        """Move the marks over letters that are dealt with now, as far as none is left before them."""
+        """Move the marks past letters that are handled now, up to the first unhandled one."""
         offsets: dict[MessageQueue, set[int]] = {}
         for one in resent:
             offsets.setdefault(one.letter.message.queue, set()).add(one.letter.message.queue_offset)
@@ -356,13 +356,13 @@ class DeadLetters:
 
 
 class _Resending:
-    """One order to send letters of a group again."""
+    """One call of ``resend`` for a group."""
 
     def __init__(
         self,
         instance: ClientInstance,
-        topics: Topics,
-        messages: Messages,
+        topics: TopicAdmin,
+        messages: MessageAdmin,
         group: str,
         *,
         to_topic: bool,
@@ -378,9 +378,9 @@ class _Resending:
         self._dry_run = dry_run
 
     async def send(self, letters: Sequence[DeadLetter]) -> tuple[list[Resent], BaseException | None]:
-        """Send some letters at once: what became of them, and the first error, which some may have met."""
+        """Send some letters at once; returns the results, and the first error, if there was one."""
         if letters and not self._to_topic and not self._dry_run:
-            # A broker would make it by itself, but where topics are not created by sends nothing leads to the broker.
+            # A broker would create it for a send, but if topics are not created by sends there is no route to a broker.
             brokers = {letter.message.broker_name for letter in letters}
             await self._topics.ensure_on(self._retry_topic, brokers, queues=1)
         outcomes = await asyncio.gather(*map(self._one, letters), return_exceptions=True)
@@ -400,7 +400,7 @@ class _Resending:
         return Resent(letter, topic, await self._copy(letter, topic))
 
     async def _earlier(self, letter: DeadLetter) -> ReceivedMessage | None:
-        """The copy of a letter that was sent again before."""
+        """The copy of a letter, if it was sent again before."""
         for topic in filter(None, (self._retry_topic, letter.origin_topic)):
             try:
                 found = await self._messages.by_unique_key(topic, letter.message.message_id)
@@ -419,7 +419,7 @@ class _Resending:
         pick: Pick | None = None
         if not self._to_topic:
             system |= {Property.RETRY_TOPIC: letter.origin_topic, Property.ORIGIN_MESSAGE_ID: letter.origin_id}
-            # Queue 0 is always there.
+            # Queue 0 always exists.
             pick = _always(MessageQueue(topic, dead.broker_name, 0))
         elif key := kept.pop(Property.SHARDING_KEY, ""):
             copy.sharding_key = key

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.brokers import BrokerInfo, Brokers
-from ternmq.admin.clients import Clients
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
+from ternmq.admin.clients import ClientAdmin
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
-from ternmq.names import check_group
+from ternmq.names import TOOLS_GROUP, check_group
 from ternmq.wire.bodies.clients import GroupRequestMode, RequestMode
 from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
@@ -20,10 +20,10 @@ from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
 
-#: Groups that RocketMQ's brokers and tools bring along.
+#: Groups that belong to RocketMQ's brokers and tools.
 _SYSTEM_GROUPS: Final = frozenset(
     {
-        "TOOLS_CONSUMER",
+        TOOLS_GROUP,
         "FILTERSRV_CONSUMER",
         "__MONITOR_CONSUMER",
         "CLIENT_INNER_PRODUCER",
@@ -41,44 +41,44 @@ def is_system_group(group: str) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class QueueProgress:
-    """How far a group is in one queue."""
+    """The progress of a group in one queue."""
 
     queue: MessageQueue
-    #: One beyond the last message that the queue holds.
+    #: The offset after the last message of the queue.
     broker_offset: int
     #: The first message that the group has not finished.
     consumer_offset: int
-    #: The first message that no member has pulled; where the broker does not tell (RocketMQ 4), ``consumer_offset``.
+    #: The first message that no member has pulled; if the broker does not report it (RocketMQ 4), ``consumer_offset``.
     pull_offset: int
-    #: When the message before that was stored, ms since 1970; 0 when unknown.
+    #: When the message before that was stored, ms since 1970; 0 if unknown.
     last_store_ms: int
 
     @property
     def lag(self) -> int:
-        """Messages that wait."""
+        """Messages that are not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
     @property
     def in_flight(self) -> int:
-        """Those of them that members have pulled and not finished."""
+        """Those of them that members have pulled but not finished."""
         return self.pull_offset - self.consumer_offset
 
 
 @dataclass(slots=True, frozen=True)
 class GroupInfo:
-    """A group, who works for it, and how much waits."""
+    """A group, its members, and its lag."""
 
     name: str
     members: int
-    #: CLUSTERING or BROADCASTING; empty when nobody is there to tell.
+    #: CLUSTERING or BROADCASTING; empty if the group has no active consumers.
     model: str
     lag: int
 
 
-class Groups:
+class GroupAdmin:
     """Consumer groups and their progress over all brokers: ``admin.groups``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers, clients: Clients) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin, clients: ClientAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
         self._clients = clients
@@ -130,7 +130,7 @@ class Groups:
             try:
                 await self._instance.ask(master.address, RequestCode.SET_MESSAGE_REQUEST_MODE, None, encode(body))
             except TopicMissing as error:
-                missing = error  # others may have it
+                missing = error  # other brokers may have it
             else:
                 set_on.append(master)
         if missing is not None and not set_on:
@@ -185,5 +185,5 @@ class Groups:
         try:
             response = await self._instance.ask(address, RequestCode.GET_CONSUME_STATS, header)
         except (GroupMissing, TopicMissing):
-            return ConsumeStats()  # this broker has nothing of it; another may
+            return ConsumeStats()  # this broker does not have the group; another may
         return decode(response.body, ConsumeStats)

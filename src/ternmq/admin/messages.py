@@ -1,18 +1,18 @@
-"""Single messages, found again: by id, unique key, key, queue offset or time (L1).
+"""Search of stored messages: by id, unique key, key, queue offset or time (L1).
 
 =====================  =====================================================  ==========================================
-by                     what it is                                             asks
+by                     what it is                                             queries
 =====================  =====================================================  ==========================================
 ``by_id``              ``offset_id``: one record of one broker                the broker whose address is in the id (33)
-``by_unique_key``      ``message_id``: the producer's, the same in copies     the index of each broker (12)
+``by_unique_key``      ``message_id``: set by the producer, kept in copies    the index of each broker (12)
 ``by_key``             one of the words in the message's ``keys``             the index of each broker (12)
-``by_queue_offset``    its place in a queue                                   the queue's broker (11)
+``by_queue_offset``    its position in a queue                                the queue's broker (11)
 ``by_time``            when it was stored                                     each queue's broker (29, 11)
 =====================  =====================================================  ==========================================
 
-The index holds hashes of keys, and hashes collide; its times are whole seconds. So everything a broker finds is checked
-again here: topic, key, and time to the millisecond. What brokers answer is all or an error, never a part: a message
-that is not in the result was not there.
+The index holds hashes of keys, and hashes collide; its times are whole seconds. So all messages that a broker finds are
+checked again here: topic, key, and time to the millisecond. Brokers return all results or an error, never a part: a
+message that is not in the result does not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.queues import Queues
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import StartPosition
@@ -33,18 +33,18 @@ from ternmq.wire.codes import RequestCode
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.requests import QueryMessage, ViewMessage
 
-#: What a broker returns for one key at most (RocketMQ's ``maxMsgsNumBatch``).
+#: How many messages a broker returns for one key at most (RocketMQ's ``maxMsgsNumBatch``).
 COUNT_MAX: Final = 64
 _PORT_MAX: Final = 65_535
 _EVER_MS: Final = 2**63 - 1
-#: The index knows whole seconds, counted down.
+#: The index has whole seconds, rounded down.
 _INDEX_STEP_MS: Final = 1_000
 
 
-class Messages:
+class MessageAdmin:
     """Stored messages, found by id, key, offset or time: ``admin.messages``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers, queues: Queues) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin, queues: Queues) -> None:
         self._instance = instance
         self._brokers = brokers
         self._queues = queues
@@ -64,14 +64,14 @@ class Messages:
             response = await self._instance.ask(
                 address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(log_offset=log_offset)
             )
-        except SystemFailure as error:  # RocketMQ has no code of its own for «not here»
+        except SystemFailure as error:  # RocketMQ has no code for a message that does not exist
             raise NotFound(
                 f"{address} has no message at log offset {log_offset}; it was deleted, or the id belongs to "
                 f"another broker ({error})",
                 broker=address,
             ) from None
         names = {broker.address: broker.name for broker in await self._brokers.all()}
-        # What cannot be read is shown as it is, and told why.
+        # An unreadable body is returned as it is, with the reason.
         (message,) = await self._queues.messages_of(response.body, names.get(address, ""))
         return message
 
@@ -123,7 +123,7 @@ class Messages:
             QueryMessage(
                 topic=topic,
                 key=_one_word(key),
-                # All that a broker gives: some of it may lie outside the span by less than a second.
+                # All that a broker returns: some may be outside the time range by less than a second.
                 count_max=COUNT_MAX,
                 begin_ms=max(begin_ms - _INDEX_STEP_MS, 0),
                 end_ms=end_ms,
@@ -192,7 +192,7 @@ class Messages:
 
 
 def place_of(offset_id: str) -> tuple[str, int]:
-    """Where an offset id says that its record is. A unique key looks alike, but hardly ever has a port that can be."""
+    """The address and log offset in an offset id. A unique key has the same form, but rarely a valid port."""
     try:
         ip, port, log_offset = parse_offset_id(offset_id)
     except InvalidName:
@@ -216,5 +216,5 @@ def _one_word(key: str) -> str:
 
 
 def in_ms(time: datetime | int) -> int:
-    """A time as the wire has it."""
+    """A time in milliseconds since 1970."""
     return StartPosition.at(time).time_ms

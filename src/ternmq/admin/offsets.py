@@ -1,15 +1,15 @@
-"""How far groups are, and moving them: reset to a time or an end, clone from another group (D4, L2).
+"""Offsets of groups: reading them, resetting them to a time or an end, copying them from another group (D4, L2).
 
-A reset, as RocketMQ's tools do it. The broker is told (INVOKE_BROKER_TO_RESET_OFFSET 222), as members that are
-connected hold their offsets themselves and would soon overwrite what is changed behind their backs:
+A reset works as in RocketMQ's tools. It is a request to the broker (INVOKE_BROKER_TO_RESET_OFFSET 222), because
+connected members keep their offsets themselves and would soon overwrite offsets changed without their knowledge:
 
-- TernMQ and RocketMQ 5 make the members' next pull start at the new offset, and take no commits before that;
-- RocketMQ 4.9 hands the new offsets to each member, and refuses when none is connected (206) or when the group has no
-  progress yet (1). Then, and only while nobody is connected, the offsets are committed from here (15).
+- TernMQ and RocketMQ 5 make the next pull of the members start at the new offset, and ignore commits before that;
+- RocketMQ 4.9 sends the new offsets to each member, and refuses if none is connected (206) or if the group has no
+  progress yet (1). Then, and only if no member is connected, the offsets are committed from here (15).
 
-Everything is computed here first (29, 30, 31, mended to the millisecond by ``Queues.first_since``), so that a plan can
-be shown without touching anything. What a broker answers to 222 counts more than the plan: with members connected,
-RocketMQ 4.9 goes by its own search, which may be a message off.
+All offsets are computed here first (29, 30, 31, corrected to the millisecond by ``Queues.first_since``), so that a plan
+can be shown without a change. The broker's reply to 222 overrides the plan: with connected members, RocketMQ 4.9 uses
+its own search, whose result may differ by a message.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Final
 
 import msgspec
 
-from ternmq.admin.brokers import Brokers
-from ternmq.admin.clients import Clients
-from ternmq.admin.groups import Groups
+from ternmq.admin.brokers import BrokerAdmin
+from ternmq.admin.clients import ClientAdmin
+from ternmq.admin.groups import GroupAdmin
 from ternmq.admin.queues import Queues
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
@@ -36,25 +36,25 @@ from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import ResetOffset
 
-#: What 222 takes for «the end of the queue».
+#: Means "the end of the queue" in 222.
 _END_MS: Final = -1
 
 
 @dataclass(slots=True, frozen=True)
 class Move:
-    """Where a group stood in one queue, and where it stands now."""
+    """The offsets of a group in one queue, before and after a change."""
 
     queue: MessageQueue
-    #: None when it had no progress there.
+    #: None if it had no progress there.
     before: int | None
     after: int
 
 
-class Offsets:
+class OffsetAdmin:
     """Stored offsets of groups: ``admin.offsets``."""
 
     def __init__(
-        self, instance: ClientInstance, brokers: Brokers, clients: Clients, groups: Groups, queues: Queues
+        self, instance: ClientInstance, brokers: BrokerAdmin, clients: ClientAdmin, groups: GroupAdmin, queues: Queues
     ) -> None:
         self._instance = instance
         self._brokers = brokers
@@ -69,7 +69,7 @@ class Offsets:
         Raises ``GroupMissing``. For the lag, see ``admin.groups.progress``.
         """
         queues = [progress.queue for progress in await self._groups.progress(group, topic=topic)]
-        # Statistics say 0 also where nothing is stored; this call tells the two apart.
+        # Statistics also return 0 if no offset is stored; this call distinguishes the two.
         stored = await self._queues.each(queues, BrokerOffsets(self._instance, group).load)
         return {queue: found for queue, found in zip(queues, stored, strict=True) if found is not None}
 
@@ -139,11 +139,11 @@ class Offsets:
     async def _reset_on(
         self, broker: str, group: str, topic: str, to: StartPosition, planned: Mapping[MessageQueue, int]
     ) -> Mapping[MessageQueue, int]:
-        """Reset the group on one broker; the offsets of those queues of ``planned`` that have others now."""
+        """Reset the group on one broker; returns the offsets of the queues of ``planned`` that got other values."""
         header = ResetOffset(
             topic=topic,
             group=group,
-            # FIRST has the time 0, and nothing is older.
+            # FIRST has the time 0, and no message is older.
             time_ms=_END_MS if to == StartPosition.LAST else to.time_ms,
             force=True,
         )
@@ -171,9 +171,9 @@ class Offsets:
         await self._queues.each(offsets, commit)
 
     async def _make(self, group: str, *, like: str, brokers: Collection[str]) -> None:
-        """Make the group, with the settings of another, on those brokers that do not know it.
+        """Create the group, with the settings of ``like``, on those brokers that do not have it.
 
-        Offsets of unknown groups are refused; and a group is unknown to a broker that joined the cluster after it.
+        Brokers refuse offsets of unknown groups; and a broker that joined the cluster later does not know the group.
         """
         masters = await self._brokers.masters()
         tables = await asyncio.gather(*(self._groups.table(master) for master in masters))

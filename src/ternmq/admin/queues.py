@@ -1,10 +1,10 @@
-"""Single queues of a topic, read without leaving a trace: what messages and offsets are looked up with (L1, L2).
+"""Reading single queues of a topic without changing any state: the basis of searches and resets (L1, L2).
 
-Time, to the millisecond
-    SEARCH_OFFSET_BY_TIMESTAMP 29 of TernMQ and RocketMQ 5 names the first message stored at a time or later. RocketMQ
-    4.9 names *any* message of that millisecond, or the nearer neighbour of a time between two messages, in a file that
-    it chose by its modification time. So the broker's answer is only where ``first_since`` begins: it reads the store
-    times around it, which confirms an exact answer with two reads and mends another by bisection.
+Search by time, to the millisecond
+    SEARCH_OFFSET_BY_TIMESTAMP 29 of TernMQ and RocketMQ 5 returns the first message stored at a time or later. RocketMQ
+    4.9 returns *any* message of that millisecond, or the nearer neighbour of a time between two messages, in a file
+    that it chose by its modification time. So the broker's reply is only the start of ``first_since``: it reads the
+    store times around it, which confirms an exact result with two reads and corrects another one by bisection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ternmq.client.consume.decode import to_messages
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
-from ternmq.names import check_topic
+from ternmq.names import TOOLS_GROUP, check_topic
 from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -27,28 +27,49 @@ from ternmq.wire.requests import PullMessage, PullSysflag
 
 T = TypeVar("T")
 
-#: Every RocketMQ broker has this group, for tools that only look.
-LOOKING_GROUP: Final = "TOOLS_CONSUMER"
-#: Calls under way at once, over all queues of a topic: enough to hide the network, few enough for one broker.
+#: Concurrent calls over all queues of a topic: enough to hide the network's latency, few enough for one broker.
 CALLS_AT_ONCE: Final = 32
 
-#: Answers to a pull that mean «no message there».
+#: Response codes of a pull that mean "no message there".
 _NOTHING: Final = frozenset(
     {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
 )
 
 
-class Search:
-    """Finds the first of ``low`` … ``high`` that is not older than something, from a good guess on; a core.
+def tools_pull(
+    queue: MessageQueue,
+    queue_offset: int,
+    *,
+    count_max: int,
+    tags: str = "*",
+    sql: str = "",
+    bytes_max: int | None = None,
+) -> PullMessage:
+    """The header of a pull that leaves no trace: of the tools' group, without a hold, without a commit."""
+    return PullMessage(
+        consumer_group=TOOLS_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=queue_offset,
+        count_max=count_max,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription=sql or tags,
+        expression_type="SQL92" if sql else "TAG",
+        bytes_max=bytes_max,
+    )
 
-    Look at ``at`` and ``tell``, until it ``is_over``; then ``low`` is the answer. Steps away from the guess double, but
-    never lead beyond the middle of what is left: two looks when the guess is right, a bisection when it is far off.
+
+class Search:
+    """Finds the first of ``low`` … ``high`` that is not older than a given time, starting from a guess; a core.
+
+    Read at ``at`` and call ``tell``, until it ``is_over``; then ``low`` is the result. Steps away from the guess
+    double, but never pass the middle of the rest: two reads if the guess is right, a bisection if it is far off.
     """
 
     __slots__ = ("_step", "at", "high", "low")
 
     def __init__(self, low: int, high: int, *, guess: int) -> None:
-        #: All before ``low`` is older, all from ``high`` on is not.
+        #: All before ``low`` are older, all from ``high`` on are not.
         self.low = low
         self.high = high
         self._step = 1
@@ -59,7 +80,7 @@ class Search:
         return self.low >= self.high
 
     def tell(self, *, older: bool) -> None:
-        """What was seen at ``at``."""
+        """Report what was read at ``at``."""
         at = self.at
         if older:
             self.low = at + 1
@@ -74,46 +95,46 @@ class Search:
 
 
 class Queues:
-    """Reads the queues of any topic, as nobody's member."""
+    """Reads the queues of any topic, without being a member of a group."""
 
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
         #: Bounds and times of queues.
-        self.bounds = BrokerOffsets(instance, LOOKING_GROUP)
+        self.bounds = BrokerOffsets(instance, TOOLS_GROUP)
 
     async def of(self, topic: str) -> list[MessageQueue]:
-        """The queues that can be read, as the name server knows them now; raises ``RouteMissing``."""
+        """The readable queues, as the name server knows them now; raises ``RouteMissing``."""
         route = await self._instance.routes.refresh(check_topic(topic))
         return list(route.to_read)
 
     async def brokers_of(self, topic: str) -> dict[str, str]:
-        """The brokers of a topic with an address each: the master's, or of what is left of its name."""
+        """The brokers of a topic with an address each: the master's, or a slave's if there is no master."""
         route = await self._instance.routes.refresh(check_topic(topic))
         return {name: by_id[min(by_id)] for name, by_id in sorted(route.brokers.items()) if by_id}
 
     async def read(self, queue: MessageQueue, queue_offset: int) -> ReceivedMessage | None:
-        """The message at a queue offset; None if there is none (any more)."""
+        """The message at a queue offset; None if there is none (or it was deleted)."""
         response = await self._pull(queue, queue_offset, count_max=1)
         if response is None:
             return None
         found = next(iter(await self.messages_of(response.body, queue.broker_name)), None)
-        # A broker passes over what is deleted already; that is not what was asked for.
+        # A broker skips deleted messages; the next one is not the requested one.
         return None if found is None or found.queue_offset != queue_offset else found
 
     async def page(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int
     ) -> tuple[list[ReceivedMessage], int]:
-        """Messages from a queue offset on, perhaps none, and where to read on, which is always further."""
+        """Messages from a queue offset on, perhaps none, and the next offset to read, which is always larger."""
         response = await self._pull(queue, queue_offset, count_max=count_max)
         messages = await self.messages_of(response.body, queue.broker_name) if response is not None else []
         if not messages:
-            # The end; or what lay here is deleted, and the queue begins behind it.
+            # The end of the queue; or the messages were deleted, and the queue begins later.
             return [], max(queue_offset + 1, await self.bounds.min(queue))
-        # What is left of a damaged record has no topic, and its offset may be anything.
+        # A damaged record has no topic, and its offset may be anything.
         return messages, max((one.queue_offset for one in messages if one.topic), default=queue_offset) + 1
 
     async def messages_of(self, body: Buffer, broker_name: str) -> list[ReceivedMessage]:
-        """The messages of an answer; those that cannot be read have a ``body_error``."""
+        """The messages of a reply; unreadable ones have a ``body_error``."""
         bytes_max = self._instance.config.decompressed_bytes_max
         return await to_messages(read_records(body), broker_name, bytes_max=bytes_max)
 
@@ -125,12 +146,12 @@ class Queues:
         search = Search(low, high, guess=guess)
         while not search.is_over:
             message = await self.read(queue, search.at)
-            # What is not there any more was older than all that is.
+            # A deleted message was older than all remaining ones.
             search.tell(older=message is None or message.store_time_ms < time_ms)
         return search.low
 
     async def each(self, queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], Awaitable[T]]) -> list[T]:
-        """Ask for each queue, several at once; answers in the order of the queues."""
+        """Call ``ask`` for each queue, several at once; returns the results in the order of the queues."""
         room = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def one(queue: MessageQueue) -> T:
@@ -140,16 +161,8 @@ class Queues:
         return list(await asyncio.gather(*map(one, queues)))
 
     async def _pull(self, queue: MessageQueue, queue_offset: int, *, count_max: int) -> Response | None:
-        """The broker's answer, None if there is nothing."""
-        header = PullMessage(
-            consumer_group=LOOKING_GROUP,
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=queue_offset,
-            count_max=count_max,
-            sysflag=PullSysflag.SUBSCRIPTION,
-            subscription="*",
-        )
+        """The broker's response, None if there is no message."""
+        header = tools_pull(queue, queue_offset, count_max=count_max)
         response = await self._instance.call(self._address(queue), RequestCode.PULL_MESSAGE, header)
         if response.code in _NOTHING:
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq import names
-from ternmq.admin.brokers import BrokerInfo, Brokers
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
 from ternmq.message import MessageQueue
@@ -20,15 +20,15 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import AllTopics, DeleteTopic, RouteQuery, Topic, UpdateTopic
 
 READ_WRITE: Final = 6
-#: A new topic is on the name server as soon as its broker has told it. Name servers push nothing, so we ask: this
-#: often, for at most so long.
+#: A new topic is on the name server when its broker has registered it. Name servers do not notify, so we poll: with
+#: this interval, for at most this long.
 ASK_EVERY_MS: Final = 50
 SEEN_WITHIN_MS: Final = 5_000
 
 
 @dataclass(slots=True, frozen=True)
 class TopicInfo:
-    """A topic as its brokers keep it. Brokers may differ in queues and permission; these are sums and «any»."""
+    """A topic as its brokers keep it. Brokers may differ in queues and permission; these are sums and "any"."""
 
     name: str
     brokers: tuple[str, ...]
@@ -42,12 +42,12 @@ class TopicInfo:
 
 @dataclass(slots=True, frozen=True)
 class QueueStatus:
-    """How much one queue holds: the queue offsets from ``min_offset`` to before ``max_offset``."""
+    """The range of one queue: queue offsets from ``min_offset`` to before ``max_offset``."""
 
     queue: MessageQueue
     min_offset: int
     max_offset: int
-    #: When the last message was stored, ms since 1970; 0 when there is none.
+    #: When the last message was stored, ms since 1970; 0 if there is none.
     last_store_ms: int
 
     @property
@@ -55,10 +55,10 @@ class QueueStatus:
         return self.max_offset - self.min_offset
 
 
-class Topics:
+class TopicAdmin:
     """Topics over all brokers of a cluster: ``admin.topics``."""
 
-    def __init__(self, instance: ClientInstance, brokers: Brokers) -> None:
+    def __init__(self, instance: ClientInstance, brokers: BrokerAdmin) -> None:
         self._instance = instance
         self._brokers = brokers
 
@@ -112,7 +112,7 @@ class Topics:
         ]
         for holder in holders:
             await self._instance.ask(holder.address, RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic=topic))
-        # After the brokers: one that still had the topic would register it again. Name servers share nothing (A6).
+        # After the brokers: one that still had the topic would register it again. Name servers are independent (A6).
         for address in self._instance.config.addresses:
             await self._instance.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopic(topic=topic))
         return holders
@@ -158,7 +158,7 @@ class Topics:
         route = await self.route(topic)
         found: list[QueueStatus] = []
         for broker in route.broker_datas:
-            address = broker.broker_addrs[min(broker.broker_addrs)]  # the master, or what is left of its name
+            address = broker.broker_addrs[min(broker.broker_addrs)]  # the master, or a slave if there is no master
             response = await self._instance.ask(address, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic=topic))
             for queue, stats in by_queue(decode(response.body, TopicStats).offset_table).items():
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))

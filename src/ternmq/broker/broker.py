@@ -16,8 +16,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -53,19 +54,21 @@ from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.delay.levels import MARK as DELAY_MARK
 from ternmq.delay.levels import DelayLevels
-from ternmq.delay.progress import Progress as DelayProgress
+from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.files import RETRY_S as FILES_RETRY_S
-from ternmq.files import SYSTEM_FILES, Chores, Files, TableFile, TableFiles, do_now
+from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFile, TableFiles, do_now
 from ternmq.net.endpoint import bind, outward_ip, split_address
 from ternmq.net.gate import Gate
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server
 from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
-from ternmq.store.config import FlushDiskType, StoreConfig
-from ternmq.store.derived.follower import Progress
+from ternmq.store.config import StoreConfig
+from ternmq.store.derived.follower import OnProgress
 from ternmq.store.disk.base import Disk
+from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.topics import TopicConfig
@@ -158,7 +161,7 @@ class Broker:
         env: Env | None = None,
         *,
         gate: Gate | None = None,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
@@ -203,21 +206,43 @@ class Broker:
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
 
-        # Files. Opening recovers, which may take long, so it has a thread; nobody else knows the store yet.
-        disk = self._disk
-        store = MessageStore(
-            self._store_config, store_host=store_host, clock=env.clock, disk=disk, threads=disk is None
-        )
+        # Files: first the tables, whose rules the store needs. They are written when it is open, and not before: a
+        # start on a directory that cannot be used must not change it.
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
-        await asyncio.to_thread(store.open, on_loop, self._on_progress)
-        stack.callback(store.close)
         directory = self._store_config.store_path_root_dir / "config"
-        if disk is None:
-            table_file = TableFiles(directory, stack.enter_context(Chores()), self._files, back=on_loop)
-        else:
-            table_file = TableFiles(directory, do_now, self._files)
+        disk = self._disk or FileDisk()
+        held = lock_directory(self._store_config, disk)
+        saves = HeldBack()
+        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
+        with ExitStack() as undo:
+            undo.callback(held.release)
+            tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
+            # The lock is the store's from now on.
+            undo.pop_all()
+
+        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
+            pulls.holds.arrived(topic, queue_id, end_offset, tags_code, properties)
+            popping.arrived(topic, queue_id, tags_code, properties)
+
+        # Opening recovers, which may take long, so it has a thread.
+        open_store = partial(
+            MessageStore.open,
+            self._store_config,
+            store_host=store_host,
+            clock=env.clock,
+            disk=disk,
+            held=held,
+            on_arrival=arrived,
+            is_batch=tables.topics.is_batch,
+            bits=tables.filters.bits if config.enable_calc_filter_bit_map else None,
+            notify=on_loop,
+            on_progress=self._on_progress,
+            threads=self._disk is None,
+        )
+        store = await asyncio.to_thread(open_store)
+        stack.callback(store.close)
+        saves.begin(stack.enter_context(Chores()) if self._disk is None else do_now)
         stack.push_async_callback(table_file.settle)
-        tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
         if not store.was_closed:
             tables.topics.find_again(store.topics_with_messages())
         stack.callback(tables.offsets.save)
@@ -231,8 +256,6 @@ class Broker:
         delays = DelayLevels(store, delivered, clock=env.clock)
         intake = Intake(
             store,
-            waits_for_disk=self._store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH,
-            timeout_ms=self._store_config.sync_flush_timeout,
             waiting_max=config.send_thread_pool_queue_capacity,
             redirects={DELAY_MARK: delays.redirect},
         )
@@ -307,10 +330,6 @@ class Broker:
             popping.drop(peer)
             tables.clients.on_close(peer)
 
-        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
-            pulls.holds.arrived(topic, queue_id, end_offset, tags_code, properties)
-            popping.arrived(topic, queue_id, tags_code, properties)
-
         def forget_silent_clients() -> None:
             for silent in tables.clients.scan():
                 silent.close()
@@ -318,11 +337,6 @@ class Broker:
         tables.topics.on_change = topic_changed
         tables.clients.on_members = members.tell_members
         tables.clients.on_empty = tables.filters.unregister
-        if config.enable_calc_filter_bit_map:
-            store.bits = tables.filters.bits
-        store.on_arrival = arrived
-        store.on_broken = intake.give_up
-        store.is_batch = tables.topics.is_batch
 
         # The world. Registration is entered last, as it is to be left first.
         replies = ReplyHandlers(

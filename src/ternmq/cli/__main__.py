@@ -1,4 +1,4 @@
-"""``python -m ternmq.cli`` is ``tern``; this is how ``tern up`` starts its brokers, wherever it is installed."""
+"""``python -m ternmq.cli`` is ``tern``; ``tern up`` starts its brokers in this way, wherever it is installed."""
 
 from __future__ import annotations
 

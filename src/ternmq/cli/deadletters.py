@@ -244,7 +244,7 @@ def purge(
     count = sum(one.count for one in run(work()))
     Output(as_json=as_json).item(
         {"group": group, "count": count, "for_good": for_good},
-        f"{count} dead letters of group {group} are {'deleted' if for_good else 'dealt with'}",
+        f"{count} dead letters of group {group} are {'deleted' if for_good else 'marked as handled'}",
     )
 
 

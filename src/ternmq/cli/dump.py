@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ternmq.wire.record import Record
 
 _COLUMNS: Final = ("log_offset", "topic", "queue", "queue_offset", "stored", "size", "tags", "keys")
-#: Rows of one table in a terminal. It must know all its rows to be aligned, and a log may have a billion.
+#: Rows of one table in a terminal. To align its columns all rows must be known, and a log may have a billion.
 _TABLE_ROWS: Final = 200
-#: What lines and tables show of a body.
+#: Characters of a body in lines and tables.
 _PREVIEW_CHARACTERS: Final = 60
 
 
@@ -54,15 +54,15 @@ def dump(
 
         tern store dump ternmq-data/broker-a --key order-4711 --json
     """
-    from ternmq.store.inspect.dump import Wanted, records
+    from ternmq.store.inspect.dump import RecordChoice, records
     from ternmq.store.inspect.view import StoreView
 
     view = StoreView(directory, config_of(settings, config))
-    wanted = Wanted(topic=topic, queue_id=queue, from_offset=from_offset, key=key, count_max=count)
+    wanted = RecordChoice(topic=topic, queue_id=queue, from_offset=from_offset, key=key, count_max=count)
     total_bytes = len(view.log.starts) * view.sizes.segment
     output = Output(as_json=as_json)
     with progress_bar("read") as tell:
-        # A bar and lines would overwrite each other; it is for searches, which print little.
+        # A bar and lines would overwrite each other; the bar is for searches, which print little.
         progress = (lambda done: tell(done, total_bytes)) if key is not None else None
         found = records(view, wanted, progress=progress)
         shown = _print(output, (_fields(record, body=body) for record in found), body=body)
@@ -71,7 +71,7 @@ def dump(
 
 
 def _print(output: Output, rows: Iterator[dict[str, object]], *, body: bool) -> int:
-    """Print all rows as they come; returns how many there were."""
+    """Print all rows as they arrive; returns their number."""
     columns = (*_COLUMNS, "body") if body else _COLUMNS
     count = 0
     if output.as_json or not output.is_terminal:
@@ -88,7 +88,7 @@ def _print(output: Output, rows: Iterator[dict[str, object]], *, body: bool) -> 
 
 
 def _line(row: Row, columns: tuple[str, ...]) -> dict[str, object]:
-    """What a line shows of a row."""
+    """The part of a row that a line shows."""
     line = {column: row.get(column, "") for column in columns} | {"stored": format_ms(_int(row["store_time_ms"]))}
     if "body" in columns:
         text = str(row.get("body") or row.get("body_base64") or "").replace("\t", " ").replace("\n", " ")
@@ -102,7 +102,7 @@ def _int(value: object) -> int:
 
 
 def _fields(record: Record, *, body: bool) -> dict[str, object]:
-    """Everything of a record, under the names of ``--json``."""
+    """All fields of a record, under the names of ``--json``."""
     from ternmq.message import Property
     from ternmq.wire.ids import offset_id
     from ternmq.wire.properties import parse
@@ -135,7 +135,7 @@ def _fields(record: Record, *, body: bool) -> dict[str, object]:
 
 
 def _body(record: Record) -> dict[str, object]:
-    """The body as text, or in base64 if it is none; as it was sent, if it cannot be decompressed."""
+    """The body as text, or in base64 if it is not text; as it was sent, if it cannot be decompressed."""
     from ternmq.errors import TernError
     from ternmq.wire.compress import decompress
 

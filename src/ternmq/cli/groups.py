@@ -137,9 +137,9 @@ def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_js
         tern group members billing
     """
     from ternmq.admin import Admin
-    from ternmq.admin.clients import Members
+    from ternmq.admin.clients import LiveConsumers
 
-    async def work() -> Members | None:
+    async def work() -> LiveConsumers | None:
         async with Admin(name_servers) as admin:
             return await admin.clients.consumers(group)
 

@@ -1,5 +1,5 @@
-"""The servers' log (T4): one line an event on stderr, a constant text and its fields, so that people can read it and
-programs can search it::
+"""The log of the servers (T4): one line per event on stderr, with a constant text and fields, so that people can read
+it and programs can search it::
 
     2026-01-31 12:00:00.123 INFO    broker-a ternmq.broker.registration registered name_server=127.0.0.1:9876 topics=12
 """
@@ -14,7 +14,7 @@ from ternmq.errors import ConfigError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
-#: What every record has; the rest came with ``extra=``.
+#: Attributes of every log record; all others were passed with ``extra=``.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -38,7 +38,7 @@ class FieldsFormatter(logging.Formatter):
 
 
 def set_up(level: str, *, label: str = "") -> None:
-    """Log to stderr from ``level`` on. ``label`` tells the lines of several programs on one terminal apart."""
+    """Log to stderr from ``level`` on. ``label`` distinguishes the lines of several programs on one terminal."""
     if level.lower() not in LEVELS:
         raise ConfigError(f"invalid log level {level!r}: expected one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)

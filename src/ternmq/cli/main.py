@@ -1,7 +1,7 @@
-"""The program ``tern``: its commands, and the one place where an error becomes a sentence and an exit code (T1).
+"""The program ``tern``: its commands, and the one place that turns an error into a sentence and an exit code (T1).
 
-Exit codes: 0 done, 1 an error (one sentence on stderr that names the cure), 2 wrong usage. ``--debug``, anywhere on the
-line, adds the traceback: it is what one types after a command that just failed.
+Exit codes: 0 done, 1 an error (one sentence on stderr that names the cure), 2 wrong usage. ``--debug``, anywhere in the
+command line, adds the traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Boxes and colours are for people; a pipe gets plain text.
+    # Boxes and colours only for terminals; a pipe gets plain text.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help=(
@@ -76,7 +76,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda shown: _show(shown))
     ] = False,
 ) -> None:
-    """Holds the options of ``tern`` itself."""
+    """The options of ``tern`` itself."""
 
 
 def _show(shown: bool) -> None:
@@ -88,12 +88,12 @@ def _show(shown: bool) -> None:
 def main() -> None:
     """The entry point of the program."""
     arguments, debug = _take_debug(sys.argv[1:])
-    # Commands tell what went wrong themselves, in one sentence; servers set up their own log.
+    # Commands report an error themselves, in one sentence; servers set up their own log.
     logs.set_up("debug" if debug else "error")
     try:
         app(args=arguments, prog_name="tern")
     except ReaderGone:
-        # No error of anybody. Python would complain once more when it flushes stdout at its end.
+        # Not an error. Without this, Python would complain again when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.exit(130)
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """``--debug`` may stand anywhere before a ``--``, which begins what is text."""
+    """``--debug`` may be anywhere before a ``--``, which begins plain text."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, text = arguments[:end], arguments[end:]
     debug = "--debug" in options or bool(os.environ.get("TERNMQ_DEBUG"))

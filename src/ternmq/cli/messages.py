@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="Find messages by id, key, queue of
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
 
-#: What brokers return for one key at most, and so the default.
+#: How many messages brokers return for one key at most, and the default.
 COUNT_MAX: Final = 64
 
 

@@ -1,15 +1,15 @@
-"""What commands print (T1): tables and colours in a terminal, plain text in a pipe, JSON when asked for.
+"""Output of commands (T1): tables and colours in a terminal, plain text in a pipe, JSON with ``--json``.
 
-One call for each kind of result, so that no command thinks about the three forms:
+One method for each kind of result, so that commands do not deal with the three forms:
 
 =========  =====================  ==================================  ==========================
            terminal               pipe                                ``--json``
 =========  =====================  ==================================  ==========================
 ``rows``   a table                columns separated by tabs           one array of objects
-``item``   a line                 the same line                       one object a line (stream)
+``item``   a line                 the same line                       one object per line (stream)
 =========  =====================  ==================================  ==========================
 
-Results go to stdout and nothing else does; remarks for people (``note``) and errors go to stderr.
+Only results go to stdout; remarks for people (``note``) and errors go to stderr.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Row = Mapping[str, object]
 
 
 class ReaderGone(TernError):
-    """Nobody reads our output any more, as in `tern consume t | head -1`: for most commands a good reason to end."""
+    """The reader of our output has closed it, as in `tern consume t | head -1`: most commands then end normally."""
 
 
 class Output:
-    """Where a command's results go."""
+    """Writes the results of a command."""
 
     def __init__(self, *, as_json: bool, stream: TextIO | None = None) -> None:
         self.as_json = as_json
@@ -41,7 +41,7 @@ class Output:
         return self._stream.isatty()
 
     def rows(self, rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
-        """A list of like things. ``columns`` are keys of the rows, also for the headings; ``empty`` says why none."""
+        """A list of similar things. ``columns`` are keys of the rows and headings; ``empty`` is printed for no rows."""
         if self.as_json:
             self._line(_to_json(rows))
         elif not rows:
@@ -55,7 +55,7 @@ class Output:
                 self._line("\t".join(_cell(row[column]) for column in columns))
 
     def item(self, fields: Row, text: str) -> None:
-        """One thing, or the next of a stream, seen at once."""
+        """One thing, or the next of a stream, printed at once."""
         self._line(_to_json(fields) if self.as_json else text)
 
     def _line(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Output:
             self._stream.write(f"{text}\n")
             self._stream.flush()
         except BrokenPipeError:
-            # A name of our own: what runs our commands takes this OSError for its own and makes it exit code 1.
+            # A class of its own: typer treats this OSError as its own and exits with code 1.
             raise ReaderGone("the reader of the output has closed it") from None
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -81,13 +81,13 @@ class Output:
 
 
 def note(text: str) -> None:
-    """A remark for people, beside the results."""
+    """Print a remark for people, apart from the results."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def sentence_of(error: BaseException) -> str:
-    """What to tell people of an error."""
+    """The message of an error for people."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     match error:

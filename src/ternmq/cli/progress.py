@@ -1,4 +1,4 @@
-"""A bar for work that takes long: on a terminal's stderr, and nowhere else (T1)."""
+"""A progress bar for long work, only if stderr is a terminal (T1)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-#: Less than this is done before anybody wonders, and needs no bar.
+#: Less work than this takes only a moment, and needs no bar.
 LONG_BYTES: Final = 256 << 20
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with the bytes done and all bytes; the bar is gone at the end of the block."""
+    """Yields a function to call with the bytes done and all bytes; the bar is removed at the end of the block."""
     if not sys.stderr.isatty():
-        yield _tell_nobody
+        yield _report_nothing
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -32,7 +32,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def late_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """The same for work that is usually short: the bar comes when it is not, and goes when all is done.
+    """The same for work that is usually short: the bar appears when it takes long, and is removed at the end.
 
     Any thread may call the function, one at a time.
     """
@@ -52,5 +52,5 @@ def late_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield tell_if_long
 
 
-def _tell_nobody(_done: int, _total: int) -> None:
-    """Programs and files need no bar."""
+def _report_nothing(_done: int, _total: int) -> None:
+    """For programs and files, which need no bar."""

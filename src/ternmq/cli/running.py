@@ -1,4 +1,4 @@
-"""Running a command's coroutine: on uvloop where it exists, until done or until told to stop."""
+"""Running a command's coroutine: on uvloop if it is installed, until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end on a loop of its own."""
+    """Run to the end on its own loop."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 
 
 def serve(main: Coroutine[Any, Any, None]) -> None:
-    """Run until the end, or until Ctrl-C or SIGTERM, which are a clean end: ``main`` is cancelled and cleans up."""
-    # Modules and classes stay. A collection that looks through them all takes 10 ms, in which nobody is answered.
+    """Run until the end, or until Ctrl-C or SIGTERM, which stop cleanly: ``main`` is cancelled and cleans up."""
+    # Modules and classes stay in memory. A collection that visits all of them takes 10 ms, which delays all replies.
     gc.freeze()
     run(_until_stopped(main))
 
@@ -34,14 +34,14 @@ async def _until_stopped(main: Coroutine[Any, Any, None]) -> None:
     stopped = False
 
     def stop() -> None:
-        # Cancelling is right at every moment, also half-way through a start. Once only: what follows is clean-up.
+        # It may be cancelled at any moment, also during the start. Only once: after that it cleans up.
         nonlocal stopped
         if not stopped:
             stopped = True
             task.cancel()
 
     for number in _STOPS:
-        # Windows has no such handlers; there Ctrl-C raises KeyboardInterrupt in the runner, which cancels as well.
+        # Windows does not have such handlers; there Ctrl-C raises KeyboardInterrupt in the runner, which cancels, too.
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, stop)
     try:

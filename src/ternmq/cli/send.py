@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ternmq.client.send.producer import Producer
     from ternmq.message import Message, SendReceipt
 
-    #: Sends under way, in order; None is the end.
+    #: Sends in progress, in order; None is the end.
     Flying: TypeAlias = asyncio.Queue[asyncio.Future[SendReceipt] | None]
 
 GROUP: Final = "tern_send"
-#: Sends under way at once: enough to hide the network, few enough to stop soon after an error.
+#: Concurrent sends: enough to hide the network's latency, few enough to stop soon after an error.
 WINDOW: Final = 64
 READ_BYTES: Final = 64 * 1024
 
@@ -76,7 +76,7 @@ def send(
 
 
 async def _send(messages: AsyncIterator[Message], name_servers: str, output: Output) -> None:
-    """Send all and print receipts in the same order, each as soon as it is there; the first error ends it."""
+    """Send all messages and print receipts in the same order, each as soon as it arrives; the first error stops it."""
     from ternmq.client.send.producer import Producer
 
     flying: Flying = asyncio.Queue(WINDOW)
@@ -88,7 +88,7 @@ async def _send(messages: AsyncIterator[Message], name_servers: str, output: Out
                 _show(output, await receipt)
                 sent += 1
     except ReaderGone:
-        # Messages are left that nobody has sent: other than for those who only read, that is no good end.
+        # Some messages are not sent yet. Unlike in commands that only read, this is an error.
         raise TernError(
             f"stopped after {sent} messages or a few more, because the program that read the receipts has ended; "
             "to send all messages, write the receipts to a file or to /dev/null"
@@ -100,7 +100,7 @@ async def _send(messages: AsyncIterator[Message], name_servers: str, output: Out
 
 
 async def _start_all(messages: AsyncIterator[Message], producer: Producer, flying: Flying) -> None:
-    """Start a send for each message, as many at once as ``flying`` has room for; None marks the end."""
+    """Start a send for each message, as many at once as fit into ``flying``; None marks the end."""
     try:
         async for message in messages:
             receipt = producer.send_nowait(message)
@@ -114,7 +114,7 @@ async def _start_all(messages: AsyncIterator[Message], producer: Producer, flyin
 
 
 def _looked_at(receipt: asyncio.Future[SendReceipt]) -> None:
-    """Only the first error is told; asyncio would log those of the sends behind it as forgotten."""
+    """Only the first error is reported; asyncio would log those of later sends as never retrieved."""
     if not receipt.cancelled():
         receipt.exception()
 
@@ -144,7 +144,7 @@ def _named(text: str) -> tuple[str, str]:
 
 async def _arguments(bodies: Sequence[str]) -> AsyncIterator[bytes]:
     for body in bodies:
-        yield body.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 came in this way and leave unchanged
+        yield body.encode("utf-8", "surrogateescape")  # arguments that are not valid UTF-8 are sent unchanged
 
 
 def _open(path: str) -> int:
@@ -156,7 +156,7 @@ def _open(path: str) -> int:
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    """Lines as they arrive, without their ends; empty ones are left out, as no message may be empty."""
+    """Lines as they arrive, without line ends; empty lines are skipped, because messages cannot be empty."""
     rest = b""
     while data := await _read(descriptor):
         *lines, rest = (rest + data).split(b"\n")
@@ -168,9 +168,9 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _read(descriptor: int) -> bytes:
-    """What there is to read, waited for in a thread: input may be slow, and connections want their heartbeats.
+    """The available input, read in a thread: input may be slow, and heartbeats must go on meanwhile.
 
-    A daemon thread, not the loop's executor: that one is waited for at the end, and Ctrl-C must not wait for a line.
+    A daemon thread, not the loop's executor: Python waits for the executor at the end, and Ctrl-C must not wait.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()

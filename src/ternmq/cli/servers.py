@@ -1,4 +1,4 @@
-"""``tern up``, ``tern namesrv``, ``tern broker``: the commands that stay and serve (T1)."""
+"""``tern up``, ``tern namesrv``, ``tern broker``: the commands that run servers (T1)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ternmq.namesrv.config import NamesrvConfig
     from ternmq.store.config import StoreConfig
 
-#: Settings that ``tern up`` gives each broker itself, and the option that moves them.
+#: Settings that ``tern up`` sets for each broker, and the option to change them.
 _CHOSEN_BY_UP: Final = {
     "listenport": "use --broker-port (the ports of brokers are 20 apart)",
     "brokername": "the brokers are named broker-a, broker-b, …; for other names use `tern broker`",
     "storepathrootdir": "use --dir",
     "namesrvaddr": "use --port; to use other name servers run `tern broker -n`",
 }
-#: What a developer may want to try; RocketMQ's default is off (K2).
+#: Features that a developer may want to try; RocketMQ's default is off (K2).
 _ON_UNLESS_SAID: Final = ["enablePropertyFilter=true"]
 LOOPBACK: Final = "127.0.0.1"
 _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
@@ -95,7 +95,7 @@ async def _up(
     log_level: str,
 ) -> None:
     from ternmq.broker.config import BrokerConfig
-    from ternmq.cli.supervise import Brokers, plan_brokers
+    from ternmq.cli.supervise import BrokerProcesses, plan_brokers
     from ternmq.env import Env
     from ternmq.namesrv.config import NamesrvConfig
     from ternmq.namesrv.server import NameServer
@@ -115,7 +115,7 @@ async def _up(
         if not setting.shared and setting.name in _CHOSEN_BY_UP:
             raise ConfigError(f"{setting.key} cannot be set with `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
     settings.report_strangers(BrokerConfig, StoreConfig, NamesrvConfig)
-    # Built here to find what is wrong before anything runs; the brokers build theirs again.
+    # Built here to find errors before any server runs; the brokers build theirs again.
     settings.build(BrokerConfig)
     settings.build(StoreConfig)
     namesrv_config = settings.build(NamesrvConfig)
@@ -146,7 +146,7 @@ async def _up(
             ],
         )
         with late_bar("recover") as tell:
-            async with Brokers.running(plans, log_level=log_level, on_progress=tell) as running:
+            async with BrokerProcesses.running(plans, log_level=log_level, on_progress=tell) as running:
                 address = f"{host}:{name_server.port}"
                 output.item(
                     {

@@ -1,4 +1,4 @@
-"""Messages as commands print them: fields for programs, text for people."""
+"""Messages in the output of commands: fields for programs, text for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ternmq.cli.times import format_ms
 if TYPE_CHECKING:
     from ternmq.message import ReceivedMessage
 
-#: What a list shows of a body; ``show`` and ``--json`` have all of it.
+#: Characters of a body in a list; ``show`` and ``--json`` have all of it.
 PREVIEW_CHARACTERS: Final = 40
 
 
 def fields_of(message: ReceivedMessage) -> dict[str, object]:
-    """Everything of a message, under the names of ``--json``. A body that is no text is in ``body_base64``."""
+    """All fields of a message, under the names of ``--json``. A body that is not text is in ``body_base64``."""
     fields: dict[str, object] = {
         "topic": message.topic,
         "broker": message.broker_name,
@@ -41,7 +41,7 @@ def fields_of(message: ReceivedMessage) -> dict[str, object]:
 
 
 def body_text(message: ReceivedMessage) -> str:
-    """The body for people, whatever it is."""
+    """The body as text for people, of any kind of body."""
     return message.body.decode("utf-8", "backslashreplace")
 
 
@@ -58,7 +58,7 @@ def preview_of(body: bytes) -> str:
 
 
 def lines_of(message: ReceivedMessage) -> list[dict[str, object]]:
-    """A line for each thing that there is to know; the properties that have a line of their own come as that."""
+    """One line per field; properties that are shown as a field are not repeated."""
     known: dict[str, object] = {
         "topic": message.topic,
         "broker": message.broker_name or message.store_host,

@@ -1,7 +1,7 @@
 """``tern store``: info, dump, verify, rebuild, diff: a store directory without a broker (C11, T1).
 
-All but ``rebuild`` only read, also beside a running broker. Exit code 1 means «found something» for verify and diff, as
-for their likes.
+All but ``rebuild`` only read, also while a broker is running. For verify and diff, exit code 1 means "found something",
+as usual for such tools.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="Inspect, check and repair a store 
 
 Directory = Annotated[
     Path,
-    # Whether it may be read is for the store to say, with the cure.
+    # The store checks whether it is readable, with a better message.
     typer.Argument(
         help="Directory of the store (storePathRootDir), of TernMQ or RocketMQ.", metavar="DIR", readable=False
     ),
@@ -179,7 +179,7 @@ def rebuild(
     from ternmq.store.inspect.view import StoreView
 
     inspect = config_of(settings, config)
-    # Before anybody is asked: what would be refused anyway.
+    # Before the question: fail if the rebuild would be refused anyway.
     holder = StoreView(directory, inspect, on_corrupt=lambda _: None).holder
     if out is None and holder is not None:
         raise StoreLocked(str(directory))
@@ -240,7 +240,7 @@ def diff(
 
 
 def config_of(flags: list[str] | None, file: Path | None) -> InspectConfig:
-    """What was given of a store's settings; the rest is read off its files. Raises ``ConfigError``."""
+    """The given settings of a store; the others are derived from its files. Raises ``ConfigError``."""
     from ternmq.store.config import StoreConfig
     from ternmq.store.inspect.sizes import InspectConfig
 
@@ -302,7 +302,7 @@ def _speed(log_bytes: int, seconds: float) -> float:
 
 
 def ask(question: str) -> None:
-    """Go on only if somebody says yes. Raises ``ConfigError`` if nobody can."""
+    """Continue only if the user confirms. Raises ``ConfigError`` if there is no terminal."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal for the answer; add --yes")
     typer.confirm(question, abort=True)

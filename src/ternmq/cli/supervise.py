@@ -1,13 +1,13 @@
-"""``tern up``: a name server in this process, and brokers in processes of their own (T1).
+"""``tern up``: a name server in this process, and each broker in its own process (T1).
 
-The supervisor talks to a broker through its pipes. Each broker process (``cli.supervised``) writes a JSON line to
-stdout, ``{"ready": address}`` or ``{"error": sentence}``, and before that, while a long recovery runs, some with the
-bytes that are done. It stops when its stdin ends: so brokers go down with their supervisor even if that one is killed.
-They do not see the terminal's Ctrl-C (they have a session of their own): the supervisor stops them, brokers first, the
+The supervisor communicates with a broker through its pipes. Each broker process (``cli.supervised``) writes a JSON line
+to stdout, ``{"ready": address}`` or ``{"error": sentence}``; before that, during a long recovery, some lines with the
+number of bytes done. It stops when its stdin is closed, so brokers stop even if their supervisor is killed. They do
+not get the terminal's Ctrl-C (they are in another session): the supervisor stops them, brokers first, the
 name server last, so that each can unregister.
 
-A broker that ends by itself ends the whole: half a cluster that looks healthy would be worse. Starting it again is for
-whoever runs servers for good (systemd, containers), with ``tern broker`` and ``tern namesrv``.
+If a broker ends by itself, all servers are stopped: half a cluster that looks healthy would be worse. To restart
+servers automatically, use ``tern broker`` and ``tern namesrv`` with systemd or containers.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from ternmq.tasks import Tasks
 log = logging.getLogger(__name__)
 
 BROKERS_MAX: Final = 26
-#: Room for a broker's VIP port (− 2), its replication port (+ 1) and more to come.
+#: Room for a broker's VIP port (− 2), its replication port (+ 1) and future ones.
 PORTS_APART: Final = 20
-#: A clean stop writes offsets and flushes the log; past this the disk is stuck, and waiting does not help.
+#: A clean stop writes offsets and flushes the log; after this time the disk is stuck, and waiting does not help.
 STOP_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(slots=True, frozen=True)
 class BrokerPlan:
-    """One broker to start: its name, and its settings as ``key=value`` in order of rank."""
+    """One broker to start: its name, and its settings as ``key=value``, the last one of a key wins."""
 
     name: str
     settings: tuple[str, ...]
 
 
 class Report(msgspec.Struct, omit_defaults=True):
-    """What a supervised broker tells: its address once clients can use it, or why it cannot start; before that, how
-    many bytes of its store it has recovered, of how many."""
+    """A report of a supervised broker: its address when clients can use it, or why it cannot start; before that, how
+    many bytes of its store are recovered, and the total."""
 
     ready: str = ""
     error: str = ""
@@ -59,7 +59,7 @@ class Report(msgspec.Struct, omit_defaults=True):
 def plan_brokers(
     *, count: int, directory: Path, first_port: int, host: str, name_server: str, settings: Sequence[str]
 ) -> list[BrokerPlan]:
-    """Brokers ``broker-a``, ``broker-b``, … with ports and directories of their own; ``settings`` are for all."""
+    """Brokers ``broker-a``, ``broker-b``, … with their own ports and directories; ``settings`` are for all."""
     if not 1 <= count <= BROKERS_MAX:
         raise ConfigError(f"invalid --brokers {count}: expected 1 to {BROKERS_MAX}")
     port_last = first_port + PORTS_APART * (count - 1)
@@ -99,7 +99,7 @@ class BrokerProcess:
         return cls(plan.name, process)
 
     async def ready(self, on_progress: Callable[[int, int], object]) -> str:
-        """Wait until clients can use the broker, and return its address; raises ``TernError`` with why they cannot."""
+        """Wait until clients can use the broker, and return its address; raises ``TernError`` with the reason."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             report = msgspec.json.decode(line, type=Report)
@@ -111,7 +111,7 @@ class BrokerProcess:
         raise TernError(await self.ended())
 
     async def ended(self) -> str:
-        """Wait until the process is gone, and say how it went."""
+        """Wait until the process has ended, and return a sentence about the reason."""
         code = await self._process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}; see its log lines above"
@@ -121,7 +121,7 @@ class BrokerProcess:
             self._process.terminate()
 
     async def stop(self) -> None:
-        """Wait for a clean end, and not for ever."""
+        """Wait for a clean end; kill the process after a time limit."""
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._process.wait()
@@ -131,7 +131,7 @@ class BrokerProcess:
             await self._process.wait()
 
 
-class Brokers:
+class BrokerProcesses:
     """The broker processes of one cluster, all ready."""
 
     def __init__(self, processes: Sequence[BrokerProcess], addresses: dict[str, str]) -> None:
@@ -147,15 +147,15 @@ class Brokers:
     @asynccontextmanager
     async def running(
         cls, plans: Sequence[BrokerPlan], *, log_level: str, on_progress: Callable[[int, int], object]
-    ) -> AsyncIterator[Brokers]:
-        """Start all at once; the block begins when all are ready, and after it none runs.
+    ) -> AsyncIterator[BrokerProcesses]:
+        """Start all at once; the block begins when all are ready, and at its end all are stopped.
 
-        ``on_progress`` hears of long recoveries, of one broker after the other.
+        ``on_progress`` is called during long recoveries, for one broker after the other.
         """
         processes: list[BrokerProcess] = []
         try:
             for plan in plans:
-                # One by one into the list, so that those already started are stopped if the next one fails.
+                # Added one by one, so that those already started are stopped if the next one fails.
                 process = await BrokerProcess.start(plan, log_level=log_level)
                 processes.append(process)
             addresses = {process.name: await process.ready(on_progress) for process in processes}
@@ -167,7 +167,7 @@ class Brokers:
                 await process.stop()
 
     async def first_to_end(self) -> str:
-        """Wait until one of them ends by itself, and say which and how."""
+        """Wait until one of them ends by itself, and return a sentence that says which and why."""
         async with Tasks() as tasks:
             waiting = [tasks.create_task(process.ended()) for process in self._processes]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

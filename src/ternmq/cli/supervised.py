@@ -1,7 +1,7 @@
 """A broker under ``tern up``: ``python -m ternmq.cli.supervised LOG_LEVEL KEY=VALUE…`` (see ``supervise``).
 
-Not a command for people, so it goes without the machinery of commands, which would take as long to load as the broker
-takes to start.
+This is not a command for users, so it does not load the command-line framework, which would take as long as the start
+of the broker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ternmq.store.config import StoreConfig
 
 
 def main(log_level: str, flags: Sequence[str]) -> int:
-    """Run the broker until SIGTERM or the end of stdin; the exit code."""
+    """Run the broker until SIGTERM or the end of stdin; returns the exit code."""
     try:
         settings = Settings.gather(env=os.environ, flags=flags)
         config = settings.build(BrokerConfig)
@@ -46,7 +46,7 @@ async def _broker(config: BrokerConfig, store_config: StoreConfig) -> None:
 
 
 def _steps(tell: Callable[[Report], None]) -> Callable[[int, int], None]:
-    """Tells of a long recovery in steps of a hundredth: the supervisor may not listen yet, and a pipe holds little."""
+    """Reports a long recovery in steps of 1 %: the supervisor may not read yet, and a pipe has a small buffer."""
     told = 0
 
     def on_progress(done: int, total: int) -> None:
@@ -65,7 +65,7 @@ def _tell(report: Report) -> None:
 
 
 async def _supervisor_gone() -> None:
-    """Wait until the supervisor has closed our stdin or has died."""
+    """Wait until the supervisor has closed our stdin or has ended."""
     ended = asyncio.Event()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(ended), sys.stdin)
     try:
@@ -78,7 +78,7 @@ class _EndOfInput(asyncio.Protocol):
     def __init__(self, ended: asyncio.Event) -> None:
         self._ended = ended
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an error ends the input as well
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - an error ends the input, too
         self._ended.set()
 
 

@@ -1,4 +1,4 @@
-"""Times as people write and read them on the command line."""
+"""Times on the command line: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 _AGO: Final = re.compile(r"(\d+)(s|m|h|d)\Z")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-#: Digits up to here are a duration or a typing error, beyond it milliseconds since 1970 (from September 2001 on).
+#: Smaller numbers are durations or typing errors, larger ones are milliseconds since 1970 (from September 2001 on).
 _MS_LEAST: Final = 10**12
-#: The wire has 63 bits for a time; the year 9999 is where ``datetime`` ends.
+#: The wire has 63 bits for a time; ``datetime`` ends with the year 9999.
 _MS_MOST: Final = 253_402_300_799_999
 
 
 def parse_time(text: str, *, now_ms: int) -> int:
-    """Milliseconds since 1970 from ``2026-01-31T12:00``, ``15m`` (ago) or the number itself; local time unless it
-    names a zone. Raises ``ConfigError``."""
+    """Milliseconds since 1970 from ``2026-01-31T12:00``, ``15m`` (ago) or the number itself; in local time unless it
+    contains a zone. Raises ``ConfigError``."""
     try:
         if ago := _AGO.match(text):
-            # Before 1970 there is nothing; «from then on» is «from the first on».
+            # No message is older than 1970, so an earlier time means the first message.
             return max(0, now_ms - timedelta(**{_UNITS[ago[2]]: int(ago[1])}) // timedelta(milliseconds=1))
         if text.isdecimal() and _MS_LEAST <= int(text) <= _MS_MOST:
             return int(text)
@@ -46,7 +46,7 @@ def parse_position(text: str) -> StartPosition:
 
 
 def format_ms(time_ms: int) -> str:
-    """Local time to the millisecond; ``-`` for «never»."""
+    """Local time to the millisecond; ``-`` for "never"."""
     if time_ms <= 0:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", timespec="milliseconds")[:23]

@@ -64,7 +64,7 @@ def create(
 
 
 async def _read_queues(admin: Admin, topic: str) -> dict[str, int]:
-    """How many queues of a topic can be read now, by broker; none of a topic that does not exist."""
+    """How many queues of a topic can be read now, by broker; empty for a topic that does not exist."""
     try:
         route = await admin.topics.route(topic)
     except RouteMissing:
@@ -181,5 +181,5 @@ def delete(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_jso
 
 
 def _perm(bits: int) -> str:
-    """``rw``, ``r-``, ``-w``, ``--``; an x says that new topics take over what this one has (TBW102)."""
+    """``rw``, ``r-``, ``-w``, ``--``; an x means that new topics inherit the settings of this one (TBW102)."""
     return ("r" if bits & 4 else "-") + ("w" if bits & 2 else "-") + ("x" if bits & 1 else "")

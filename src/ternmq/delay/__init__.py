@@ -1,1 +1,1 @@
-"""Messages for later (I). Start reading at ``levels.py``."""
+"""Delayed messages (I). Start reading at ``levels.py``."""

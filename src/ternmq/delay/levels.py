@@ -1,26 +1,26 @@
-"""Delay levels: messages that are delivered later, by one of 18 fixed delays (I1), on which retries rest (H1).
+"""Delay levels: messages that are delivered after one of 18 fixed delays (I1). Retries use them, too (H1).
 
 A message with the property DELAY = *n* is not stored under its topic but in queue *n* - 1 of SCHEDULE_TOPIC_XXXX
-(``redirect``), with its own place in REAL_TOPIC and REAL_QID. The entry of that queue holds, in place of a tags code,
-the time at which the message is due: store time + delay of the level (``store.derived.dispatch``). As all messages of a
-queue wait equally long, they are due in the order in which they came, so only the first of each level needs watching:
+(``redirect``), with its topic and queue in REAL_TOPIC and REAL_QID. The entry of that queue holds, instead of a tags
+code, the time when the message is due: store time + delay of the level (``store.derived.dispatch``). All messages of a
+queue wait equally long, so they are due in the order of arrival, and only the first of each level must be watched:
 
     redirect ──▶ SCHEDULE_TOPIC_XXXX / n - 1 ──▶ [ due? ] ──▶ rewrite: the record under its own topic
                                                     ▲   │
                                          one timer a level   progress: delayOffset.json
 
-Promises:
+Guarantees:
 
-- *Never early* by this machine's clock. If that is set back (or a level made shorter), messages seem to be due further
-  ahead than their level allows; what was stored until then is delivered one full delay after that was noticed, which is
-  at least as long as was asked for. (RocketMQ delivers such messages at once.)
-- *In order* within a level, and *at least once*: progress moves after the copy is stored, and is saved every 10 s, so a
-  broker that is killed delivers again what it delivered since (``delay.progress``).
-- *None is left out* because of a full disk or a closed one: the level waits and tries again. Only a record that cannot
-  be read or stored at all is given up, with an error in the log.
+- *Never early* by this machine's clock. If the clock is set back (or a level is made shorter), messages seem to be due
+  later than their level allows. Messages stored until then are delivered one full delay after this was noticed, which
+  is at least as long as requested. (RocketMQ delivers such messages at once.)
+- *In order* within a level, and *at least once*: progress moves after the copy is stored, and is saved every 10 s. A
+  broker that was killed delivers the messages again that it delivered since the last save (``delay.progress``).
+- *No message is skipped* because the disk is full or the store is closed: the level waits and tries again. Only a
+  record that cannot be read or stored at all is dropped, with an error in the log.
 
-The copy keeps all properties, also DELAY, REAL_TOPIC and REAL_QID, as RocketMQ's does: so it goes to the store itself
-and not through the broker's intake, which would delay it again.
+The copy keeps all properties, also DELAY, REAL_TOPIC and REAL_QID, as in RocketMQ. Therefore it is stored directly, not
+through the broker's intake, which would delay it again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from concurrent.futures import Future
 from typing import Final
 
 from ternmq import names
-from ternmq.delay.progress import Progress
+from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError
 from ternmq.message import Property
+from ternmq.rare_log import RareLog
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
@@ -47,34 +48,35 @@ from ternmq.wire.record import Sysflag, unpack_record
 
 log = logging.getLogger(__name__)
 
-#: What betrays a delayed message in the text of its properties (``Intake``).
+#: Occurs in the property text of each delayed message (``Intake``).
 MARK: Final = f"{Property.DELAY}\x01"
 
-#: Messages of one level that are delivered in a row: some 3 ms of the loop.
+#: Messages of one level that are delivered in one turn: about 3 ms of the loop.
 BATCH: Final = 100
-#: No timer is longer, so that a clock that is set forward, or a machine that slept, is noticed within this time.
+#: Longest timer, so that a clock that was set forward, or a machine that slept, is noticed within this time.
 _LOOK_MS: Final = 1_000
-#: After a put that failed.
+#: Pause after a failed put.
 _RETRY_MS: Final = 1_000
 _QUEUE_ID: Final = re.compile(r"[0-9]{1,9}\Z")
-#: Topics to which nothing may be delivered: it would come here again, or never come out.
+#: Topics to which no delayed message may be delivered: it would return here, or never become visible.
 _FORBIDDEN: Final = frozenset({names.SCHEDULE_TOPIC, names.HALF_TOPIC})
 
 
 class DelayLevels:
     """All methods belong to the broker's loop; the store is open."""
 
-    def __init__(self, store: MessageStore, progress: Progress, *, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock) -> None:
         self._store = store
         self._progress = progress
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._levels = [_Level(number, delay_ms) for number, delay_ms in enumerate(store.config.delay_levels_ms, 1)]
-        #: Levels that may have something due.
+        #: Levels that may have due messages.
         self._ready: asyncio.Queue[_Level] = asyncio.Queue()
+        self._logs = RareLog(log, clock.monotonic, lines_max=20)
 
     def redirect(self, draft: Draft) -> None:
-        """Let a draft with a delay level wait in the schedule topic. Halves wait for their commit first."""
+        """Store a draft with a delay level in the schedule topic. Halves are not delayed before their commit."""
         number = delay_level(draft.properties, len(self._levels))
         if not number or draft.sysflag & Sysflag.PREPARED:
             return
@@ -87,11 +89,11 @@ class DelayLevels:
         draft.topic, draft.queue_id = names.SCHEDULE_TOPIC, number - 1
         level = self._levels[number - 1]
         if level.timer is None and not level.is_ready:
-            # The store takes it next, so it cannot be due before.
+            # The store assigns its time later, so it cannot be due earlier.
             self._look_in(level, level.delay_ms)
 
     async def run(self) -> None:
-        """Deliver what is due, as long as it is not cancelled."""
+        """Deliver due messages until it is cancelled."""
         self._warn_of_long_levels()
         for level in self._levels:
             self._look(level)
@@ -112,7 +114,7 @@ class DelayLevels:
                     level.is_hindered = False
                 if wait_ms is not None:
                     self._look_in(level, wait_ms)
-                # A level with more to deliver comes again behind the others, and behind everybody else's work.
+                # A level with more to deliver is queued again after the other levels and other work of the loop.
                 await asyncio.sleep(0)
         finally:
             for level in self._levels:
@@ -129,7 +131,7 @@ class DelayLevels:
     # --- Delivering -----------------------------------------------------------------------------------------------
 
     async def _deliver(self, level: _Level) -> int | None:
-        """Deliver up to ``BATCH`` messages of a level; ms until it is to be looked at again, None if it is empty."""
+        """Deliver up to ``BATCH`` messages of a level; returns the ms until the next check, None if it is empty."""
         queue_offset = self._position(level)
         entries = self._due(level, queue_offset)
         # Cold records are read on other threads, all at once.
@@ -145,16 +147,16 @@ class DelayLevels:
         try:
             page = await asyncio.wrap_future(read)
         except StoreError:
-            # Deleted meanwhile; or it cannot be read, which is then said here.
+            # Deleted meanwhile; or it cannot be read, which raises an error here.
             return self._page(entry)
-        # An entry that fills a gap names no record, or a wrong one, but never the size of one.
+        # The entry of a filler refers to no record or to a wrong one, but its size is never that of a record.
         return page if page is not None and len(page) == entry.size else None
 
     def _page(self, entry: Entry) -> Buffer | None:
         return self._store.record_at(entry.log_offset, entry.size)
 
     def _deliver_one(self, level: _Level, queue_offset: int, page: Buffer | None) -> int:
-        """Store the copy of one record; the log offset behind it, 0 if it is given up."""
+        """Store the copy of one record; returns the log offset after it, 0 if the message is dropped."""
         why = "it was deleted from the log"
         try:
             if page is not None:
@@ -166,18 +168,14 @@ class DelayLevels:
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except (CorruptRecord, RecordRefused) as error:
             why = str(error)
-        log.error(
-            "the delayed message of level %d at queue offset %d cannot be delivered and is dropped: %s",
-            level.number,
-            queue_offset,
-            why,
-        )
+        what = f"the delayed message of level {level.number} at queue offset {queue_offset}"
+        self._logs.error("dropped", f"{what} cannot be delivered and is dropped: {why}")
         return 0
 
     # --- What is due ----------------------------------------------------------------------------------------------
 
     def _position(self, level: _Level) -> int:
-        """The queue offset of the level's next message. One outside of the queue is moved to its nearer end."""
+        """The queue offset of the level's next message. An offset outside the queue is moved to its nearer end."""
         queue_offset = self._progress.get(level.number)
         low = self._store.min_offset(names.SCHEDULE_TOPIC, level.queue_id)
         high = self._store.max_offset(names.SCHEDULE_TOPIC, level.queue_id)
@@ -208,10 +206,10 @@ class DelayLevels:
         return None
 
     def _wait_ms(self, level: _Level, queue_offset: int, entry: Entry) -> int:
-        """How long until a message is due."""
+        """Time until a message is due."""
         due_ms = entry.tags_code
         if due_ms is None:
-            # The entry's side file has lost it; the record has not.
+            # The entry's side file has lost it; the record still has it.
             due_ms = self._store.store_time(names.SCHEDULE_TOPIC, level.queue_id, queue_offset) + level.delay_ms
         wait_ms = due_ms - self._clock.now_ms()
         if wait_ms > level.delay_ms and queue_offset >= level.patient_before:
@@ -254,7 +252,7 @@ class DelayLevels:
 
 
 class _Level:
-    """One level: its delay, and when it is looked at next."""
+    """One level: its delay, and when it is checked next."""
 
     __slots__ = (
         "delay_ms",
@@ -271,11 +269,11 @@ class _Level:
         self.number = number
         self.queue_id = number - 1
         self.delay_ms = delay_ms
-        #: None while there is nothing to wait for.
+        #: None while the level is empty.
         self.timer: asyncio.TimerHandle | None = None
-        #: Stands in the queue of those that may have something due.
+        #: It is in the queue of levels that may have due messages.
         self.is_ready = False
-        #: Messages before this queue offset are delivered at this moment (``monotonic``) at the latest.
+        #: Messages before this queue offset are delivered at this time (``monotonic``) at the latest.
         self.patient_before = 0
         self.patient_until = 0.0
         self.is_hindered = False

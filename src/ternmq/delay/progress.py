@@ -1,14 +1,14 @@
-"""How far each delay level is delivered (I1): ``config/delayOffset.json``.
+"""Progress of each delay level (I1): ``config/delayOffset.json``.
 
-By level, from 1 on, the queue offset of the next message that waits; all before it are delivered. The table is saved
-every 10 s (``flushDelayOffsetInterval``) and at the broker's end, so a broker that is killed delivers again at most
-what it delivered since. On disk, as RocketMQ 5 writes it (4.9 without the version; integer keys unquoted) and we do::
+By level, from 1 on, the queue offset of the next waiting message; all messages before it are delivered. The table is
+saved every 10 s (``flushDelayOffsetInterval``) and when the broker stops, so a broker that was killed delivers again at
+most what it delivered since. On disk, as RocketMQ 5 writes it (4.9 without the version; integer keys unquoted)::
 
     {"dataVersion":{…},"offsetTable":{"3":17,"4":2}}
 
-The file must never know more than the log. A copy that was delivered but not yet on disk is lost in a power cut; if the
-file had counted it already, the message would be lost with it, though it had lain safely in the log for two hours. So
-what is saved are the offsets of one moment, once the log is on disk up to that moment.
+The file must never be ahead of the log. A copy that was delivered but is not yet on disk is lost in a power cut. If the
+file had counted it, the message itself would be lost, although it had been safe in the log before. Therefore the saved
+offsets are those of one moment, written when the log is on disk up to that moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ternmq.wire.bodies.stats import DelayOffsets
 from ternmq.wire.bodies.topics import DataVersion
 
 
-class Progress:
+class DelayProgress:
     """All methods belong to the broker's loop."""
 
     def __init__(self, file: TableFile, store: MessageStore, clock: Clock) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._version = DataVersion()
         self._offsets: dict[int, int] = {}
         self._is_changed = False
-        #: Where the log ended when a message was last delivered.
+        #: End of the log when a message was last delivered.
         self._log_end = 0
         self._ticket: int | None = None
 
@@ -56,18 +56,18 @@ class Progress:
         self._is_changed = True
 
     def save(self) -> None:
-        """Have the file written as soon as the log is on disk, if anything changed since the last time."""
+        """Write the file as soon as the log is on disk, if the table has changed since the last time."""
         if not self._is_changed:
             return
         self._is_changed = False
         counter, state = self._version.counter + 1, self._version.state_version or 0
         self._version = DataVersion(counter=counter, timestamp=self._clock.now_ms(), state_version=state)
         copy = partial(encode, self.body())
-        flushed = self._store.flushed
+        safe = self._store.safe
         if self._ticket is not None:
             # One that still waits for a slow disk is out of date now.
-            flushed.forget(self._ticket)
-        self._ticket = flushed.call_when(self._log_end, lambda: self._file.save(lambda: copy))
+            safe.forget(self._ticket)
+        self._ticket = safe.call_when(self._log_end, lambda: self._file.save(lambda: copy))
 
     def body(self) -> DelayOffsets:
         """The table in its wire form, as it is now (for the file, and for slaves)."""

@@ -1,2 +1,2 @@
-"""Filters: pure predicates that say which messages a subscription wants, for broker and client (K). Start reading at
+"""Filters: pure predicates that decide which messages a subscription gets, for broker and client (K). Start reading at
 ``tags.py``; SQL goes from ``sql.py`` by ``tree.py`` to ``evaluate.py``."""

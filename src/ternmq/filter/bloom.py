@@ -1,17 +1,17 @@
-"""Bloom filter: which groups may want a message, in a few bytes beside its queue entry (K3, C3).
+"""Bloom filter: the groups that may match a message, in a few bytes beside its queue entry (K3, C3).
 
-A broker evaluates the SQL expressions of a topic's groups once, when a message is dispatched, and keeps the answers as
-a bit map (``store.derived.queue_ext``). A pull tests the bits of its own group first: one that is clear says *no* for
-certain, and the record is not read; all set say *perhaps*, and the expression is evaluated.
+A broker evaluates the SQL expressions of a topic's groups once, when a message is dispatched, and keeps the results as
+a bit map (``store.derived.queue_ext``). A pull tests the bits of its own group first. If one of them is 0, the answer
+is *no*, and the record is not read. If all are 1, the answer is *perhaps*, and the expression is evaluated.
 
-The sizes follow from the number of groups *n* and the part *f* of wrong «perhaps» that is allowed::
+The sizes follow from the number of groups *n* and the allowed share *f* of false positives::
 
-    k = ⌈log₂(1/f)⌉ hashes a name          m = ⌈n · log₂(1/f) · log₂(e)⌉ bits, rounded up to whole bytes
+    k = ⌈log₂(1/f)⌉ hashes per name        m = ⌈n · log₂(1/f) · log₂(e)⌉ bits, rounded up to whole bytes
 
-RocketMQ's defaults, 32 groups and 20 %, make 3 hashes and 112 bits. A name is ``group#topic``; its hash is the first
+RocketMQ's defaults, 32 groups and 20 %, give 3 hashes and 112 bits. A name is ``group#topic``; its hash is the first
 half of MurmurHash3 x64-128 over UTF-8, cut into two 32-bit numbers *h₁* (low) and *h₂* (high), and position *i* of 1…k
 is (h₁ + i · h₂) mod m, where the sum is Java's int: it wraps, and a negative one has its bits inverted. Bit *p* is the
-p mod 8 lowest bit of byte p ÷ 8. Files and tools of RocketMQ hold these positions, so each step must agree.
+p mod 8 lowest bit of byte p ÷ 8. Files and tools of RocketMQ contain these positions, so each step must be the same.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _BLOCK_BYTES: Final = 16
 
 @dataclass(slots=True, frozen=True)
 class BloomFilter:
-    """The form of a bit map. Bits themselves are plain ``bytes``: they live in files."""
+    """The parameters of a bit map. The bits themselves are plain ``bytes``: they are stored in files."""
 
-    #: How many positions a name has.
+    #: Positions per name.
     hash_count: int
     #: Bits of a map, a multiple of 8.
     bit_count: int
 
     @classmethod
     def sized(cls, *, error_percent: int, names: int) -> BloomFilter:
-        """For so many names, of which ``error_percent`` of those that are not in a map may seem to be.
+        """A filter for ``names`` names; ``error_percent`` is the share of false positives.
 
         Raises ``ConfigError``; the arguments are RocketMQ's ``maxErrorRateOfBloomFilter`` and
         ``expectConsumerNumUseFilter``.
@@ -55,7 +55,7 @@ class BloomFilter:
         if names < 1:
             raise ConfigError(f"invalid expectConsumerNumUseFilter {names}: expected 1 or more")
         error = error_percent / 100
-        # Java divides natural logarithms; the same doubles make the same sizes at every border.
+        # Java divides natural logarithms; the same doubles give the same sizes in all cases.
         hash_count = math.ceil(math.log(error) / math.log(0.5))
         bit_count = math.ceil(names * (math.log(1 / error) / math.log(2)) * (math.log(math.e) / math.log(2)))
         return cls(hash_count, -(-bit_count // 8) * 8)
@@ -76,7 +76,7 @@ class BloomFilter:
         return tuple(found)
 
     def bits(self, names: Iterable[tuple[int, ...]]) -> bytes:
-        """The map that holds these names, given by their positions."""
+        """The map that contains these names, given by their positions."""
         bits = bytearray(self.map_bytes)
         for positions in names:
             for position in positions:
@@ -84,11 +84,11 @@ class BloomFilter:
         return bytes(bits)
 
     def tester(self, positions: tuple[int, ...]) -> Callable[[Buffer], bool]:
-        """Says of a map whether it may hold the name of these positions; False is certain.
+        """A function that tests whether a map may contain the name with these positions; False is certain.
 
-        A map of another length was made with other settings and tells nothing.
+        A map of another length was made with other settings, so the function returns True.
         """
-        # Bit p of a map is bit p of the number that its bytes are, from the lowest on.
+        # Bit p of a map is bit p of its bytes read as a little-endian number.
         mask, map_bytes, number_of = sum(1 << position for position in set(positions)), self.map_bytes, int.from_bytes
 
         def may_hold(bits: Buffer) -> bool:
@@ -98,7 +98,7 @@ class BloomFilter:
 
 
 def filter_name(group: str, topic: str) -> str:
-    """What stands for a group's subscription to a topic in a bit map."""
+    """The name of a group's subscription to a topic in a bit map."""
     return f"{group}#{topic}"
 
 

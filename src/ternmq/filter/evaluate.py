@@ -1,24 +1,24 @@
-"""SQL filters, at work: a tree becomes one Python closure, made once and called for each message (K2).
+"""Evaluation of SQL filters: a tree is compiled to one Python closure, which is called for each message (K2).
 
-A filter looks for a property when it comes to it, and says True, False or None, which is SQL's null; a message passes
-on True only. Filters know nothing of the wire, so whoever compiles one brings along how a property is found
-(``Source``). Property values are texts, always. So the type of everything else is known beforehand, and each comparison
-is compiled for its two types:
+A filter reads a property when it needs it, and returns True, False or None (SQL's null); a message passes only on True.
+Filters do not depend on the wire, so the caller that compiles one provides a function that finds properties
+(``Source``). Property values are always texts. So the types of all other operands are known in advance, and each
+comparison is compiled for its two types:
 
 ========================= ====================================================================================
-text with text            ``=`` as they are; ``<`` and its kin as two doubles
-text with int, long       the text is read as that: ``5.5`` or ``abc`` with ``a > 5`` is an error, not false
-text with double          the text is read as a double, in all of Java's ways to write one
+text with text            ``=`` as they are; ``<`` and the like as two doubles
+text with int, long       the text is parsed as that type: ``5.5`` or ``abc`` with ``a > 5`` is an error, not false
+text with double          the text is parsed as a double, in all forms that Java accepts
 int, long, double         widened to the larger of the two
-text with TRUE, FALSE     the text is «true» in any case, or false; the other way round, ``TRUE = a``, is an error
+text with TRUE, FALSE     the text is "true" in any case, or false; the reverse, ``TRUE = a``, is an error
 others                    not equal
 ========================= ====================================================================================
 
-Null, where RocketMQ differs from what one would guess: in ``x = y`` a missing *left* side gives null, a missing right
-one false, and if both are missing it is true. ``CONTAINS`` and its kin are false for what is missing, in their negated
-forms as well. AND and OR end at the first operand that decides, from the left; an error counts only if it is reached.
+Null, where RocketMQ behaves unexpectedly: in ``x = y`` a missing *left* side gives null, a missing right side false,
+and if both are missing the result is true. ``CONTAINS`` and the like are false for missing values, in their negated
+forms as well. AND and OR stop at the first operand that decides, from the left; an error counts only if it is reached.
 
-An error is ``EvaluationFailed``; whoever filters takes it as «does not match» (``SqlFilter.matches``).
+An error is ``EvaluationFailed``; filtering treats it as "does not match" (``SqlFilter.matches``).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from typing import Any, Final, TypeAlias
 
 from ternmq.errors import EvaluationFailed
 from ternmq.filter.numbers import double_key, double_of, int_of, long_of
-from ternmq.filter.sql import DEFAULT_LIMITS, Limits, parse
+from ternmq.filter.sql import DEFAULT_LIMITS, ExpressionLimits, parse
 from ternmq.filter.tree import (
     INT_MAX,
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -43,38 +44,37 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
     nodes,
     terms,
 )
 
-#: A filter takes whatever its source can read: the text of a message's properties, or a table of them.
+#: A filter takes any value that its source can read: the property text of a message, or a dict of properties.
 Message: TypeAlias = Any
 Get: TypeAlias = Callable[[Message], str | None]
-#: Makes what finds the property of a name in a message.
+#: Returns the function that finds the property of a name in a message.
 Source: TypeAlias = Callable[[str], Get]
 Condition: TypeAlias = Callable[[Message], bool | None]
 
-#: Filters with more terms than this take the properties of a message apart once, and do not look for each of them in
-#: the text: 1,000 looks at a text of 32 KB take 10 ms, all of its properties 2 ms at most.
+#: Filters with more terms than this parse the properties of a message once, instead of searching the text for each of
+#: them: 1,000 searches in a text of 32 KB take 10 ms, parsing all of its properties 2 ms at most.
 TABLE_FROM_TERMS: Final = 16
-#: Values that the comparisons of a filter remember together, and how long they may be: some 60 KB. A comparison whose
-#: share is too small to help remembers none.
+#: Values that the comparisons of a filter cache together, and their maximum length: about 60 KB. A comparison whose
+#: share is too small to help caches none.
 VALUES_MAX: Final = 500
 VALUES_MIN: Final = 16
 VALUE_LENGTH_MAX: Final = 32
 
 
 def by_name(name: str) -> Get:
-    """The source for messages that are tables of properties."""
+    """The source for messages that are dicts of properties."""
     return lambda properties: properties.get(name)
 
 
 @dataclass(slots=True, frozen=True)
 class SqlFilter:
-    """A compiled expression. ``evaluate`` raises ``EvaluationFailed`` and nothing else."""
+    """A compiled expression. ``evaluate`` raises only ``EvaluationFailed``."""
 
     expression: str
     evaluate: Condition
@@ -88,9 +88,9 @@ class SqlFilter:
         source: Source = by_name,
         *,
         read_all: Callable[[Message], Mapping[str, str]] | None = None,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: ExpressionLimits = DEFAULT_LIMITS,
     ) -> SqlFilter:
-        """``read_all`` finds all properties of a message at once, which pays for expressions with many terms.
+        """``read_all`` finds all properties of a message at once, which is faster for expressions with many terms.
 
         Raises ``InvalidExpression``.
         """
@@ -110,7 +110,7 @@ class SqlFilter:
 
 
 class _Compiler:
-    """Makes closures of the nodes below ``root``."""
+    """Compiles the nodes below ``root`` to closures."""
 
     def __init__(self, source: Source, root: Node) -> None:
         self._source = source
@@ -123,7 +123,7 @@ class _Compiler:
         match node:
             case Logic(is_and=is_and, operands=operands):
                 return _chain([self.condition(operand) for operand in operands], decisive=not is_and)
-            case Compare(order=Order.EQUAL, left=left, right=right):
+            case Compare(order=Comparison.EQUAL, left=left, right=right):
                 return self._equal(left, right)
             case Compare(order=order, left=left, right=right):
                 return self._ordered(_COMPARE[order], left, right)
@@ -132,21 +132,21 @@ class _Compiler:
             case IsNull(operand=operand):
                 value = self._value(operand)
                 return lambda message: value(message) is None
-            case In(operand=Property(name=name), texts=texts, negated=negated):
+            case In(operand=PropertyValue(name=name), texts=texts, negated=negated):
                 return _in(self._source(name), frozenset(texts), negated=negated)
-            case Part(word=word, operand=operand, text=text, negated=negated):
+            case TextMatch(word=word, operand=operand, text=text, negated=negated):
                 return _part(self._value(operand), _PARTS[word], text, negated=negated)
-            case AsCondition(operand=Property(name=name)):
+            case AsCondition(operand=PropertyValue(name=name)):
                 get = self._source(name)
                 return lambda message: None if get(message) is None else False
             case Constant(value=bool() | None as flag):
                 return lambda _message: flag
             case _:
-                raise AssertionError(f"{node} is no condition")
+                raise AssertionError(f"{node} is not a condition")
 
     def _equal(self, left: Node, right: Node) -> Condition:
         same = _same(_type(left), _type(right))
-        if isinstance(left, Property) and isinstance(right, Constant):
+        if isinstance(left, PropertyValue) and isinstance(right, Constant):
             if isinstance(right.value, str):
                 return _equals_text(self._source(left.name), right.value)
             return _compares(self._source(left.name), same, _as_is, right.value, self._values_max)
@@ -163,7 +163,7 @@ class _Compiler:
     def _ordered(self, compare: Callable[[Any, Any], bool], left: Node, right: Node) -> Condition:
         first_as, second_as = _alike(_type(left), _type(right))
         first, second = self._value(left), self._value(right)
-        if isinstance(left, Property) and _type(right) in _NUMBERS:
+        if isinstance(left, PropertyValue) and _type(right) in _NUMBERS:
             return _compares(self._source(left.name), compare, first_as, second(None), self._values_max)
 
         def ordered(message: Message) -> bool | None:
@@ -179,7 +179,7 @@ class _Compiler:
 
     def _value(self, node: Node) -> Callable[[Message], Any]:
         match node:
-            case Property(name=name):
+            case PropertyValue(name=name):
                 return self._source(name)
             case Constant(value=value):
                 return lambda _message: value
@@ -194,7 +194,7 @@ class _Compiler:
 
 
 def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
-    """AND, which one False decides; or OR, which one True does."""
+    """AND, which ends at the first False; or OR, which ends at the first True."""
     otherwise = not decisive
 
     def chain(message: Message) -> bool | None:
@@ -228,7 +228,7 @@ def _in(get: Get, texts: frozenset[str], *, negated: bool) -> Condition:
 
 def _part(value: Callable[[Message], Any], found: Callable[[str, str], bool], text: str, *, negated: bool) -> Condition:
     def has_part(message: Message) -> bool | None:
-        # RocketMQ does not even look at the property for an empty text, so no error in there counts.
+        # For an empty text RocketMQ does not read the property, so no error in it counts.
         said = value(message) if text else None
         return isinstance(said, str) and found(said, text) is not negated
 
@@ -256,10 +256,10 @@ def _equals_text(get: Get, text: str) -> Condition:
 def _compares(
     get: Get, compare: Callable[[Any, Any], bool], read: Callable[[str], Any], constant: Any, values_max: int
 ) -> Condition:
-    """The usual case, a property and a constant, in as few calls as can be.
+    """The usual case, a property and a constant, with as few calls as possible.
 
-    Most properties that are filtered by have few values, and remembering what a number said is faster than reading it:
-    23 % of a whole pull. One that turns out to have many is read each time.
+    Most filtered properties have few values, and caching a parsed number is faster than parsing it again: it saves
+    23 % of a whole pull. A property with many values is parsed each time.
     """
     known: dict[str, bool] | None = {} if values_max >= VALUES_MIN else None
 
@@ -280,16 +280,16 @@ def _compares(
     return compares
 
 
-_COMPARE: Final[dict[Order, Callable[[Any, Any], bool]]] = {
-    Order.GREATER: operator.gt,
-    Order.GREATER_EQUAL: operator.ge,
-    Order.LESS: operator.lt,
-    Order.LESS_EQUAL: operator.le,
+_COMPARE: Final[dict[Comparison, Callable[[Any, Any], bool]]] = {
+    Comparison.GREATER: operator.gt,
+    Comparison.GREATER_EQUAL: operator.ge,
+    Comparison.LESS: operator.lt,
+    Comparison.LESS_EQUAL: operator.le,
 }
 
 
 def _null_of(value: Callable[[Message], Any]) -> Callable[[Message], None]:
-    """Null whatever the value is; an error in there counts."""
+    """Null for any value; an error in it counts."""
 
     def null(message: Message) -> None:
         value(message)
@@ -307,7 +307,7 @@ class _Type(enum.Enum):
     DOUBLE = enum.auto()
     #: True or false.
     CONDITION = enum.auto()
-    #: Never anything but null.
+    #: Always null.
     NULL = enum.auto()
 
 
@@ -317,7 +317,7 @@ _COMPARABLE: Final = (*_NUMBERS, _Type.TEXT)
 
 def _type(node: Node) -> _Type:
     match node:
-        case Property() | Constant(value=str()):
+        case PropertyValue() | Constant(value=str()):
             return _Type.TEXT
         case Constant(value=bool()):
             return _Type.CONDITION
@@ -328,7 +328,7 @@ def _type(node: Node) -> _Type:
         case Constant():
             return _Type.NULL
         case Negate(operand=operand):
-            # Minus keeps a number's type, and makes null of anything else.
+            # Minus keeps the type of a number, and returns null for any other type.
             kind = _type(operand)
             return kind if kind in _NUMBERS else _Type.NULL
         case _:
@@ -336,7 +336,7 @@ def _type(node: Node) -> _Type:
 
 
 def _same(left: _Type, right: _Type) -> Callable[[Any, Any], bool]:
-    """How values of these types are compared with ``=``; neither is null."""
+    """A function that compares values of these types with ``=``; neither is null."""
     if left == right:
         return operator.eq
     if left is _Type.TEXT and right is _Type.CONDITION:
@@ -354,7 +354,7 @@ def _fail_flag(_flag: bool, text: str) -> bool:
 
 
 def _alike(left: _Type, right: _Type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """What makes numbers and texts of these types comparable."""
+    """Functions that make numbers and texts of these types comparable."""
     if left is right is _Type.TEXT:
         return double_key, double_key
     if left is _Type.TEXT:

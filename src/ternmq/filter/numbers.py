@@ -1,14 +1,14 @@
-"""Texts as numbers, the way Java reads and orders them (K2).
+"""Parsing and ordering of numbers in texts, with Java's rules (K2).
 
-``Integer.valueOf`` and ``Long.valueOf`` take a sign and digits, of any script that Java has in one character, and no
-blanks. ``Double.valueOf`` takes blanks around, ``5.``, ``.5``, ``1e3``, ``5f``, ``0x1.8p1``, ``NaN`` and ``Infinity``.
-Python's own functions take more here and less there, so they see only what both read in the same way.
+``Integer.valueOf`` and ``Long.valueOf`` accept a sign and digits (of any script whose digits are one Java character),
+without blanks. ``Double.valueOf`` accepts blanks around it, ``5.``, ``.5``, ``1e3``, ``5f``, ``0x1.8p1``, ``NaN`` and
+``Infinity``. Python's functions differ, so they get only texts that both languages read in the same way.
 
 Doubles have Java's total order: NaN is above all others and equal to itself, and -0.0 is below 0.0.
 
-Properties come from any producer and may have 32,767 characters, so each text is read in one pass: the patterns give
-nothing back once they have taken it. And a long one is read once for all comparisons of a filter, which may be a
-thousand: reading it takes up to 0.3 ms.
+Properties come from any producer and may have 32,767 characters, so each text is read in one pass: the patterns do not
+backtrack. A long text is parsed once for all comparisons of a filter, of which there may be a thousand: parsing it
+takes up to 0.3 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ternmq.filter.tree import INT_MAX, LONG_MAX
 
 
 class _NotANumber:
-    """Java's order puts NaN above all doubles, and makes it equal to itself."""
+    """In Java's order NaN is above all doubles, and equal to itself."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class _NotANumber:
 
 _NAN: Final = _NotANumber()
 
-#: What ``Double.valueOf`` takes, after the blanks around it are gone; a hexadecimal number has its own form.
+#: What ``Double.valueOf`` accepts, without the blanks around it; hexadecimal numbers have their own pattern.
 _DOUBLE: Final = re.compile(r"([+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)[fFdD]?")
 _HEX_DOUBLE: Final = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]++(?:\.[0-9a-fA-F]*+)?|\.[0-9a-fA-F]++)[pP][+-]?[0-9]++)[fFdD]?", re.ASCII
@@ -56,12 +56,12 @@ _HEX_DOUBLE: Final = re.compile(
 _NAMED_DOUBLES: Final = {
     sign + name: value for sign in ("", "+", "-") for name, value in (("NaN", _NAN), ("Infinity", math.inf))
 } | {"-Infinity": -math.inf}
-#: ``String.trim`` cuts all characters up to the blank.
+#: ``String.trim`` removes all characters up to the blank.
 _BLANKS: Final = "".join(map(chr, range(33)))
 _DIGITS_AND_DOT: Final = "0123456789."
 #: Characters of a text that an error shows.
 _SHOWN_MAX: Final = 64
-#: What is remembered of the last long texts: a message has 64 of them at most, and few filters compare several.
+#: Cache size for long texts: a message has 64 of them at most, and few filters compare several.
 _LONG: Final = 512
 _LONGS_MAX: Final = 32
 
@@ -79,16 +79,16 @@ def long_of(text: str) -> int:
 
 
 def _whole(text: str, greatest: int, what: str) -> int:
-    """``Integer.valueOf`` and ``Long.valueOf``: a sign, and digits of any script that Java has in one character."""
+    """``Integer.valueOf`` and ``Long.valueOf``: a sign, and digits of any script that are one Java character each."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if digits.isdecimal():
         digits = digits.lstrip("0") or "0"
-        # One of more than 19 digits does not fit anyway.
+        # A number of more than 19 digits does not fit anyway.
         if len(digits) < 20 and all(digit <= "\uffff" for digit in digits):
             value = -int(digits) if text[0] == "-" else int(digits)
             if -greatest - 1 <= value <= greatest:
                 return value
-    raise EvaluationFailed(f"{_shown(text)} is no {what}; compare with a decimal (5.0) to take others, too")
+    raise EvaluationFailed(f"{_shown(text)} is not a {what}; compare with a decimal (5.0) to accept others, too")
 
 
 _long_whole: Final = functools.lru_cache(_LONGS_MAX)(_whole)
@@ -130,9 +130,7 @@ def double_key(text: str) -> tuple[Any, float]:
 
 
 def _no_double(text: str) -> EvaluationFailed:
-    return EvaluationFailed(
-        f"{_shown(text)} is no number, so it is neither above nor below one; compare texts with = and <>"
-    )
+    return EvaluationFailed(f"{_shown(text)} is not a number, so it cannot be ordered; compare texts with = and <>")
 
 
 def _shown(text: str) -> str:

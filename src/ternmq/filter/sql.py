@@ -1,7 +1,7 @@
-"""SQL filters, read: text in, a tree out, or ``InvalidExpression`` with the place and the cure (K2).
+"""Parser of SQL filters: text in, a tree out, or ``InvalidExpression`` with the position and the cure (K2).
 
-The language is RocketMQ's «SQL92», which is JMS's selectors with the arithmetic taken out and ``CONTAINS`` and its
-kin put in (5.1.3). From loose to tight, all binary operators left-associative::
+The language is RocketMQ's "SQL92": the selectors of JMS without arithmetic, but with ``CONTAINS`` and the like (from
+5.1.3). In order of precedence, the lowest first; all binary operators are left-associative::
 
     OR                                                  conditions on both sides
     AND
@@ -12,17 +12,17 @@ kin put in (5.1.3). From loose to tight, all binary operators left-associative::
     +  -  NOT
     5  5L  .5  5E10  'text'  TRUE  FALSE  NULL  property  ( … )
 
-What is known to bite is kept, since a filter must choose the same messages on either broker:
+RocketMQ's known pitfalls are kept, since a filter must select the same messages on either broker:
 
 - ``NOT`` binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, and ``NOT a > 1`` is refused.
-- Reading ends where the expression is complete. What follows is not looked at, but for one token, which must be one:
+- Parsing ends when the expression is complete. The rest is ignored, except that the next token must be valid:
   ``a = 007`` is ``a = 0``.
 - ``0.0`` is refused: a decimal is at least the smallest positive double.
-- Types of constants are checked, values are not: ``1 > 2`` is a filter like any other.
+- Types of constants are checked, values are not: ``1 > 2`` is a valid filter.
 
-Expressions come from any client, so three limits (``Limits``) are checked before the work that they bound: characters
-before the first token is read, terms with each token, and nesting with each level, as trees are walked recursively. The
-patterns of tokens give nothing back once they have taken it: reading needs no memory but for the token, and a token is
+Expressions come from any client, so three limits (``ExpressionLimits``) are checked before the work that they limit:
+characters before the first token is read, terms with each token, and nesting with each level, because trees are walked
+recursively. The patterns of tokens do not backtrack: parsing needs memory only for the current token, and a token is
 read once.
 """
 
@@ -39,6 +39,7 @@ from ternmq.filter.tree import (
     LONG_MAX,
     AsCondition,
     Compare,
+    Comparison,
     Constant,
     In,
     IsNull,
@@ -46,28 +47,27 @@ from ternmq.filter.tree import (
     Negate,
     Node,
     Not,
-    Order,
-    Part,
-    Property,
+    PropertyValue,
+    TextMatch,
     children,
     is_condition,
 )
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class ExpressionLimits:
     """How large an expression may be; the names of a broker's settings are in ``SETTINGS``."""
 
     #: Characters.
     length: int = 16_384
-    #: Properties, numbers, texts (those of IN lists, too), TRUE, FALSE and NULL. Each takes about 0.2 µs a message.
+    #: Properties, numbers, texts (those of IN lists, too), TRUE, FALSE and NULL. Each takes about 0.2 µs per message.
     terms: int = 1_024
-    #: Nodes from the root down to a leaf; chains of AND and OR count one. A level takes six calls of Python's stack,
-    #: which has 1,000. Java gives up at some thousands.
+    #: Nodes from the root down to a leaf; a chain of AND or OR counts as one. A level takes six calls of Python's
+    #: stack, which has 1,000. Java fails at some thousands.
     depth: int = 64
 
     def too_long(self, expression: str) -> str:
-        """What is wrong with an expression that has too many characters, of SQL or tags; else empty."""
+        """The error for an expression with too many characters, of SQL or tags; else empty."""
         if len(expression) <= self.length:
             return ""
         return f"it has {len(expression)} characters, more than the {self.length} that {SETTINGS['length']} allows"
@@ -79,13 +79,13 @@ SETTINGS: Final = {
     "terms": "maxFilterExpressionTerms",
     "depth": "maxFilterExpressionDepth",
 }
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = ExpressionLimits()
 
 _DOUBLE_MAX: Final = 1.7976931348623157e308
 #: Characters of a token that an error shows.
 _SHOWN_MAX: Final = 64
 
-#: Names that are operators since RocketMQ 5.1.3; before they are properties like any other.
+#: Names that are operators since RocketMQ 5.1.3; older brokers read them as properties.
 RECENT_WORDS: Final = frozenset({"CONTAINS", "STARTSWITH", "ENDSWITH"})
 _CONSTANTS: Final[dict[str, bool | None]] = {"TRUE": True, "FALSE": False, "NULL": None}
 _WORDS: Final = RECENT_WORDS | _CONSTANTS.keys() | {"NOT", "AND", "OR", "BETWEEN", "IN", "IS"}
@@ -95,7 +95,7 @@ _WORD_LENGTH_MAX: Final = max(map(len, _WORDS))
 # --- Tokens ---------------------------------------------------------------------------------------------------
 
 
-class Kind(enum.Enum):
+class TokenKind(enum.Enum):
     WORD = enum.auto()
     NAME = enum.auto()
     WHOLE = enum.auto()
@@ -105,19 +105,19 @@ class Kind(enum.Enum):
     END = enum.auto()
 
 
-_TERMS: Final = (Kind.NAME, Kind.WHOLE, Kind.DECIMAL, Kind.TEXT)
+_TERMS: Final = (TokenKind.NAME, TokenKind.WHOLE, TokenKind.DECIMAL, TokenKind.TEXT)
 
 
 class Token(NamedTuple):
-    kind: Kind
-    #: Keywords in capitals; else as written.
+    kind: TokenKind
+    #: Keywords in capitals; other tokens as written.
     text: str
     at: int
 
 
-#: White space and comments. A comment without its end is none.
+#: White space and comments. A comment without its end is not a comment.
 _SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*.*?\*/)*+", re.DOTALL)
-#: In each place the longest token counts, so decimals stand before whole numbers and «<=» before «<».
+#: At each position the longest token counts, so decimals come before whole numbers and ``<=`` before ``<``.
 _TOKEN: Final = re.compile(
     r"""
     (?P<NAME>[A-Za-z_$][A-Za-z0-9_$]*+)
@@ -131,9 +131,9 @@ _TOKEN: Final = re.compile(
 
 
 class _Tokens:
-    """The tokens of an expression, one ahead of its reader and never more."""
+    """The tokens of an expression, with a lookahead of one."""
 
-    def __init__(self, expression: str, limits: Limits) -> None:
+    def __init__(self, expression: str, limits: ExpressionLimits) -> None:
         too_long = limits.too_long(expression)
         if too_long:
             raise ExpressionTooLarge(too_long, expression=expression, position=limits.length)
@@ -150,21 +150,21 @@ class _Tokens:
 
     def _read(self) -> Token:
         skipped = _SKIPPED.match(self.expression, self._at)
-        assert skipped is not None, "it matches nothing, too"
+        assert skipped is not None, "the pattern also matches an empty text"
         at = skipped.end()
         if at == len(self.expression):
             self._at = at
-            return Token(Kind.END, "", at)
+            return Token(TokenKind.END, "", at)
         found = _TOKEN.match(self.expression, at)
         if found is None:
             raise InvalidExpression(_no_token(self.expression[at:]), expression=self.expression, position=at)
         self._at = found.end()
         assert found.lastgroup is not None
-        kind, text = Kind[found.lastgroup], found[0]
-        if kind is Kind.NAME and len(text) <= _WORD_LENGTH_MAX and text.upper() in _WORDS:
-            kind, text = Kind.WORD, text.upper()
+        kind, text = TokenKind[found.lastgroup], found[0]
+        if kind is TokenKind.NAME and len(text) <= _WORD_LENGTH_MAX and text.upper() in _WORDS:
+            kind, text = TokenKind.WORD, text.upper()
         weight = int(kind in _TERMS or text in _CONSTANTS)
-        if kind is Kind.WORD and text == "CONTAINS":
+        if kind is TokenKind.WORD and text == "CONTAINS":
             weight = CONTAINS_TERMS - 1  # and one for the text behind it
         if weight:
             self._terms += weight
@@ -179,7 +179,7 @@ class _Tokens:
 
 
 def _no_token(rest: str) -> str:
-    """What to do about characters that mean nothing."""
+    """What to do about characters that are not a token."""
     if rest[0] == "'":
         return "the text is not closed; end it with ', and write '' for a ' inside"
     if rest.startswith("/*"):
@@ -188,26 +188,26 @@ def _no_token(rest: str) -> str:
         return "!= is not supported; use <>"
     if rest[0] == '"':
         return "put text in single quotes: 'text'"
-    return f"{rest[0]!r} means nothing here; a property's name has letters, digits, _ and $, a text stands in 'quotes'"
+    return f"unexpected {rest[0]!r}; property names have letters, digits, _ and $, and texts are in 'single quotes'"
 
 
 # --- The parser -----------------------------------------------------------------------------------------------
 
 
-def parse(expression: str, limits: Limits = DEFAULT_LIMITS) -> Node:
+def parse(expression: str, limits: ExpressionLimits = DEFAULT_LIMITS) -> Node:
     """The tree of a filter; its root is a condition.
 
-    Raises ``InvalidExpression`` and nothing else; ``ExpressionTooLarge``, which is one, for more than ``limits``.
+    Raises ``InvalidExpression``, or its subclass ``ExpressionTooLarge`` if it exceeds ``limits``.
     """
     return _Parser(expression, limits).filter()
 
 
 def check(expression: str) -> None:
-    """What a client can tell about an expression before its brokers do: raises ``InvalidExpression`` if none of them
-    could read it.
+    """The check of a client before its brokers check the expression: raises ``InvalidExpression`` if no broker could
+    read it.
 
-    RocketMQ's language grew once, and what a word means to an older broker, only that broker knows. Nor are limits
-    known here: those of a broker may be wider than the defaults, and RocketMQ has none.
+    RocketMQ's language was extended once, and only a broker knows which words it supports. Limits are not checked here,
+    either: those of a broker may be higher than the defaults, and RocketMQ has none.
     """
     try:
         parse(expression)
@@ -219,9 +219,9 @@ def check(expression: str) -> None:
 
 
 class _Parser:
-    """Recursive descent, a method for each line of the grammar."""
+    """Recursive descent, with a method for each line of the grammar."""
 
-    def __init__(self, expression: str, limits: Limits) -> None:
+    def __init__(self, expression: str, limits: ExpressionLimits) -> None:
         self._tokens = _Tokens(expression, limits)
         self._limits = limits
         self._nested = 0
@@ -238,7 +238,7 @@ class _Parser:
         return root
 
     def _chain(self, *, is_and: bool) -> Node:
-        """Conditions joined by OR, or (``is_and``) the operands of that, joined by AND."""
+        """Conditions joined by OR, or (``is_and``) its operands, joined by AND."""
         word = "AND" if is_and else "OR"
         operands: list[Node] = []
         while True:
@@ -265,7 +265,7 @@ class _Parser:
                     raise self._error(
                         right_at, "TRUE and FALSE cannot be compared with a number or text; compare with TRUE or FALSE"
                     )
-                equal = Compare(Order.EQUAL, left, right)
+                equal = Compare(Comparison.EQUAL, left, right)
                 left = equal if sign.text == "=" else Not(equal)
             elif self._take("IS"):
                 negated = self._take("NOT")
@@ -279,7 +279,7 @@ class _Parser:
         left = self._unary()
         while True:
             token = self._tokens.next
-            if token.kind is Kind.SIGN and token.text in _ORDERS:
+            if token.kind is TokenKind.SIGN and token.text in _ORDERS:
                 self._tokens.take()
                 right_at = self._tokens.next.at
                 right = self._unary()
@@ -291,9 +291,9 @@ class _Parser:
                 left = self._between(left, left_at, negated=negated)
             elif self._take("IN"):
                 left = self._in(left, left_at, negated=negated)
-            elif word.kind is Kind.WORD and word.text in RECENT_WORDS:
+            elif word.kind is TokenKind.WORD and word.text in RECENT_WORDS:
                 self._tokens.take()
-                left = Part(word.text, left, self._text(f"expected a text in quotes after {word.text}"), negated)
+                left = TextMatch(word.text, left, self._text(f"expected a text in quotes after {word.text}"), negated)
             elif negated:
                 raise self._error(word.at, "expected BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
             else:
@@ -309,22 +309,22 @@ class _Parser:
             return Logic(
                 False,
                 (
-                    self._ordered(Order.LESS, value, at, low, low_at),
-                    self._ordered(Order.GREATER, value, at, high, high_at),
+                    self._ordered(Comparison.LESS, value, at, low, low_at),
+                    self._ordered(Comparison.GREATER, value, at, high, high_at),
                 ),
             )
         between = Logic(
             True,
             (
-                self._ordered(Order.GREATER_EQUAL, value, at, low, low_at),
-                self._ordered(Order.LESS_EQUAL, value, at, high, high_at),
+                self._ordered(Comparison.GREATER_EQUAL, value, at, low, low_at),
+                self._ordered(Comparison.LESS_EQUAL, value, at, high, high_at),
             ),
         )
         if isinstance(low, Constant) and isinstance(high, Constant):
             least, most = low.value, high.value
-            assert isinstance(least, int | float), "a bound is a number by now"
+            assert isinstance(least, int | float), "bounds are numbers here"
             assert isinstance(most, int | float)
-            # As RocketMQ compares: whole numbers to the digit, others as doubles.
+            # RocketMQ compares whole numbers exactly, others as doubles.
             if isinstance(least, float) or isinstance(most, float):
                 least, most = float(least), float(most)
             if most < least:
@@ -332,7 +332,7 @@ class _Parser:
         return between
 
     def _in(self, left: Node, at: int, *, negated: bool) -> Node:
-        if not isinstance(left, Property):
+        if not isinstance(left, PropertyValue):
             raise self._error(
                 at, "IN needs a property on its left side; write a NOT IN ('x') instead of (NOT a) IN ('x')"
             )
@@ -362,20 +362,20 @@ class _Parser:
     def _primary(self) -> Node:
         token = self._tokens.next
         match token.kind, token.text:
-            case Kind.SIGN, "(":
+            case TokenKind.SIGN, "(":
                 self._tokens.take()
                 node = self._chain(is_and=False)
                 self._need(")", "the parenthesis is not closed")
                 return node
-            case Kind.TEXT, _:
+            case TokenKind.TEXT, _:
                 return Constant(self._text(""))
-            case Kind.NAME, name:
+            case TokenKind.NAME, name:
                 self._tokens.take()
-                return Property(name)
-            case Kind.WORD, "TRUE" | "FALSE" | "NULL":
+                return PropertyValue(name)
+            case TokenKind.WORD, "TRUE" | "FALSE" | "NULL":
                 self._tokens.take()
                 return Constant(_CONSTANTS[token.text])
-            case Kind.WHOLE | Kind.DECIMAL, _:
+            case TokenKind.WHOLE | TokenKind.DECIMAL, _:
                 self._tokens.take()
                 return self._number(token)
             case _:
@@ -383,8 +383,8 @@ class _Parser:
 
     def _number(self, token: Token) -> Constant:
         text = token.text.rstrip("lL")
-        if token.kind is Kind.WHOLE:
-            # Longer texts than 19 digits cannot be read by int() without limit, and need not be.
+        if token.kind is TokenKind.WHOLE:
+            # int() does not read texts of any length, and no number of more than 19 digits fits.
             if len(text) > 19 or int(text) > LONG_MAX:
                 raise self._error(
                     token.at, f"the number is too large (maximum {LONG_MAX}); write it as a decimal: 1.0E19"
@@ -397,13 +397,13 @@ class _Parser:
             raise self._error(token.at, "a decimal number must be greater than 0 (RocketMQ refuses 0.0); write 0")
         return Constant(value)
 
-    def _ordered(self, order: Order, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
+    def _ordered(self, order: Comparison, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
         for node, at in ((left, left_at), (right, right_at)):
             if is_condition(node) or (isinstance(node, Constant) and isinstance(node.value, str)):
                 raise self._error(
                     at,
-                    f"{order.value} and BETWEEN compare numbers and properties; for texts there are =, <> and IN, and "
-                    "NOT wants parentheses: NOT (a > 1)",
+                    f"{order.value} and BETWEEN compare numbers and properties; for texts use =, <> or IN, and put "
+                    "parentheses after NOT: NOT (a > 1)",
                 )
         return Compare(order, left, right)
 
@@ -412,10 +412,10 @@ class _Parser:
             raise self._error(at, "NULL cannot be compared by = or <>; use IS NULL or IS NOT NULL")
 
     def _condition(self, node: Node, at: int) -> Node:
-        """What AND, OR, NOT and the whole filter want."""
+        """An operand of AND, OR or NOT, or the whole filter: it must be a condition."""
         if is_condition(node):
             return node
-        if isinstance(node, Property):
+        if isinstance(node, PropertyValue):
             return AsCondition(node)
         raise self._error(at, "expected a condition such as a = 1, not only a number or a text")
 
@@ -423,7 +423,7 @@ class _Parser:
 
     def _comes(self, text: str) -> bool:
         token = self._tokens.next
-        return token.text == text and token.kind in (Kind.WORD, Kind.SIGN)
+        return token.text == text and token.kind in (TokenKind.WORD, TokenKind.SIGN)
 
     def _take(self, text: str) -> bool:
         if not self._comes(text):
@@ -436,13 +436,13 @@ class _Parser:
             raise self._found(cure)
 
     def _text(self, cure: str) -> str:
-        if self._tokens.next.kind is not Kind.TEXT:
+        if self._tokens.next.kind is not TokenKind.TEXT:
             raise self._found(cure)
         return self._tokens.take().text[1:-1].replace("''", "'")
 
     def _found(self, cure: str) -> InvalidExpression:
         token = self._tokens.next
-        found = "the end" if token.kind is Kind.END else repr(token.text[:_SHOWN_MAX])
+        found = "the end" if token.kind is TokenKind.END else repr(token.text[:_SHOWN_MAX])
         return self._error(token.at, f"{cure}, not {found}")
 
     def _too_deep(self, at: int) -> ExpressionTooLarge:
@@ -453,7 +453,7 @@ class _Parser:
         return InvalidExpression(reason, expression=self._tokens.expression, position=at)
 
 
-_ORDERS: Final = {order.value: order for order in Order if order is not Order.EQUAL}
+_ORDERS: Final = {order.value: order for order in Comparison if order is not Comparison.EQUAL}
 
 
 def _is_flag(node: Node) -> bool:
@@ -461,10 +461,10 @@ def _is_flag(node: Node) -> bool:
 
 
 def has_recent_words(expression: str) -> bool:
-    """Whether brokers before RocketMQ 5.1.3 may read it otherwise, as far as it can be read."""
+    """Whether brokers before RocketMQ 5.1.3 may read it differently, as far as it can be read."""
     try:
         tokens = _Tokens(expression, DEFAULT_LIMITS)
-        while tokens.next.kind is not Kind.END:
+        while tokens.next.kind is not TokenKind.END:
             if tokens.take().text in RECENT_WORDS:
                 return True
     except InvalidExpression:

@@ -1,12 +1,13 @@
-"""Filter by tag: ``*`` takes all messages, ``A || B`` those with tag A or tag B (K1).
+"""Filter by tag: ``*`` matches all messages, ``A || B`` those with tag A or tag B (K1).
 
-It works twice. A broker compares the 8-byte *tags code* of the queue's index entry with the codes of the subscription:
-it never reads a message that nobody wants, but two tags may share a code. So the client compares the tag itself again.
+It is applied twice. A broker compares the 8-byte *tags code* of the queue's index entry with the codes of the
+subscription, so it does not read messages that do not match; but two tags may have the same code. So the client
+compares the tag itself again.
 
-A tags code is Java's hash of the tag's text (``wire.ids.java_hash``), and 0 for a message without a tag. Filters know
-nothing of the wire, so whoever needs codes brings the hash along.
+A tags code is Java's hash of the tag's text (``wire.ids.java_hash``), and 0 for a message without a tag. Filters do not
+depend on the wire, so the caller that needs codes provides the hash function.
 
-As RocketMQ reads an expression: parts are separated by ``||``, blanks around a part and empty parts do not count. An
+Expressions are read as in RocketMQ: parts are separated by ``||``, blanks around a part and empty parts are ignored. An
 empty expression is ``*``. A message without a tag passes ``*`` only.
 """
 
@@ -24,8 +25,8 @@ SEPARATOR: Final = "||"
 
 @dataclass(slots=True, frozen=True)
 class TagFilter:
-    """A parsed expression. ``tags`` are the wanted ones in the order written, each once; none at all means every
-    message is wanted."""
+    """A parsed expression. ``tags`` are the wanted tags in the order written, each once; if there are none, every
+    message matches."""
 
     expression: str
     tags: tuple[str, ...]
@@ -47,9 +48,9 @@ class TagFilter:
         return not self.tags
 
     def matches(self, tag: str | None) -> bool:
-        """Whether a message with this tag is wanted; None or "" is a message without one. The client's test."""
+        """Whether a message with this tag matches; None or "" means no tag. The test of the client."""
         return not self.tags or tag in self.tags
 
     def codes(self, hash_text: Callable[[str], int]) -> frozenset[int]:
-        """The tags codes for a broker's test; empty means every message passes."""
+        """The tags codes for the test of a broker; empty if every message matches."""
         return frozenset(map(hash_text, self.tags))

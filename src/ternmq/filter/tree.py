@@ -1,7 +1,7 @@
-"""The tree that an SQL filter is read into (``sql``) and compiled from (``evaluate``) (K2).
+"""The tree of an SQL filter: output of the parser (``sql``), input of the compiler (``evaluate``) (K2).
 
-``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are read into what they mean, so there are few kinds of nodes. Chains of AND
-and OR are one node each, so trees are seldom deep.
+``x <> y``, ``IS NOT NULL`` and ``BETWEEN`` are expressed by other nodes, so there are few kinds of nodes. A chain of
+AND or OR is one node, so trees are rarely deep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 
 
-class Order(enum.Enum):
+class Comparison(enum.Enum):
     """How two values are compared."""
 
     EQUAL = "="
@@ -28,13 +28,13 @@ class Order(enum.Enum):
 
 @dataclass(slots=True, frozen=True)
 class Constant:
-    """``value`` tells the type. A whole number is Java's int if it fits 32 bits, else a long."""
+    """``value`` determines the type. A whole number is Java's int if it fits into 32 bits, else a long."""
 
     value: str | bool | int | float | None
 
 
 @dataclass(slots=True, frozen=True)
-class Property:
+class PropertyValue:
     name: str
 
 
@@ -45,9 +45,9 @@ class Negate:
 
 @dataclass(slots=True, frozen=True)
 class AsCondition:
-    """A property where a condition is wanted: a text is not true."""
+    """A property where a condition is required: a text is not true."""
 
-    operand: Property
+    operand: PropertyValue
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,7 +65,7 @@ class Logic:
 
 @dataclass(slots=True, frozen=True)
 class Compare:
-    order: Order
+    order: Comparison
     left: Node
     right: Node
 
@@ -77,14 +77,14 @@ class IsNull:
 
 @dataclass(slots=True, frozen=True)
 class In:
-    operand: Property
+    operand: PropertyValue
     texts: tuple[str, ...]
     negated: bool
 
 
 @dataclass(slots=True, frozen=True)
-class Part:
-    """CONTAINS, STARTSWITH or ENDSWITH, which is ``word``."""
+class TextMatch:
+    """CONTAINS, STARTSWITH or ENDSWITH, given by ``word``."""
 
     word: str
     operand: Node
@@ -92,13 +92,13 @@ class Part:
     negated: bool
 
 
-Node: TypeAlias = Constant | Property | Negate | AsCondition | Not | Logic | Compare | IsNull | In | Part
+Node: TypeAlias = Constant | PropertyValue | Negate | AsCondition | Not | Logic | Compare | IsNull | In | TextMatch
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The nodes right below one."""
+    """The nodes directly below one."""
     match node:
-        case Constant() | Property():
+        case Constant() | PropertyValue():
             return ()
         case Logic(operands=operands):
             return operands
@@ -117,18 +117,18 @@ def nodes(root: Node) -> Iterator[Node]:
         waiting.extend(children(node))
 
 
-#: What CONTAINS counts as many terms: it searches a whole value, which may have 32 KiB.
+#: CONTAINS counts as this many terms: it searches a whole value, which may have 32 KiB.
 CONTAINS_TERMS: Final = 16
 
 
 def terms(root: Node) -> int:
-    """Properties and constants of a tree; each is looked at once a message at most."""
+    """Properties and constants of a tree; each is read at most once per message."""
     count = 0
     for node in nodes(root):
         match node:
-            case Part(word="CONTAINS"):
+            case TextMatch(word="CONTAINS"):
                 count += CONTAINS_TERMS
-            case Constant() | Property() | Part():
+            case Constant() | PropertyValue() | TextMatch():
                 count += 1
             case In(texts=texts):
                 count += len(texts)
@@ -140,7 +140,7 @@ def is_condition(node: Node) -> bool:
     match node:
         case Constant(value=value):
             return value is None or isinstance(value, bool)
-        case Property() | Negate():
+        case PropertyValue() | Negate():
             return False
         case _:
             return True

@@ -1,1 +1,1 @@
-"""The name server: who the brokers are and where topics live. Start reading at ``registry.py``."""
+"""The name server: the registry of brokers and topics. Start reading at ``registry.py``."""

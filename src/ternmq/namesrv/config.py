@@ -12,39 +12,39 @@ from ternmq.namesrv.registry import BROKERS_MAX
 from ternmq.namesrv.registry import BYTES_MAX as TOPIC_BYTES_MAX
 from ternmq.net.limits import Limits
 
-#: What UPDATE_NAMESRV_CONFIG may change in a server that runs; the rest needs a restart.
+#: Settings that UPDATE_NAMESRV_CONFIG may change at run time; the others need a restart.
 CHANGEABLE: Final = frozenset({"delete_topic_with_broker_registration", "order_message_enable"})
-#: Where a stand-alone name server keeps them, unless it is told otherwise: RocketMQ's own place.
+#: Default file of a stand-alone name server: the same as RocketMQ's.
 KV_CONFIG_PATH: Final = Path("~/namesrv/kvConfig.json")
 
 
 @dataclass(slots=True, frozen=True)
 class NamesrvConfig(Limits):
-    """One name server. Raises ``ConfigError`` that names the setting and what it may be.
+    """One name server. Raises ``ConfigError`` that names the setting and the allowed values.
 
-    The bounds of its connections are ``Limits``.
+    The limits of its connections are in ``Limits``.
     """
 
-    #: 0 takes any free port.
+    #: 0: any free port.
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"  # noqa: S104 - name servers serve the network; bind_address narrows it
     #: Where the settings of PUT_KV_CONFIG are kept (A5). None: in memory only, as in an embedded cluster.
     kv_config_path: Path | None = None
-    #: Bytes of all these settings; at most half a frame, as those of ordered topics go with the answer to each broker
-    #: that registers.
+    #: Bytes of all these settings; at most half a frame, because the settings of ordered topics are sent in the reply
+    #: to each broker that registers.
     max_kv_config_bytes: int = BYTES_MAX
-    #: Brokers that may be registered, and bytes that their topics may take: by estimate some 400 bytes, and the name,
+    #: Brokers that may be registered, and bytes that their topics may take: an estimate of 400 bytes plus the name
     #: for each topic on each broker.
     max_brokers: int = BROKERS_MAX
     max_topic_bytes: int = TOPIC_BYTES_MAX
-    #: Whether a broker that registers without a topic has no queues of it any more (A5). Off, a topic goes only with
-    #: its last broker or by DELETE_TOPIC_IN_NAMESRV.
+    #: Whether a registration without a topic removes the broker's queues of that topic (A5). If off, a topic is removed
+    #: only with its last broker or by DELETE_TOPIC_IN_NAMESRV.
     delete_topic_with_broker_registration: bool = False
-    #: Whether routes carry the queues of ordered topics from the namespace ORDER_TOPIC_CONFIG.
+    #: Whether routes contain the queues of ordered topics from the namespace ORDER_TOPIC_CONFIG.
     order_message_enable: bool = False
-    #: How often silent brokers are looked for, in ms (A3).
+    #: How often the name server checks for silent brokers, in ms (A3).
     scan_not_active_broker_interval: int = 10_000
-    #: Requests that may wait before others are told SYSTEM_BUSY.
+    #: Requests that may wait; further ones are refused with SYSTEM_BUSY.
     default_thread_pool_queue_capacity: int = 10_000
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a name server answers (A2–A5): a handler for each request code, over the registry and the settings."""
+"""Handlers of a name server (A2–A5), one for each request code, on top of the registry and the settings."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ternmq.namesrv.kv import ORDER_TOPICS, KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
+from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
     KvTable,
@@ -56,19 +57,21 @@ from ternmq.wire.requests_admin import (
 
 log = logging.getLogger(__name__)
 
-#: Clients' questions and brokers' registrations must not wait for each other.
+#: Queries of clients and registrations of brokers must not wait for each other.
 CLIENT_LANE: Final = "client"
 BROKER_LANE: Final = "broker"
 
 
 class Handlers:
-    """Functions on the loop; ``routes`` is the table to serve."""
+    """Functions on the loop; ``routes`` is the table for the server."""
 
     def __init__(self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, clock: Clock) -> None:
         self._registry = registry
         self._kv = kv
         self._settings = settings
         self._clock = clock
+        #: Any program that reaches the port can register brokers and drop them again.
+        self._logs = RareLog(log, clock.monotonic, lines_max=50)
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -138,7 +141,7 @@ class Handlers:
         header = request.fields
         if header.body_crc32 and header.body_crc32 != crc_of(request.body):
             raise SystemFailure("crc32 not match: the body of the registration was damaged in transit; send it again")
-        # Brokers of old register without a body, to say that they live.
+        # Old brokers register without a body, as a heartbeat.
         registration = decode_registration(request.body, version=request.version) if request.body else None
         timeout_ms = header.heartbeat_timeout_ms
         who = Registrant(
@@ -160,7 +163,7 @@ class Handlers:
             takes_back=self._settings.delete_topic_with_broker_registration and not header.only_changes,
         )
         if is_new:
-            log.info("broker registered: %s", _named(who))
+            self._logs.info("registered", f"broker registered: {_named(who)}")
         return Reply(
             header=RegisterBrokerReply(
                 ha_address=master.ha_address if master else None, master_address=master.address if master else None
@@ -171,7 +174,7 @@ class Handlers:
     def unregister_broker(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
         header = request.fields
         self._registry.unregister(header.broker_name, header.broker_id, header.broker_address)
-        log.info("broker unregistered: %s at %s", header.broker_name, header.broker_address)
+        self._logs.info("unregistered", f"broker unregistered: {header.broker_name} at {header.broker_address}")
         return Reply()
 
     def query_data_version(self, _peer: Peer, request: Request[BrokerIdentity]) -> Reply:
@@ -191,22 +194,22 @@ class Handlers:
         return Reply(body=encode(MemberGroupAnswer(broker_member_group=group)))
 
     def closed(self, peer: Peer) -> None:
-        """A connection closed: brokers that came over it are gone (A3)."""
+        """A connection was closed: remove the brokers that registered over it (A3)."""
         for who in self._registry.connection_closed(peer):
-            log.warning("broker removed because its connection was closed: %s", _named(who))
+            self._logs.warning("closed", f"broker removed because its connection was closed: {_named(who)}")
 
     def tend(self) -> None:
-        """Drop silent brokers and close their connections (A3); try again to write settings that the disk refused."""
+        """Remove silent brokers and close their connections (A3); retry writing settings after a disk error."""
         self._kv.retry()
         for who, connection in self._registry.expire(self._clock.monotonic()):
-            log.warning("broker removed because it sent no heartbeat in time: %s", _named(who))
+            self._logs.warning("silent", f"broker removed because it sent no heartbeat in time: {_named(who)}")
             assert isinstance(connection, Peer)
             connection.close()
 
     # --- Topics and permissions (A5) ---------------------------------------------------------------------------
 
     def register_topic(self, _peer: Peer, request: Request[RegisterTopic]) -> Reply:
-        """RocketMQ 5 gives a topic queues; the Node client asks for a setting with the same code (remoting.md)."""
+        """RocketMQ 5 gives a topic queues; the Node client queries a setting with the same code (remoting.md)."""
         topic = request.fields.topic
         if not topic:
             raise NotFound("no such setting")
@@ -227,7 +230,7 @@ class Handlers:
     # --- Settings (A5) -----------------------------------------------------------------------------------------
 
     async def put_kv(self, _peer: Peer, request: Request[PutKv]) -> Reply:
-        """Keep a setting; answered when it is on disk, if this name server has a file."""
+        """Store a setting; the reply is sent when it is on disk, if this name server has a file."""
         header = request.fields
         self._kv.put(header.namespace, header.key, header.value)
         await self._kv.saved()
@@ -257,7 +260,7 @@ class Handlers:
         return Reply(body=config.to_properties(self._settings).encode())
 
     def update_config(self, _peer: Peer, request: Request[object]) -> Reply:
-        """Change what may change in a server that runs; all of the request or nothing of it."""
+        """Change settings at run time: all of the request, or none."""
         try:
             lines = str(request.body, "utf-8").splitlines()
             changes = config.Settings.gather(flags=[line for line in lines if line.strip()])

@@ -1,11 +1,12 @@
 """Settings by namespace and key that brokers, clients and tools share through a name server (A5).
 
 RocketMQ keeps the configuration of ordered topics here: namespace ``ORDER_TOPIC_CONFIG``, key topic, value
-``broker:queues;broker:queues``. Kept in memory and, if the name server has a file for it, in that file, which has
-RocketMQ's form: ``{"configTable":{"namespace":{"key":"value"}}}``. Name servers share nothing: tools write to each.
+``broker:queues;broker:queues``. Settings are kept in memory and, if the name server has a file for them, in that file,
+in RocketMQ's format: ``{"configTable":{"namespace":{"key":"value"}}}``. Name servers do not communicate with each
+other: tools write to each of them.
 
-The table is bounded by bytes. Each registration of a broker is answered with all settings of ordered topics: if these
-were larger than a frame, no broker could register any more.
+The size of the table is limited. Each registration of a broker is answered with all settings of ordered topics: if
+they were larger than a frame, no broker could register.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class _Saved(Body, frozen=True, kw_only=True):
 
 
 class KvConfig:
-    """Not for several threads. Call ``load`` once before anything else."""
+    """Not thread-safe. Call ``load`` once before any other method."""
 
     def __init__(self, file: TableFile | None = None, *, bytes_max: int = BYTES_MAX) -> None:
         self._file = file
         self._bytes_max = bytes_max
-        #: Of all settings, as JSON.
+        #: Bytes of all settings, as JSON.
         self._bytes = 0
         self._table: dict[str, dict[str, str]] = {}
 
@@ -59,7 +60,7 @@ class KvConfig:
         return dict(table) if table else None
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Keep a setting. Raises ``InvalidParameter`` when all of them would be too large."""
+        """Store a setting. Raises ``InvalidParameter`` if all settings together would be too large."""
         before = self.get(namespace, key)
         more_bytes = _size(namespace, key, value) - (_size(namespace, key, before) if before is not None else 0)
         if more_bytes > 0 and self._bytes + more_bytes > self._bytes_max:
@@ -73,7 +74,7 @@ class KvConfig:
         self._save()
 
     def delete(self, namespace: str, key: str) -> None:
-        """Forget a setting; an unknown one is forgotten already."""
+        """Delete a setting; does nothing if it does not exist."""
         table = self._table.get(namespace)
         value = table.pop(key, None) if table is not None else None
         if table is not None and value is not None:
@@ -88,7 +89,7 @@ class KvConfig:
             await self._file.saved()
 
     def retry(self) -> None:
-        """Try again to write what could not be written."""
+        """Retry a failed write."""
         if self._file is not None:
             self._file.retry()
 
@@ -102,5 +103,5 @@ class KvConfig:
 
 
 def _size(namespace: str, key: str, value: str) -> int:
-    """Of a setting in the file, with the marks around it."""
+    """Bytes of a setting in the file, with punctuation."""
     return len(msgspec.json.encode((namespace, key, value))) + _MARKS_BYTES

@@ -1,28 +1,28 @@
-"""What a name server knows of brokers and topics: five tables, in memory only (A1–A5). Pure.
+"""The registry of a name server: five tables of brokers and topics, in memory only (A1–A5). Pure.
 
 ::
 
-    topic          → broker name → queues        what a route says
+    topic          → broker name → queues        for routes
     broker name    → cluster, {id: address}      id 0 is the master, others are its slaves
     cluster        → broker names
-    broker address → liveness                    last sign of life, its time-out, data version, connection
+    broker address → liveness                    last heartbeat, its time-out, data version, connection
     broker address → filter servers
 
-A broker tells its topics when it registers, all of them or only those that changed: what comes is *merged*, a topic
-goes away only with its last broker or by ``delete_topic``, or, if the name server is told so
+A broker sends its topics when it registers, all of them or only those that changed. They are *merged*: a topic is
+removed only with its last broker, by ``delete_topic``, or, if the name server is configured so
 (``deleteTopicWithBrokerRegistration``), when a broker registers without it.
 
-Topics are taken over only when the broker's data version differs from the one known, so that a permission wiped here
-(``wipe_write``) is not undone by the next routine registration. Only masters describe queues; a slave does so only
-where slaves may act as master and it has the smallest id.
+Topics are updated only if the broker's data version differs from the known one, so that a permission removed here
+(``wipe_write``) is not restored by the next routine registration. Only masters describe queues; a slave does so only
+if slaves may act as master and it has the smallest id.
 
-A broker is dropped when it unregisters, when the connection that it registered over closes, or when it was silent for
-its time-out. What is left of its name stays: when the master is gone, the slave is still in the routes, to read from.
+A broker is removed when it unregisters, when the connection that it registered over closes, or when it was silent for
+its time-out. The other brokers of its name stay: without the master, the slave is still in the routes, for reading.
 
-All of it comes from programs that nothing vouches for yet, so the tables have bounds: a registration beyond them is
-refused, and the others go on.
+Any program that reaches the port can register, so the tables have limits: a registration that exceeds them is refused,
+and the others are not affected.
 
-«Now» comes from the caller, in seconds of a clock that never goes back.
+The caller passes the current time, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ MASTER: Final = 0
 WRITE: Final = 2
 #: RocketMQ's ``DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``.
 SILENCE_MAX_S: Final = 120.0
-#: Brokers, and bytes of their topics, that are kept unless a name server is told otherwise: anyone who reaches its port
-#: can register.
+#: Default limits for brokers and for the bytes of their topics: any program that reaches the port can register.
 BROKERS_MAX: Final = 10_000
 BYTES_MAX: Final = 512 * 1024 * 1024
-#: Characters of a name or an address, and filter servers of a broker.
+#: Characters of a name or an address; filter servers of a broker.
 NAME_LENGTH_MAX: Final = 255
 FILTER_SERVERS_MAX: Final = 64
-#: What the queues of a topic on one broker take besides the topic's name, and a pair of numbers; measured.
+#: Bytes that the queues of a topic on one broker take, without the topic's name and a pair of numbers; measured.
 _ENTRY_BYTES: Final = 400
 _NUMBERS_BYTES: Final = 100
 
 
 @dataclass(slots=True, frozen=True)
 class Registrant:
-    """Who registers."""
+    """A broker that registers."""
 
     cluster: str
     broker_name: str
@@ -70,7 +69,7 @@ class Registrant:
 
 @dataclass(slots=True, frozen=True)
 class Master:
-    """What a slave needs to know of its master."""
+    """The addresses of a master, for its slave."""
 
     address: str
     ha_address: str
@@ -95,12 +94,12 @@ class _Brokers:
 
 
 class Registry:
-    """The tables. Not for several threads."""
+    """The tables. Not thread-safe."""
 
     def __init__(self, *, brokers_max: int = BROKERS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._brokers_max = brokers_max
         self._bytes_max = bytes_max
-        #: What ``_topics`` and ``_mappings`` take, by estimate.
+        #: Estimated bytes of ``_topics`` and ``_mappings``.
         self._bytes = 0
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._mappings: dict[str, dict[str, QueueMapping]] = {}
@@ -109,7 +108,7 @@ class Registry:
         self._live: dict[str, _Live] = {}
         self._filter_servers: dict[str, list[str]] = {}
 
-    # --- Brokers come and go -----------------------------------------------------------------------------------
+    # --- Registration ------------------------------------------------------------------------------------------
 
     def register(
         self,
@@ -121,21 +120,21 @@ class Registry:
         *,
         takes_back: bool = False,
     ) -> Master | None:
-        """Take a registration over; returns the master when a slave registers and its master is known.
+        """Apply a registration; returns the master if a slave registers and its master is known.
 
-        With ``takes_back`` the table is all that the broker has, and its queues of other topics go; but not with static
-        topics, whose queues are not those of the table.
+        With ``takes_back`` the table has all topics of the broker, and its queues of other topics are removed; except
+        with static topics, whose queues are not in the table.
 
-        When two brokers claim one name and id, the one with the higher state version wins, and of equals the later:
-        the other's registration is ignored.
+        If two brokers have the same name and id, the one with the higher state version wins; if they are equal, the
+        later one. The other registration is ignored.
 
-        Raises ``InvalidParameter`` for more than the tables may hold; then nothing has changed.
+        Raises ``InvalidParameter`` if the tables would exceed their limits; then nothing has changed.
         """
         self._check_room(who, table, filter_servers or [])
         version = table.data_version if table is not None else DataVersion()
         known = self._live.get(who.address)
         if known is not None and known.who.broker_name != who.broker_name:
-            # Another broker was started at this address before we saw the connection of the old one close.
+            # Another broker was started at this address before the connection of the old one was closed.
             self._drop([known.who])
             known = None
         brokers = self._brokers.setdefault(who.broker_name, _Brokers(who.cluster))
@@ -145,7 +144,7 @@ class Registry:
         self._clusters.setdefault(who.cluster, {})[who.broker_name] = None
         brokers.cluster = who.cluster
         brokers.enable_acting_master = who.enable_acting_master
-        # A slave that became master has one address under two ids for a moment; only the new one is true.
+        # A slave that became master has one address under two ids for a moment; only the new one is valid.
         for broker_id, address in list(brokers.addresses.items()):
             if address == who.address and broker_id != who.broker_id:
                 del brokers.addresses[broker_id]
@@ -164,8 +163,8 @@ class Registry:
             self._merge_topics(who, table, may_write=who.broker_id == MASTER)
         seen_whole = known is not None and known.version.counter > 0
         if table is not None and len(table.topic_config_table) == 1 and not seen_whole:
-            # One topic alone is an addition to a table that we have not seen: its version must not make us believe
-            # that we have. (RocketMQ 5 refuses such a registration.)
+            # A single topic is an addition to a table that is not known here: its version must not make that table look
+            # known. (RocketMQ 5 refuses such a registration.)
             version = DataVersion()
         self._live[who.address] = _Live(
             who,
@@ -181,22 +180,22 @@ class Registry:
         return self._master_of(who, brokers)
 
     def unregister(self, broker_name: str, broker_id: int, address: str) -> None:
-        """Drop one broker; the last one of a name takes the name and its queues along."""
+        """Remove one broker; with the last one of a name, the name and its queues are removed, too."""
         if self._remove_broker(broker_name, broker_id, address):
             self._remove_queues_of({broker_name})
 
     def connection_closed(self, connection: Hashable) -> list[Registrant]:
-        """Drop all brokers that registered over this connection; returns them."""
+        """Remove all brokers that registered over this connection; returns them."""
         return self._drop(live.who for live in list(self._live.values()) if live.connection == connection)
 
     def expire(self, now: float) -> list[tuple[Registrant, Hashable]]:
-        """Drop the brokers that were silent too long; returns them with their connections, to be closed."""
+        """Remove the brokers that were silent for too long; returns them with their connections, to be closed."""
         silent = [live for live in self._live.values() if now - live.seen > live.silence_max_s]
         self._drop(live.who for live in silent)
         return [(live.who, live.connection) for live in silent]
 
     def is_outdated(self, address: str, version: DataVersion, now: float) -> bool:
-        """Whether the topics known of a broker are of another version than its own; a sign of life if not."""
+        """Whether the known topics of a broker have another version than its own; if not, counts as a heartbeat."""
         live = self._live.get(address)
         if live is None or not same_version(live.version, version):
             return True
@@ -204,7 +203,7 @@ class Registry:
         return False
 
     def heard_of(self, address: str, now: float) -> None:
-        """A sign of life of a broker; from one that has not registered it means nothing."""
+        """A heartbeat of a broker; ignored if the broker is not registered."""
         live = self._live.get(address)
         if live is not None:
             live.seen = now
@@ -213,10 +212,10 @@ class Registry:
         live = self._live.get(address)
         return live.version if live is not None else None
 
-    # --- Questions ---------------------------------------------------------------------------------------------
+    # --- Queries -----------------------------------------------------------------------------------------------
 
     def route(self, topic: str) -> TopicRoute | None:
-        """Where a topic's queues are; None if no broker has it."""
+        """The queues of a topic and their brokers; None if no broker has the topic."""
         queues = self._topics.get(topic)
         if not queues:
             return None
@@ -256,7 +255,7 @@ class Registry:
         return [topic for topic, queues in self._topics.items() if not names.keys().isdisjoint(queues)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Topics named after clusters and brokers, and the address of some broker, which knows the other ones."""
+        """Topics named after clusters and brokers, and the address of one broker, which knows the other ones."""
         topics = [*self._clusters, *(name for names in self._clusters.values() for name in names)]
         some = next((address for brokers in self._brokers.values() for address in brokers.addresses.values()), None)
         return topics, some
@@ -264,21 +263,21 @@ class Registry:
     # --- Changes by an administrator ---------------------------------------------------------------------------
 
     def wipe_write(self, broker_name: str) -> int:
-        """Take the permission to write from all topics of a broker; returns how many topics it has."""
+        """Remove the write permission from all topics of a broker; returns how many topics it has."""
         return self._change_permission(broker_name, lambda perm: perm & ~WRITE)
 
     def add_write(self, broker_name: str) -> int:
-        """Give it back."""
+        """Restore the write permission."""
         return self._change_permission(broker_name, lambda perm: perm | WRITE)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, everywhere or in one cluster."""
+        """Remove a topic, everywhere or in one cluster."""
         names = list(self._topics.get(topic, {})) if cluster is None else list(self._clusters.get(cluster, {}))
         for broker_name in names:
             self._remove_queues(topic, broker_name)
 
     def put_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Give a topic queues on brokers that are registered. Raises ``InvalidParameter`` as ``register``."""
+        """Add queues of a topic on registered brokers. Raises ``InvalidParameter`` as ``register``."""
         known = [data for data in queues if data.broker_name in self._brokers]
         new = {data.broker_name for data in known}.difference(self._topics.get(topic, {}))
         self._check_bytes(len(new) * (len(topic) + _ENTRY_BYTES), ", ".join(sorted(new)[:3]))
@@ -391,18 +390,18 @@ class Registry:
     def _drop(self, registrants: Iterable[Registrant]) -> list[Registrant]:
         dropped = list(registrants)
         gone = {who.broker_name for who in dropped if self._remove_broker(who.broker_name, who.broker_id, who.address)}
-        # All at once: a connection may have brought thousands of brokers, and there are thousands of topics.
+        # All at once: a connection may have registered thousands of brokers, and there are thousands of topics.
         self._remove_queues_of(gone)
         return dropped
 
     def _remove_broker(self, broker_name: str, broker_id: int, address: str) -> bool:
-        """Forget one broker, but not its queues; True if it was the last one of its name."""
+        """Remove one broker, but not its queues; True if it was the last one of its name."""
         self._live.pop(address, None)
         self._filter_servers.pop(address, None)
         brokers = self._brokers.get(broker_name)
         if brokers is None:
             return False
-        # Another broker may hold the id by now, under another address.
+        # Another broker may have the id by now, with another address.
         if brokers.addresses.get(broker_id) == address:
             del brokers.addresses[broker_id]
         if brokers.addresses:
@@ -420,14 +419,14 @@ class Registry:
         for topic, queues in list(self._topics.items()):
             for broker_name in broker_names.intersection(queues):
                 self._remove_queues(topic, broker_name)
-        # Of static topics that have no queues there.
+        # For static topics that have no queues there.
         for topic, mappings in list(self._mappings.items()):
             for broker_name in broker_names.intersection(mappings):
                 self._remove_queues(topic, broker_name)
 
 
 def same_version(one: DataVersion, other: DataVersion) -> bool:
-    """4.9 has no state version; that equals 0."""
+    """4.9 has no state version; this equals 0."""
     return (one.counter, one.timestamp, one.state_version or 0) == (
         other.counter,
         other.timestamp,

@@ -1,7 +1,7 @@
 """The name server: a port, the handlers and a scan for silent brokers (A1–A6).
 
-Any number of them run side by side and share nothing: every broker registers with each, and a client that loses one
-asks another. So there is nothing here to replicate, elect or recover.
+Several name servers run independently of each other: each broker registers with all of them, and a client that loses
+one uses another. So there is no replication, election or recovery.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ternmq.tasks import Tasks
 class NameServer:
     """``async with NameServer(config) as name_server``: serves until the block ends.
 
-    Entering raises ``NetworkError`` when the port is in use, ``CorruptFile`` when the settings' file is unreadable.
+    Entering raises ``NetworkError`` if the port is in use, ``CorruptFile`` if the file of the settings is unreadable.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class NameServer:
         self._env = env or Env()
         self._gate = gate
         self._exit = AsyncExitStack()
-        #: The port that is served; tells which one when the config asked for any.
+        #: The port that is served; the actual one if the config says 0.
         self.port = self._config.listen_port
         self.registry = Registry(brokers_max=self._config.max_brokers, bytes_max=self._config.max_topic_bytes)
 

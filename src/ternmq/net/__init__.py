@@ -1,1 +1,1 @@
-"""Sockets: the asyncio shell around ``wire``, with no business of its own. Start reading at ``peer.py``."""
+"""Sockets: the asyncio shell around ``wire``, without rules of its own. Start reading at ``peer.py``."""

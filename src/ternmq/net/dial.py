@@ -1,4 +1,4 @@
-"""Connections of ours to others: ``ip:port`` in, a ``Peer`` out."""
+"""Outgoing connections: ``ip:port`` in, a ``Peer`` out."""
 
 from __future__ import annotations
 

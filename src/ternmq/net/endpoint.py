@@ -5,10 +5,10 @@ takes an ``ssl.SSLContext``; without one, connections are plain. Simulated loops
 own, and plain connections only.
 
 A port with TLS may also accept plain connections (RocketMQ's ``tls.server.mode=permissive``). The first byte of a
-connection tells which kind it is: 22 begins a TLS handshake, and no frame that is allowed. This byte must be looked at
-before there is a transport, as bytes that a protocol has read cannot be given to a handshake any more. So such a port
-goes through four steps: accept, look, handshake, protocol. The first three are bounded in number and in time, because
-``net.limits`` counts a connection only when it has a protocol. A plain port leaves all of it to the loop.
+connection shows its kind: 22 begins a TLS handshake, and no valid frame. This byte must be read before there is a
+transport, because bytes that a protocol has read cannot be passed to a handshake any more. So such a port has four
+steps: accept, peek, handshake, protocol. The first three are limited in number and in time, because
+``net.limits`` counts a connection only when it has a protocol. On a plain port the loop does all of this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, NetworkError
-from ternmq.net.limits import RareLog
+from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -33,19 +33,19 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 #: Connections that may wait in the kernel to be accepted (RocketMQ's ``serverSocketBacklog``).
 BACKLOG: Final = 1024
-#: Connections of a TLS port that have no protocol yet. Beyond the limit the oldest one is closed: a handshake takes
-#: milliseconds, so it is the one that most probably never ends.
+#: Connections of a TLS port that have no protocol yet. Above the limit the oldest one is closed: a handshake takes
+#: milliseconds, so the oldest one is the most likely to never finish.
 OPENING_MAX: Final = 1024
 #: How long such a connection may take for its first byte and its handshake.
 OPENING_S: Final = 30.0
-#: How long to wait when the kernel has no file descriptor for a connection; asyncio's own servers wait as long.
+#: How long to wait if the kernel has no file descriptor for a connection; asyncio's own servers wait as long.
 _ACCEPT_RETRY_S: Final = 1.0
 #: The first byte of a TLS handshake (record type 22).
 _TLS_HANDSHAKE: Final = b"\x16"
 
 
 class Bound(Protocol):
-    """A port that is held: a socket, or what stands for one in a simulation."""
+    """A port that is bound: a socket, or its counterpart in a simulation."""
 
     def getsockname(self) -> tuple[str, int]: ...
 
@@ -60,10 +60,10 @@ class Acceptor(Protocol):
 
 @runtime_checkable
 class HasPorts(Protocol):
-    """A loop with a network of its own (``testing.loop``): it holds the ports, too."""
+    """A loop with its own network (``testing.loop``), which binds the ports, too."""
 
     def bind(self, host: str, port: int) -> Bound:
-        """Hold a port; ``create_server`` takes the result as its ``sock``. Raises ``OSError`` as a socket does."""
+        """Bind a port; ``create_server`` takes the result as its ``sock``. Raises ``OSError`` as a socket does."""
         ...
 
 
@@ -71,10 +71,10 @@ class HasPorts(Protocol):
 
 
 def bind(host: str, port: int) -> Bound:
-    """A socket that holds a port (0: a free one) but accepts no connections yet, for ``listen``.
+    """A socket that is bound to a port (0: a free one) but accepts no connections yet, for ``listen``.
 
-    A server that must know its port to build what stands behind it binds first, and listens when all is ready.
-    Raises ``NetworkError`` when the port is in use, ``ConfigError`` when the address is not of this machine.
+    A server that must know its port before it builds its parts binds first, and listens when all parts are ready.
+    Raises ``NetworkError`` if the port is in use, ``ConfigError`` if the address is not one of this machine.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -99,11 +99,11 @@ def _socket(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
-            # A port whose last connections still linger can be taken; on Windows the option means something else.
+            # Allows a port whose last connections are still in TIME_WAIT; on Windows the option has another meaning.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        # With the option, two may bind one port; the second to listen finds it in use. So listen here already: clients
-        # that connect now wait in the kernel until ``listen`` of this module.
+        # With the option, two sockets may bind one port; only the second ``listen`` fails. So listen here already:
+        # clients that connect now wait in the kernel until ``listen`` of this module.
         bound.listen(BACKLOG)
         bound.setblocking(False)
     except OSError:
@@ -120,7 +120,7 @@ async def listen(
     tasks: Tasks,
     plain_too: bool = False,
 ) -> Acceptor:
-    """Accept connections on a port of ``bind``, which the acceptor owns from now on; each gets a protocol.
+    """Accept connections on a port of ``bind``, which the acceptor owns from now on; each one gets a protocol.
 
     ``plain_too`` lets a port with ``tls`` accept plain connections as well; otherwise it closes them. ``tasks`` owns
     the tasks that a port with ``tls`` needs; close the acceptor before it ends.
@@ -133,7 +133,7 @@ async def listen(
 
 
 class _TlsAcceptor:
-    """Accepts, looks at the first byte, and makes the transport that the byte asks for."""
+    """Accepts, reads the first byte without consuming it, and creates the transport for it."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class _TlsAcceptor:
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         #: Scanners and load balancers open connections and close them again all the time.
-        self._logs = RareLog()
+        self._logs = RareLog(log, self._loop.time)
         #: The oldest first.
         self._opening: dict[asyncio.Task[bool], None] = {}
         self._accepting = self._tasks.create_task(self._accept(), name="accept connections")
-        # Not before the loop has forgotten the socket: its number may be given to another one at once.
+        # Not before the loop has removed the socket: its number may be reused at once.
         self._accepting.add_done_callback(lambda _: listening.close())
 
     def close(self) -> None:
@@ -168,9 +168,10 @@ class _TlsAcceptor:
             try:
                 connection, address = await self._loop.sock_accept(self._listening)
             except ConnectionError:
-                continue  # The client has gone already.
+                continue  # The client has already closed it.
             except OSError as error:
-                log.warning("cannot accept connections: %s; retrying in %s s", error.strerror, _ACCEPT_RETRY_S)
+                reason = f"{error.strerror}; retrying in {_ACCEPT_RETRY_S} s"
+                self._logs.warning("accept", f"cannot accept connections: {reason}")
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             if len(self._opening) >= OPENING_MAX:
@@ -182,7 +183,7 @@ class _TlsAcceptor:
             opening.add_done_callback(partial(self._opened, connection))
 
     def _opened(self, connection: socket.socket, opening: asyncio.Task[bool]) -> None:
-        """Close what got no protocol. Not the task does this: one that is cancelled early never runs at all."""
+        """Close a connection without a protocol. The task cannot do this: if it is cancelled early, it never runs."""
         self._opening.pop(opening, None)
         if opening.cancelled() or opening.exception() is not None or not opening.result():
             connection.close()
@@ -197,7 +198,7 @@ class _TlsAcceptor:
                     tls = self._tls if is_tls else None
                     await self._loop.connect_accepted_socket(self._factory, connection, ssl=tls)
                     return True
-        except OSError as error:  # Errors of TLS and of time are such, too.
+        except OSError as error:  # This includes errors of TLS and time-outs.
             reason = str(error) or f"the handshake did not finish within {OPENING_S} s"
         else:
             reason = "this port needs TLS; turn it on in the client (useTLS, tls.enable)" if first else "it has ended"
@@ -205,7 +206,7 @@ class _TlsAcceptor:
         return False
 
     async def _first_byte(self, connection: socket.socket) -> bytes:
-        """The first byte, which stays in the kernel; none if the connection has ended."""
+        """The first byte, which stays in the kernel; empty if the connection has ended."""
         readable = asyncio.Event()
         self._loop.add_reader(connection, readable.set)
         try:
@@ -233,7 +234,7 @@ async def dial(
 
 
 def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms: int = 3000) -> socket.socket:
-    """A connected socket for a thread that has no loop; ``timeout_ms`` stays its limit for each call.
+    """A connected socket for a thread without a loop; ``timeout_ms`` is also the limit of each later call.
 
     Raises as ``dial``.
     """
@@ -251,8 +252,8 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
 
 
 def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int) -> NetworkError:
-    """An invalid address (``ConfigError``) or name (``ValueError`` of the resolver) may come from a route: then one
-    broker cannot be reached."""
+    """The error for a failed connection. An invalid address (``ConfigError``) or name (``ValueError`` of the resolver)
+    may come from a route: then only this broker cannot be reached."""
     if isinstance(error, TimeoutError):
         return NetworkError(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
     reason = getattr(error, "strerror", None) or str(error)
@@ -262,7 +263,7 @@ def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int) -
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``; raises ``ConfigError`` with the form expected."""
+    """Host and port of ``host:port`` or ``[v6]:port``; raises ``ConfigError`` with the expected form."""
     host, separator, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
@@ -271,10 +272,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def outward_ip(host: str, port: int) -> str:
-    """The address of this machine on the way to another; raises ``OSError`` if there is no way.
+    """The address of this machine for packets to another one; raises ``OSError`` if there is no route.
 
-    Blocks while a name is looked up. Nothing is sent: connecting a datagram socket only asks the kernel which way it
-    would go.
+    Blocks while a name is resolved. No packet is sent: connecting a datagram socket only makes the kernel choose a
+    route.
     """
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

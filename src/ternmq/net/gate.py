@@ -1,13 +1,13 @@
 """Admission: what a request needs, and whether its caller has it (N1).
 
-Each route has a ``Rule``: the action, and where the request names the topics, groups and clusters that it is about.
-``Peer.run`` asks its ``Gate`` before anything else, also before it reports a field of the wrong type: a caller that is
-not admitted learns nothing. A gate is a row of validators; the first that objects raises ``NoPermission``, which is the
-answer. A server without a gate admits every request, and nothing is called.
+Each route has a ``Rule``: the action, and where the request names its topics, groups and clusters. ``Peer.run`` calls
+its ``Gate`` first, also before it reports a field of the wrong type: a caller that is not admitted gets no further
+information. A gate is a list of validators; the first one that objects raises ``NoPermission``, which is sent as the
+reply. A server without a gate admits every request, at no cost.
 
-A signature covers all ext fields and the body, also fields that the typed header leaves out. So the gate reads the
-fields from the bytes of the header once, gives them to the validators, and makes the typed header from the same
-fields: what is handled is what was checked.
+A signature covers all ext fields and the body, also fields that the typed header does not have. So the gate reads the
+fields from the bytes of the header once, passes them to the validators, and builds the typed header from the same
+fields: the handler sees exactly what was checked.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ternmq.wire.header import Fields, Request, decode_fields, give_header
 
 
 class Action(Enum):
-    """What a request does, in the words of RocketMQ's access control."""
+    """What a request does, in the terms of RocketMQ's access control."""
 
-    #: Any caller whose identity is proved.
+    #: Any caller whose identity is verified.
     ANY = "ANY"
     #: Sends to a topic.
     PUB = "PUB"
     #: Reads from a topic, or acts as a member of a group.
     SUB = "SUB"
-    #: Changes what others use: topics, groups, settings, other clients' progress.
+    #: Changes what other clients use: topics, groups, settings, progress of other clients.
     ADMIN = "ADMIN"
 
 
@@ -47,7 +47,7 @@ class Resource(NamedTuple):
 
 
 class Need(NamedTuple):
-    """A permission without which a request is refused."""
+    """A permission that a request must have."""
 
     action: Action
     resource: Resource
@@ -61,14 +61,14 @@ class Rule:
     topic: str | None = None
     group: str | None = None
     cluster: str | None = None
-    #: Reads resources that stand in the body; raises ``RemoteProtocolError`` if it cannot.
+    #: Finds resources in the body; raises ``RemoteProtocolError`` if it cannot.
     in_body: Callable[[memoryview], Iterable[Resource]] | None = None
 
     def needs(self, fields: Fields, body: memoryview) -> list[Need]:
         """The permissions that a request needs, by its ext fields and body.
 
-        A resource that the request does not name is not needed: where the handler cannot do without, the typed header
-        cannot, either. Raises ``RemoteProtocolError`` for a body that cannot be read.
+        A resource that the request does not name is not needed: if the handler requires it, the typed header does,
+        too. Raises ``RemoteProtocolError`` for a body that cannot be read.
         """
         group = fields.get(self.group) if self.group else None
         resources = [Resource(ResourceKind.GROUP, group)] if group else []
@@ -82,28 +82,28 @@ class Rule:
         return list(dict.fromkeys(self._need(resource, groups) for resource in resources))
 
     def _need(self, resource: Resource, groups: list[str]) -> Need:
-        """Retry topics belong to their group: its members send to them and read from them.
+        """The permission for one resource. Retry topics belong to their group: its members send to and read from them.
 
-        RocketMQ takes the group for a send to a retry topic from the header, where its clients write the name of an
-        internal producer, so consumers cannot send their retries there. Here the name of the topic tells it.
+        For a send to a retry topic RocketMQ takes the group from the header, where its clients write the name of an
+        internal producer, so consumers cannot send their retries there. Here the group is taken from the topic's name.
         """
         if resource.kind is not ResourceKind.TOPIC or not is_retry_topic(resource.name):
             return Need(self.action, resource)
         action = Action.SUB if self.action is Action.PUB else self.action
         for group in groups:
-            # Of messages that were popped; the group itself is needed anyway.
+            # For messages that were popped; the group itself is needed anyway.
             popped = popped_topic(group, resource.name)
             if popped != resource.name:
                 return Need(action, Resource(ResourceKind.TOPIC, popped))
         return Need(action, Resource(ResourceKind.GROUP, resource.name.removeprefix(RETRY_PREFIX)))
 
 
-#: A rule for requests that are about no topic, group or cluster, and change nothing.
+#: A rule for requests without a topic, group or cluster that change nothing.
 ANY_CALLER: Final = Rule(Action.ANY)
 
 
-class Caller(Protocol):
-    """What validators may know of a ``Peer``."""
+class CallingPeer(Protocol):
+    """The part of a ``Peer`` that validators may use."""
 
     #: ``ip:port``.
     address: str
@@ -113,25 +113,26 @@ class Caller(Protocol):
 
 
 class Validator(Protocol):
-    def __call__(self, caller: Caller, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
-        """Return if a request may go on; raise ``NoPermission`` with the reason and the cure if not.
+    def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
+        """Return if a request is allowed; raise ``NoPermission`` with the reason and the cure if not.
 
         ``fields`` are all ext fields as they arrived, and ``request.body`` is the whole body; ``request.header`` is not
-        checked yet. ``rule.needs`` tells what to look for. Runs on the loop, before each request: it must not block.
+        checked yet. ``rule.needs`` returns the needed permissions. Runs on the loop before each request, so it must not
+        block.
         """
         ...
 
 
 class Gate:
-    """``Gate([validator, …])``: admits what all of them let pass."""
+    """``Gate([validator, …])``: admits requests that all validators allow."""
 
     def __init__(self, validators: Iterable[Validator]) -> None:
         self._validators = tuple(validators)
 
-    def admit(self, caller: Caller, request: Request[Any], rule: Rule) -> None:
-        """Return if a request may be handled, with its header made of the fields that were checked.
+    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> None:
+        """Return if a request may be handled; its header is then built from the checked fields.
 
-        Raises ``NoPermission``, or any error of a validator: then the request must not be handled, either.
+        Raises ``NoPermission``, or any error of a validator: the request must not be handled then, either.
         """
         fields = decode_fields(request.raw, request.serial)
         try:
@@ -143,5 +144,5 @@ class Gate:
                 "client and its version are supported"
             ) from None
         give_header(request, fields)
-        # It can be as long as a frame, and a request that is handled may wait for long.
+        # It can be as long as a frame, and an admitted request may wait for a long time.
         request.raw = b""

@@ -1,16 +1,16 @@
-"""What connections may use: settings, and how much of it is in use (B5, M1).
+"""Limits of connections: settings, and the current usage (B5, M1).
 
-A program that does not read, or sends half of what it announces, must cost others nothing. So everything that a
-connection can make a server keep is counted in bytes, over all connections together:
+A client that does not read, or sends half of an announced frame, must not affect others. So everything that a
+connection makes a server keep is counted in bytes, over all connections together:
 
-    connections         refused at once beyond the limits, in all and for one address
-    incomplete frames   count with what has arrived; beyond the limit the oldest one loses its connection, as does one
-                        that takes too long: frames of programs that work are complete within milliseconds
-    waiting replies     count while the other side does not read; beyond the limit of a connection a reply with a body
-                        becomes SYSTEM_BUSY, beyond that of all the one that has not read for longest is closed, and
-                        so is one that takes nothing at all for a while
-    queued requests     count in their lane (``net.lanes``), and those that wait for the disk or another client
-                        together; beyond the limit they are refused with SYSTEM_BUSY
+    connections         refused above the limits, in total and per address
+    incomplete frames   count with the bytes that have arrived; above the limit the connection with the oldest frame is
+                        closed, and so is one whose frame takes too long: frames of healthy clients take milliseconds
+    waiting replies     count while the other side does not read; above the limit of a connection a reply with a body
+                        becomes SYSTEM_BUSY; above the limit of all connections the one that has not read for longest is
+                        closed, and so is one that reads nothing for too long
+    queued requests     count in their lane (``net.lanes``); those that wait for the disk or another client count
+                        together; above the limit they are refused with SYSTEM_BUSY
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq.errors import ConfigError
+from ternmq.rare_log import RareLog
 from ternmq.wire.frame import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
 _MIB: Final = 1024 * 1024
-#: Of the same event, one line is logged in this time; the next one tells how many there were.
-_LOG_PAUSE_S: Final = 10.0
 #: Requests that wait for the disk or another client, each with a task; a lane's usual length.
 _PENDING_MAX: Final = 10_000
 
@@ -40,27 +39,27 @@ _PENDING_MAX: Final = 10_000
 class Limits:
     """Bounds of the connections of one server, and settings of brokers and name servers. Times are in ms.
 
-    Raises ``ConfigError`` that names the setting and what it may be.
+    Raises ``ConfigError`` that names the setting and the allowed values.
     """
 
     #: Bytes of the largest frame, length field included (RocketMQ's ``com.rocketmq.remoting.frameMaxLength``). Java
-    #: clients must be given the same. A broker's grows by itself with ``maxMessageSize``.
+    #: clients need the same value. A broker's limit grows with ``maxMessageSize``.
     frame_max_length: int = FRAME_BYTES_MAX
-    #: Open at once; fewer where the limit of open files is lower, as the store needs some of them.
+    #: Open at the same time; fewer if the limit of open files is lower, because the store needs some of them.
     max_connections: int = 20_000
-    #: Of these, from one address: all clients of a host, or behind one NAT or proxy.
+    #: Connections from one address: all clients of a host, or behind one NAT or proxy.
     max_connections_per_address: int = 2_000
     #: Bytes of all frames that have not arrived completely.
     max_incomplete_frame_bytes: int = 256 * _MIB
-    #: How long the rest of a frame may take. 16 MiB in 60 s are 2.2 Mbit/s.
+    #: How long the rest of a frame may take. 16 MiB in 60 s is 2.2 Mbit/s.
     incomplete_frame_timeout: int = 60_000
-    #: Bytes that wait for one peer to read them, and for all of those that do not keep up. A pull brings 256 KiB.
+    #: Bytes that wait for one peer to read them, and for all slow peers together. A pull returns 256 KiB.
     max_waiting_reply_bytes: int = 64 * _MIB
     max_waiting_reply_bytes_total: int = 512 * _MIB
-    #: How long a peer may read nothing at all while bytes wait for it.
+    #: How long a peer may read nothing while bytes wait for it.
     write_timeout: int = 30_000
-    #: Bytes of the requests that wait on one lane, of all that wait for the disk or for other clients, and in a broker
-    #: of those that wait for messages: pulls, pops and notifications, each kind for itself.
+    #: Bytes of the requests that wait on one lane; of all requests that wait for the disk or for other clients; and, in
+    #: a broker, of those that wait for messages: pulls, pops and notifications, each kind separately.
     max_queued_request_bytes: int = 128 * _MIB
 
     def __post_init__(self) -> None:
@@ -79,13 +78,13 @@ class Limits:
                 raise ConfigError(f"invalid {key} {value}: expected {least} to {most}")
 
 
-#: For connections of ours to servers. The server decides how large its frames are; what waits here are calls of our own
-#: program, mostly sends, which have a limit of their own (``async_bytes_max``).
+#: For outgoing connections. The server decides how large its frames are; the waiting bytes are calls of our own
+#: program, mostly sends, which have their own limit (``async_bytes_max``).
 OUTGOING: Final = Limits(frame_max_length=FRAME_BYTES_LIMIT, max_waiting_reply_bytes=256 * _MIB)
 
 
-class Connection(Protocol):
-    """What ``Usage`` needs of a ``Peer``."""
+class CountedConnection(Protocol):
+    """The part of a ``Peer`` that ``Usage`` needs."""
 
     address: str
 
@@ -93,18 +92,18 @@ class Connection(Protocol):
     def remote_ip(self) -> str: ...
 
     def left_bytes(self) -> int:
-        """How much of what was ever written has left: grows while the other side reads."""
+        """How many bytes have been sent since the start: grows while the other side reads."""
         ...
 
     def recount(self) -> None:
-        """Bring ``Usage.waiting_bytes`` up to date."""
+        """Update ``Usage.waiting_bytes``."""
         ...
 
     def abort(self) -> None: ...
 
 
 class Usage:
-    """How much of its limits a server uses. All methods belong to the loop's thread."""
+    """The current usage of a server's limits. All methods belong to the loop's thread."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -112,26 +111,26 @@ class Usage:
         self.incomplete_bytes = 0
         #: Bytes that wait for peers that do not read them.
         self.waiting_bytes = 0
-        #: Bytes of requests whose handlers wait for something, and how many they are.
+        #: Bytes and number of requests whose handlers wait for something.
         self.pending_bytes = 0
         self._pending_count = 0
-        self.logs = RareLog()
+        self.logs = RareLog(log, asyncio.get_running_loop().time)
         self._loop = asyncio.get_running_loop()
         self._connections = 0
         self._addresses: Counter[str] = Counter()
         self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
         #: Bytes of the frame and when it began, the oldest frame first.
-        self._incomplete: dict[Connection, tuple[int, float]] = {}
-        #: For those that do not read: how much had left when, the last time that it was more than before; the one that
-        #: has not read for longest first.
-        self._unread: dict[Connection, tuple[int, float]] = {}
+        self._incomplete: dict[CountedConnection, tuple[int, float]] = {}
+        #: For peers that do not read: how many bytes had been sent, and when that number last grew; the one that has
+        #: not read for longest is first.
+        self._unread: dict[CountedConnection, tuple[int, float]] = {}
         self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
         self._timer: asyncio.TimerHandle | None = None
 
     # --- Connections ------------------------------------------------------------------------------------------------
 
-    def opened(self, peer: Connection) -> bool:
-        """Count a connection; False, and nothing is counted, if there are too many."""
+    def opened(self, peer: CountedConnection) -> bool:
+        """Count a connection; returns False, without counting it, if there are too many."""
         limits, ip = self.limits, peer.remote_ip
         if self._connections >= self._connections_max:
             reason = (
@@ -150,21 +149,21 @@ class Usage:
         self.logs.warning("refused", f"refusing a connection from {peer.address}: {reason}")
         return False
 
-    def closed(self, peer: Connection) -> None:
-        """A connection that was counted has ended."""
+    def closed(self, peer: CountedConnection) -> None:
+        """A counted connection has ended."""
         self._connections -= 1
         self._addresses[peer.remote_ip] -= 1
         if not self._addresses[peer.remote_ip]:
             del self._addresses[peer.remote_ip]
 
-    # --- What arrives -----------------------------------------------------------------------------------------------
+    # --- Incoming ---------------------------------------------------------------------------------------------------
 
-    def keeps(self, peer: Connection, kept_bytes: int, *, is_new: bool) -> None:
-        """A peer has sent so much of a frame, or all of it (0). ``is_new``: it is not the frame of the last call."""
+    def keeps(self, peer: CountedConnection, kept_bytes: int, *, is_new: bool) -> None:
+        """A peer has sent this much of a frame, or all of it (0). ``is_new``: not the frame of the last call."""
         before, since = self._incomplete.get(peer, (0, 0.0))
         self.incomplete_bytes += kept_bytes - before
         if is_new or not before:
-            # To the end: the table is in order of age.
+            # Moved to the end: the table is ordered by age.
             self._incomplete.pop(peer, None)
             since = self._loop.time()
         if not kept_bytes:
@@ -179,21 +178,21 @@ class Usage:
             )
             self._abort("incomplete", next(iter(self._incomplete)), reason)
 
-    def paused(self, peer: Connection) -> None:
-        """We do not read from a peer for a while: that its frame is not complete is not its fault."""
+    def paused(self, peer: CountedConnection) -> None:
+        """Reading from a peer is paused: the peer is not responsible for its incomplete frame."""
         if peer in self._incomplete:
             self._incomplete[peer] = self._incomplete[peer][0], math.inf
 
-    def resumed(self, peer: Connection) -> None:
-        """We read from it again: the time for its frame begins anew."""
+    def resumed(self, peer: CountedConnection) -> None:
+        """Reading continues: the time limit of its frame starts again."""
         if peer in self._incomplete:
             kept_bytes, _ = self._incomplete.pop(peer)
             self._incomplete[peer] = kept_bytes, self._loop.time()
 
-    # --- What leaves ------------------------------------------------------------------------------------------------
+    # --- Outgoing ---------------------------------------------------------------------------------------------------
 
-    def unread(self, peer: Connection) -> None:
-        """A peer does not take what was written to it; until ``read_again``."""
+    def unread(self, peer: CountedConnection) -> None:
+        """A peer does not read what was written to it, until ``read_again``."""
         self._unread[peer] = peer.left_bytes(), self._loop.time()
         self._watch()
         while len(self._unread) > 1 and self.waiting_bytes > self.limits.max_waiting_reply_bytes_total:
@@ -204,13 +203,13 @@ class Usage:
             )
             self._abort("waiting", next(iter(self._unread)), reason)
 
-    def read_again(self, peer: Connection) -> None:
+    def read_again(self, peer: CountedConnection) -> None:
         self._unread.pop(peer, None)
 
-    # --- What is being worked on ------------------------------------------------------------------------------------
+    # --- Requests in progress ---------------------------------------------------------------------------------------
 
     def begins(self, request_bytes: int) -> bool:
-        """Count a request whose handler waits for something, until ``ends``; False, and it is not, if too many do."""
+        """Count a request whose handler waits, until ``ends``; returns False, without counting, if too many wait."""
         if self._pending_count and (
             self._pending_count >= _PENDING_MAX
             or self.pending_bytes + request_bytes > self.limits.max_queued_request_bytes
@@ -226,8 +225,8 @@ class Usage:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def forget(self, peer: Connection) -> None:
-        """Nothing is kept for a peer any more."""
+    def forget(self, peer: CountedConnection) -> None:
+        """Remove a peer from all tables."""
         kept_bytes, _ = self._incomplete.pop(peer, (0, 0.0))
         self.incomplete_bytes -= kept_bytes
         self._unread.pop(peer, None)
@@ -253,27 +252,9 @@ class Usage:
         if self._incomplete or self._unread:
             self._watch()
 
-    def _abort(self, kind: str, peer: Connection, reason: str) -> None:
+    def _abort(self, kind: str, peer: CountedConnection, reason: str) -> None:
         self.logs.warning(kind, f"closing the connection to {peer.address}: {reason}")
         peer.abort()
-
-
-class RareLog:
-    """Warnings that anybody can cause as often as he wants: one line of a kind in ten seconds, and how many more."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        #: Kind → when the next line may be logged, and how many were left out.
-        self._kinds: dict[str, tuple[float, int]] = {}
-
-    def warning(self, kind: str, sentence: str) -> None:
-        next_at, left_out = self._kinds.get(kind, (0.0, 0))
-        now = self._loop.time()
-        if now < next_at:
-            self._kinds[kind] = next_at, left_out + 1
-            return
-        self._kinds[kind] = now + _LOG_PAUSE_S, 0
-        log.warning("%s%s", sentence, f" ({left_out} similar messages were suppressed)" if left_out else "")
 
 
 def _open_files_max() -> int:

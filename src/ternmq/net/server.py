@@ -1,8 +1,8 @@
-"""A server: sockets that listen, with a table of handlers behind them (B2, B3, B5).
+"""A server: listening sockets and a table of handlers (B2, B3, B5).
 
-``async with Server.running(…)`` owns every connection and every task of its handlers; leaving the block closes them.
-Several ports may share one server: RocketMQ's «VIP» port (listen port − 2) serves the same table less the calls that
-may wait long. They share its limits, too (``net.limits``).
+``async with Server.running(…)`` owns all connections and all tasks of its handlers; leaving the block closes them.
+Several ports may share one server: RocketMQ's "VIP" port (listen port − 2) serves the same table without the calls that
+may wait for long. They share its limits, too (``net.limits``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
         self._on_open = on_open
         self._on_close = on_close
         self._acceptors: list[Acceptor] = []
-        #: In the order of their coming, not a set: a simulation closes them in the same order each time.
+        #: In the order of arrival, not a set: a simulation closes them in the same order each time.
         self.peers: dict[Peer, None] = {}
 
     @classmethod
@@ -59,7 +59,7 @@ class Server:
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
     ) -> AsyncIterator[Server]:
-        """A server that lives as long as the block; handlers' tasks end with it."""
+        """A server for the duration of the block; tasks of handlers end with it."""
         async with Tasks() as tasks:
             server = cls(
                 routes,
@@ -132,7 +132,7 @@ class Server:
             acceptor.close()
         for peer in list(self.peers):
             peer.close()
-        # A peer that does not read would keep its replies, and us, for ever.
+        # A peer that does not read would keep its replies, and this server, for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 for peer in list(self.peers):

@@ -255,15 +255,15 @@ class Buffer:
             self._advance(check_point.queue)
 
     def _advance(self, queue: PoppedQueue) -> None:
-        flushed = self._store.flushed
-        self._commit(queue, queue.window.advance(flushed.value))
+        safe = self._store.safe
+        self._commit(queue, queue.window.advance(safe.value))
         waits_for = queue.window.waits_for
         if waits_for is not None and not queue.is_waiting:
             queue.is_waiting = True
-            flushed.call_when(waits_for, partial(self._flushed, queue))
+            safe.call_when(waits_for, partial(self._safe, queue))
         self._in_flight.forget_if_idle(queue)
 
-    def _flushed(self, queue: PoppedQueue) -> None:
+    def _safe(self, queue: PoppedQueue) -> None:
         queue.is_waiting = False
         self._advance(queue)
 

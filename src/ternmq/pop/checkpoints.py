@@ -58,14 +58,14 @@ class Window:
         self._steps.append(step)
         return step
 
-    def advance(self, flushed: int) -> int | None:
-        """Pass the settled steps that are safe on a disk that has the log up to ``flushed``.
+    def advance(self, safe: int) -> int | None:
+        """Pass the settled steps whose records are safe, as the log is up to ``safe``.
 
         Returns the end of the last one, None if there was none.
         """
         steps = self._steps
         end: int | None = None
-        while steps and steps[0].is_settled and steps[0].safe_at <= flushed:
+        while steps and steps[0].is_settled and steps[0].safe_at <= safe:
             end = steps.popleft().end
         return end
 

@@ -25,7 +25,7 @@ from ternmq import names
 from ternmq.errors import CorruptRecord, RemoteProtocolError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
-from ternmq.store.durable.watermark import Watermark
+from ternmq.store.durable.safety import Lowest
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.cold import ColdReads
 from ternmq.store.read.query import GetResult, GetStatus
@@ -66,7 +66,7 @@ class Store(Protocol):
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
     @property
-    def flushed(self) -> Watermark: ...
+    def safe(self) -> Lowest: ...
 
     @property
     def cold(self) -> ColdReads: ...
@@ -173,8 +173,8 @@ class ReviveLog:
     def advance(self, revive_queue_id: int) -> None:
         """A check point has ended: note how far its queue is done with."""
         queue = self._queues[revive_queue_id % len(self._queues)]
-        flushed = self._store.flushed
-        done = queue.window.advance(flushed.value)
+        safe = self._store.safe
+        done = queue.window.advance(safe.value)
         waiting = queue.check_points
         while waiting and waiting[0][1].is_over:
             waiting.popleft()
@@ -185,7 +185,7 @@ class ReviveLog:
         waits_for = queue.window.waits_for
         if waits_for is not None and not queue.is_waiting:
             queue.is_waiting = True
-            flushed.call_when(waits_for, partial(self._flushed, queue))
+            safe.call_when(waits_for, partial(self._safe, queue))
 
     def fold(self, check_points: CheckPoints) -> list[CheckPoint]:
         """Read what was appended before this broker started, and later by others. To be called before anything else.
@@ -238,7 +238,7 @@ class ReviveLog:
             queue.position = placed.queue_offset + 1
         return placed
 
-    def _flushed(self, queue: _ReviveQueue) -> None:
+    def _safe(self, queue: _ReviveQueue) -> None:
         queue.is_waiting = False
         self.advance(queue.queue_id)
 

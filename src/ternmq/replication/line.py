@@ -152,7 +152,7 @@ class Line(asyncio.Protocol):
             self._transport.write(data)
 
     def _refuse(self, reason: str) -> None:
-        self._master.logs.warning(f"refused {self.ip}", f"closing the replication connection of {self._name}: {reason}")
+        self._master.logs.warning("refused", f"closing the replication connection of {self._name}: {reason}")
         if self._transport is not None:
             # What was written before, such as a verdict, still leaves.
             self._transport.close()

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from types import TracebackType
 from typing import Final, Self
 
 from ternmq.net.endpoint import Acceptor, Bound, listen
-from ternmq.net.limits import RareLog
+from ternmq.rare_log import RareLog
 from ternmq.replication import handshake
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.handshake import MasterHello, Place
@@ -29,6 +30,8 @@ from ternmq.replication.replicas import LINES_MAX, Replicas
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.protocol import Log
 from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
 
 #: Connections that have not said what they want.
 NEW_LINES_MAX: Final = 64
@@ -47,11 +50,11 @@ class Master:
         self.log = commit_log
         self.disk = disk
         self.replicas = replicas if replicas is not None else Replicas(config, lambda: commit_log.end)
-        self.logs = RareLog()
+        self._loop = asyncio.get_running_loop()
+        self.logs = RareLog(log, self._loop.time, lines_max=10)
         self.tasks = Tasks()
         self._allowed = config.allowed_networks()
         self._acceptor: Acceptor | None = None
-        self._loop = asyncio.get_running_loop()
         #: Connections that have not said what they want, the oldest first; those that have.
         self._new: dict[Line, None] = {}
         self._lines: dict[Line, None] = {}

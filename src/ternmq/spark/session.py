@@ -1,8 +1,8 @@
-"""A Spark session that fits: this Python for the workers, filters pushed down, and quiet (U5).
+"""A Spark session with suitable settings: this Python for the workers, filter push-down, and few log lines (U5).
 
-``session()`` takes what is set already (``spark-submit``, a cluster's defaults) for granted and adds only what TernMQ's
-formats need; any master works. ``use`` lets another thread write with a session. ``sentence_of`` finds the one sentence
-that an error is about in what Spark wraps around it.
+``session()`` keeps existing settings (of ``spark-submit``, or a cluster's defaults) and adds only those that TernMQ's
+formats need; any master works. ``use`` lets another thread write with a session. ``sentence_of`` finds the relevant
+sentence of an error in the text that Spark wraps around it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ternmq.spark.runtime.worker_python import worker_python
 
 LOCAL: Final = "local[*]"
 
-#: Needed or better for the formats of this package, unless the user says otherwise.
+#: Settings that the formats of this package need or prefer, unless the user sets others.
 _SETTINGS: Final = {
     # Filters on time, queue and tags reach ``source.BatchReader``.
     "spark.sql.python.filterPushdown.enabled": "true",
-    # Progress is shown by whoever runs the job.
+    # The command or program that runs the job shows the progress.
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
-#: For a session on this machine alone: no console in the way, no port for anybody else, few tasks after a shuffle.
+#: For a session on this machine only: no progress bar on the console, no port for others, few tasks after a shuffle.
 _LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -40,15 +40,15 @@ _LOCAL_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 1)),
 }
 
-#: Loggers of PySpark's that write each error of a query to stderr, trace and all, before it is raised.
+#: PySpark's loggers that write each error of a query to stderr, with its trace, before it is raised.
 _TALKERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
-#: The last line of a Python traceback inside Spark's text: the error's class, with its module, and the sentence.
+#: The last line of a Python traceback inside Spark's text: the error's class, with its module, and the message.
 _OURS: Final = re.compile(r"^(?:ternmq\.[\w.]+): (.+?)(?:\s+SQLSTATE: \w+)?$", re.MULTILINE)
-#: An error of Spark's own: its condition, and what it is about. Some only say that there is another inside.
+#: An error of Spark: its condition, and its message. Some only say that they contain another one.
 _SPARKS: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.+?)(?= SQLSTATE: \w+|\n|\Z)", re.DOTALL)
 _WRAPPERS: Final = frozenset({"STREAM_FAILED"})
-#: Errors that Spark raises before any code of ours runs, with what cures them here.
+#: Errors that Spark raises before any code of TernMQ runs, with the cure.
 _PYTHON_CURE: Final = (
     "set PYSPARK_PYTHON to the Python that has the package before the session is made, or make the session with "
     "ternmq.spark.session.session(), which does it"
@@ -67,10 +67,10 @@ def session(
     log_level: str = "ERROR",
     log_file: Path | None = None,
 ) -> SparkSession:
-    """The running session, or a new one: of ``master``, of what Spark's own settings say, or ``local[*]``.
+    """The running session, or a new one: of ``master``, of Spark's own settings, or ``local[*]``.
 
-    ``settings`` are Spark's and go before those of this module. What Java would write to stderr goes to ``log_file``
-    where one is given; then this must be called while nobody else starts processes. Raises ``ConfigError``.
+    ``settings`` are Spark's and override those of this module. If ``log_file`` is given, Java's stderr goes to it; then
+    no other thread may start processes during this call. Raises ``ConfigError``.
     """
     given = dict(settings or {})
     builder = SparkSession.builder.appName(name)
@@ -79,9 +79,9 @@ def session(
     if chosen or not is_submitted:
         builder = builder.master(chosen or LOCAL)
     is_local = (chosen or LOCAL).startswith("local") and not is_submitted
-    # Workers are started by name, and the system's Python would not have this package; those that plan, by the second.
+    # Workers are started by name, and the system's Python does not have this package; planners, by the second setting.
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        # What an earlier session of this process chose was nobody's wish.
+        # Values that an earlier session of this process chose were not set by the user.
         if os.environ.get(variable) in (None, sys.executable, worker_python()):
             os.environ[variable] = worker_python() if is_local else sys.executable
     ours = _SETTINGS | (_LOCAL_SETTINGS if is_local else {})
@@ -104,17 +104,18 @@ def session(
 
 
 def use(spark: SparkSession) -> None:
-    """Make a session this thread's own. Spark looks for the format of a *write* only in the session of the thread that
-    starts it, so a thread that did not make the session, and is none of its streams', must call this before."""
+    """Make a session the active one of this thread. Spark looks for the format of a *write* only in the active session
+    of the thread that starts it, so a thread that neither created the session nor belongs to one of its streams must
+    call this first."""
     java = getattr(spark, "_jvm", None)
-    # A client of Spark Connect has no Java of its own; there the server's session is always known.
+    # A client of Spark Connect has no Java process; there the server's session is always known.
     if java is not None:
         java.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - as PySpark itself does
 
 
 @contextmanager
 def _stderr_to(log_file: Path | None) -> Iterator[None]:
-    """Processes that are started in the block write their stderr into a file, for as long as they live."""
+    """Processes that are started in the block write their stderr to a file, until they end."""
     if log_file is None:
         yield
         return
@@ -129,10 +130,10 @@ def _stderr_to(log_file: Path | None) -> Iterator[None]:
 
 
 def sentence_of(error: BaseException) -> str:
-    """What an error of a job is about, in one sentence, without Spark's and Python's traces."""
+    """The cause of a job's error in one sentence, without the traces of Spark and Python."""
     text = str(error)
     if _SAVE_MODE.search(text):
-        # Spark advises to overwrite as well, which no topic can.
+        # Spark's advice also mentions overwriting, which topics do not support.
         return 'a topic can only be appended to; write with .mode("append")'
     if not_found := _NOT_FOUND.search(text):
         return (

@@ -1,4 +1,4 @@
-"""A node's clock in a simulation: it follows the loop's virtual time, and may be wrong (C8, I3)."""
+"""A node's clock in a simulation: it follows the loop's virtual time, and can be wrong (C8, I3)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 from ternmq.testing.loop import BEGIN_S
 
-#: When simulations begin, in ms since 1970: 14 November 2023, 22:13 UTC.
+#: Start of all simulations, in ms since 1970: 14 November 2023, 22:13 UTC.
 EPOCH_MS: Final = 1_700_000_000_000
 
 
 class SimulatedClock:
-    """Implements ``ternmq.env.Clock``. Time for people is ``skew_ms`` off and can jump, time for durations cannot."""
+    """Implements ``ternmq.env.Clock``. Wall-clock time is ``skew_ms`` off and can jump, time for durations cannot."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, skew_ms: int = 0) -> None:
         self._time = loop.time
@@ -25,5 +25,5 @@ class SimulatedClock:
         return self._time()
 
     def jump(self, ms: int) -> None:
-        """Somebody sets the clock, forward or back."""
+        """Set the clock, forward or back."""
         self._now_ms += ms

@@ -1,4 +1,4 @@
-"""A whole cluster from one seed: name server, brokers and clients as *nodes* that crash and come back (A6, C8, G1).
+"""A whole cluster from one seed: name server, brokers and clients as *nodes* that crash and restart (A6, C8, G1).
 
 ::
 
@@ -15,11 +15,11 @@
         await cluster.start(broker)
 
 A node is a machine with an address, a clock, a disk and one program. The programs are the real ones: ``NameServer``,
-``Broker``, ``Producer``, ``PushConsumer``, on a simulated loop, network and disk. Nothing here knows what is tested: a
-story starts nodes, breaks them, and asks ``testing.checkers``.
+``Broker``, ``Producer``, ``PushConsumer``, on a simulated loop, network and disk. This module does not know what is
+tested: a story starts nodes, makes them fail, and uses ``testing.checkers``.
 
-The ``trace`` is what happened, event by event, with a checksum of all that went over the network. The same seed gives
-the same trace; compare those of two runs to be sure that nothing came from outside.
+The ``trace`` has all events, with a checksum of all bytes that went over the network. The same seed gives the same
+trace; if two runs differ, something from outside the simulation was used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ternmq.testing.net import Network
 NAME_SERVER_PORT: Final = 9876
 BROKER_PORT: Final = 10911
 
-#: A disk in memory is copied with every sync, so files are small. They roll over, which real ones seldom do in tests.
+#: A disk in memory is copied with every sync, so files are small. They also roll over, which real ones rarely do.
 SMALL_FILES: Final = {
     "storePathRootDir": "/store",
     "mappedFileSizeCommitLog": "65536",
@@ -57,12 +57,12 @@ SMALL_FILES: Final = {
     "maxIndexNum": "200",
 }
 
-#: What a node runs: says ``node.is_ready()``, goes on until ``node.stopping``, then ends in good order.
+#: The program of a node: calls ``node.is_ready()``, runs until ``node.stopping``, then ends cleanly.
 Program = Callable[["Node"], Coroutine[Any, Any, None]]
 
 
 class Node:
-    """A machine and its program; made by a ``Cluster``. Start it through the cluster."""
+    """A machine and its program; created and started by a ``Cluster``."""
 
     def __init__(self, cluster: Cluster, name: str, ip: str, program: Program) -> None:
         self.cluster = cluster
@@ -71,7 +71,7 @@ class Node:
         self.clock = SimulatedClock(cluster.loop)
         self.disk = SimulatedDisk(now_ms=self.clock.now_ms)
         self.random = Random(cluster.random.getrandbits(64))
-        #: Given to the program's parts; another one with each start.
+        #: Passed to the program's parts; a new one with each start.
         self.env = self._new_env()
         #: How often it was started.
         self.starts = 0
@@ -88,7 +88,7 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        """Whether its program runs, or stands still in a pause."""
+        """Whether its program runs, or is paused."""
         return self._process is not None
 
     @property
@@ -98,17 +98,17 @@ class Node:
     # --- For its program --------------------------------------------------------------------------------------------
 
     def is_ready(self) -> None:
-        """To be called by the program when it does what it should."""
+        """Called by the program when it is ready to work."""
         self._ready.set()
 
     def client_config(self) -> ClientConfig:
-        """For clients of this node. Each start has a name of its own, as a process has its number."""
+        """For clients of this node. Each start has another name, as a process has another number."""
         return ClientConfig(self.cluster.name_servers, client_ip=self.ip, instance_name=f"{self.name}-{self.starts}")
 
-    # --- Life and death ---------------------------------------------------------------------------------------------
+    # --- Start and end ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run the program, on what the last one left on the disk."""
+        """Run the program, with the files that the last one left on the disk."""
         assert self._process is None, f"{self.name} runs already"
         self.starts += 1
         self.cluster.note("start", self.name)
@@ -120,7 +120,7 @@ class Node:
         self._main.add_done_callback(self._over, context=NOWHERE)
 
     async def ready(self) -> None:
-        """Wait until the program says that it is ready; raises what ended it before."""
+        """Wait until the program is ready; raises the error that ended it before."""
         assert self._main is not None
         waiting = self.cluster.watch(self._ready.wait())
         await asyncio.wait([waiting, self._main], return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +130,7 @@ class Node:
             raise AssertionError(f"{self.name} ended before it was ready")
 
     async def stop(self) -> None:
-        """Let the program end in good order; raises what went wrong with that."""
+        """Stop the program cleanly; raises its error if that fails."""
         assert self._main is not None
         self.cluster.note("stop", self.name)
         self.stopping.set()
@@ -138,21 +138,21 @@ class Node:
         self._main.result()
 
     def kill(self) -> None:
-        """End the program at once. Its machine closes its connections; what it wrote is in the page cache."""
+        """End the program at once. Its machine closes its connections; its writes are in the page cache."""
         self.cluster.note("kill", self.name)
         process = self._die()
         self.cluster.network.closed_with(process)
         self.disk.die()
 
     def cut_power(self) -> None:
-        """End the machine at once. Nobody is told; of what was not synced, chance keeps some."""
+        """End the machine at once, without any notification. Some of the unsynced data is kept at random."""
         self.cluster.note("power cut", self.name)
         process = self._die()
         self.cluster.network.switch_off(process)
         self.disk.power_cut(self.random)
 
     def pause(self) -> None:
-        """Let the program stand still."""
+        """Suspend the program."""
         assert self._process is not None
         self.cluster.note("pause", self.name)
         self._process.pause()
@@ -163,7 +163,7 @@ class Node:
         self._process.resume()
 
     def _over(self, main: asyncio.Task[None]) -> None:
-        """A program that ends without being asked to has failed, whatever it says."""
+        """A program that ends without being stopped has failed, with or without an error."""
         if main is self._main and self._process is not None:
             self._end()
             error = main.exception() if not main.cancelled() else None
@@ -189,12 +189,12 @@ class Node:
 
 
 class Cluster:
-    """Nodes on one loop and one network. All methods belong to what drives the simulation, not to programs."""
+    """Nodes on one loop and one network. Only the driver of the simulation calls these methods, not the programs."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         self.loop = loop
         self.seed = seed
-        #: For whoever decides what happens; nodes and network have their own.
+        #: For the driver of the simulation; nodes and network have their own.
         self.random = Random(seed)
         self.network = Network(loop, Random(self.random.getrandbits(64)))
         self.network.on_arrival = self._arrived
@@ -206,7 +206,7 @@ class Cluster:
 
     @property
     def name_servers(self) -> str:
-        """``host:port`` of all name servers, as clients want it."""
+        """``host:port`` of all name servers, as clients need it."""
         return ";".join(f"{node.ip}:{NAME_SERVER_PORT}" for node in self._name_servers)
 
     def note(self, *what: object) -> None:
@@ -222,7 +222,7 @@ class Cluster:
         return node
 
     def name_server(self, name: str = "name-server") -> Node:
-        """A name server. Make all of them before you start what asks them."""
+        """A name server. Create all of them before you start the nodes that use them."""
 
         async def run(node: Node) -> None:
             async with NameServer(NamesrvConfig(listen_port=NAME_SERVER_PORT), node.env):
@@ -266,7 +266,7 @@ class Cluster:
 
 
 class DiskFiles:
-    """Implements ``ternmq.files.Files`` on a simulated disk: what is not synced, a power cut may take or tear."""
+    """Implements ``ternmq.files.Files`` on a simulated disk: a power cut may lose or tear unsynced data."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk

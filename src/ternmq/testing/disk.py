@@ -1,19 +1,19 @@
-"""A disk in memory that can lose power, fill up, fail and rot: the store's seam, simulated (C8).
+"""A disk in memory that can lose power, fill up, fail and corrupt data: the store's seam, simulated (C8).
 
-``sync`` carries the dirty pages of a file to the disk (``testing.image``), ``sync_names`` the names of a directory.
-``power_cut`` keeps what is durable and, of everything else, what chance wants: each dirty page, each length that was
-never synced, each name that was made, changed or removed since its directory was synced. With ``names_in_order`` the
-changes of names are kept up to some moment, as a journal does; without it any of them may be lost or kept, which is all
-that POSIX promises. ``die`` ends only the process: the page cache stays.
+``sync`` writes the dirty pages of a file to the disk (``testing.image``), ``sync_names`` the names of a directory.
+``power_cut`` keeps durable data and a random part of the rest: each dirty page, each length that was never synced, each
+name that was created, changed or removed since its directory was synced. With ``names_in_order`` the changes of names
+are kept up to some moment, as a journal does; without it any of them may be lost or kept, which is all that POSIX
+guarantees. ``die`` ends only the process: the page cache stays.
 
-A sync that fails marks pages clean without having written them, as Linux does: they stay readable until the cache
-forgets them (``die``), and no later sync writes them. Hence nobody may try again.
+A failed sync marks pages clean without writing them, as Linux does: they stay readable until the cache drops them
+(``die``), and no later sync writes them. Therefore a failed sync must not be retried.
 
-``before`` is called ahead of each step that changes or syncs something, and may raise: ``PowerCut`` to stop there, or
-an error of the store to let the step fail. Data is written page by page, so a write can stop or fail half-way. A hook
-that moves a clock makes a slow disk. The steps of each operation are those of ``FileDisk``, in its order.
+``before`` is called before each step that changes or syncs something, and may raise: ``PowerCut`` to stop there, or an
+error of the store to make the step fail. Data is written page by page, so a write can stop or fail half-way. A hook
+that moves a clock simulates a slow disk. The steps of each operation are those of ``FileDisk``, in its order.
 
-Nothing here is random by itself, and no order comes from a set: the same calls give the same disk.
+This module uses no randomness of its own, and no order depends on a set: the same calls give the same disk.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from ternmq.types import Buffer
 
 __all__ = ["Hook", "PowerCut", "SimulatedDisk", "UnreservedStore"]
 
-#: What ``before`` is told: the kind of step (create, size, write, claim, sync, sync names, remove, rename), and where.
+#: The arguments of ``before``: kind of step (create, size, write, claim, sync, sync names, remove, rename), and path.
 Hook: TypeAlias = Callable[[str, Path], None]
 
-#: What a disk without ``capacity_bytes`` says to have.
+#: The size of a disk without ``capacity_bytes``.
 _PLENTY_BYTES: Final = 1 << 50
 
 
 class PowerCut(BaseException):
-    """For a ``before`` hook to raise: nothing happens any more. No part of the store catches it."""
+    """Raised by a ``before`` hook: the machine is off. No part of the store catches it."""
 
 
 class _Directory:
@@ -50,7 +50,7 @@ class _Directory:
 
 
 _Node: TypeAlias = Image | _Directory
-#: Names that change together, or not at all; None: the name is gone.
+#: Names that change together, or not at all; None: the name is removed.
 _Change: TypeAlias = tuple[tuple[_Directory, str, _Node | None], ...]
 
 
@@ -65,22 +65,22 @@ class SimulatedDisk:
         names_in_order: bool = False,
         now_ms: Callable[[], int] = int,
     ) -> None:
-        """``page_bytes``: what is written whole or not at all. Less than the 4096 of a real page finds more."""
+        """``page_bytes``: what is written whole or not at all. Less than the 4096 of a real page finds more faults."""
         self.capacity_bytes = capacity_bytes
         self.before: Hook | None = None
         self._page_bytes = page_bytes
         self._names_in_order = names_in_order
         self._now_ms = now_ms
         self._root = _Directory()
-        #: Changes of names that are not durable, the oldest first.
+        #: Changes of names that are not durable, in order.
         self._unsynced: list[_Change] = []
         self._locked: set[Path] = set()
         self._boots = 1
 
-    # --- What befalls it ----------------------------------------------------------------------------------------
+    # --- Faults -------------------------------------------------------------------------------------------------
 
     def power_cut(self, random: Random) -> None:
-        """Lose power, and start again. Who had files open before, writes to nowhere."""
+        """Lose power, and start again. Writes to files that were open before have no effect."""
         for image in self._images(self._root):
             image.check_stores()
         changes, self._unsynced = self._unsynced, []
@@ -95,14 +95,14 @@ class SimulatedDisk:
         self._forget_processes()
 
     def die(self) -> None:
-        """End the process that used the disk. The page cache stays, but for what it only pretended to have written."""
+        """End the process that used the disk. The page cache stays, except for pages of a failed sync."""
         for image in self._images(self._root):
             image.check_stores()
             image.evict()
         self._forget_processes()
 
     def write_back(self, random: Random) -> None:
-        """The kernel makes some pages and names durable at a time of its own choice."""
+        """The kernel makes some pages and names durable at any time."""
         for image in self._images(self._root):
             image.write_back(random)
         if self._names_in_order:
@@ -112,11 +112,11 @@ class SimulatedDisk:
             del self._unsynced[:count]
 
     def flip_bit(self, path: Path, bit: int) -> None:
-        """Let one bit of a file rot."""
+        """Corrupt one bit of a file."""
         self._image(path).flip_bit(bit)
 
     def files(self) -> dict[Path, bytes]:
-        """Every file that processes see, by path, and its bytes."""
+        """All files that processes see, by path, with their bytes."""
         return {path: bytes(image.cached) for path, image in sorted(self._paths(Path("/"), self._root))}
 
     def copy(self) -> SimulatedDisk:
@@ -136,7 +136,7 @@ class SimulatedDisk:
         if node is None:
             return []
         if isinstance(node, Image):
-            raise StoreError(f"cannot read {directory}: it is no directory")
+            raise StoreError(f"cannot read {directory}: it is not a directory")
         return sorted(
             FileEntry(name, 0, True) if isinstance(entry, _Directory) else FileEntry(name, len(entry.cached), False)
             for name, entry in node.entries.items()
@@ -205,7 +205,7 @@ class SimulatedDisk:
         self.sync_names(path.parent)
 
     def make_directory(self, path: Path, *, durably: bool = True) -> None:
-        """Make a directory and those above it; their names are on the disk unless not ``durably``."""
+        """Create a directory and its parents; their names are on disk, unless not ``durably``."""
         if self._find(path) is None:
             self.make_directory(path.parent, durably=durably)
             self._step("create", path)
@@ -214,7 +214,7 @@ class SimulatedDisk:
                 self.sync_names(path.parent)
 
     def rename(self, path: Path, to: Path) -> None:
-        """Give a file another name, on the disk with the next ``sync_names``."""
+        """Rename a file; the new name is on disk with the next ``sync_names``."""
         node = self._find(path)
         if node is None:
             raise StoreError(f"cannot move {path}: there is no such file")
@@ -222,7 +222,7 @@ class SimulatedDisk:
         self._change((self._directory(path.parent), path.name, None), (self._directory(to.parent), to.name, node))
 
     def check_writable(self, path: Path) -> None:
-        """Everybody may."""
+        """All files are writable."""
 
     def modified_ms(self, path: Path) -> int:
         return self._image(path).modified_ms
@@ -439,7 +439,7 @@ def _carry_out(change: _Change) -> None:
 def _map(
     directory: _Directory, names: Callable[[_Directory], dict[str, _Node]], change: Callable[[Image], Image]
 ) -> _Directory:
-    """A tree with the names that ``names`` tells, and each file changed; all names in it are durable."""
+    """A tree with the names that ``names`` returns, and each file changed; all names in it are durable."""
     found = _Directory()
     for name, node in names(directory).items():
         found.entries[name] = _map(node, names, change) if isinstance(node, _Directory) else change(node)

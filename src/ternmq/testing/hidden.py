@@ -1,11 +1,11 @@
-"""What is hidden, and must not be handed out (F9): a checker for simulations of pop.
+"""Invisible messages, which must not be delivered (F9): a checker for simulations of pop.
 
-A message that is popped is hidden from the others of its group for its invisible time, a ``Span``; so is, in ordered
-pops, its whole queue. A *key* is what is hidden, the message or the queue. No pop may begin while its key is hidden.
-Whoever settles a message ends its span early (``release``), as soon as he begins to say so: nobody knows when the
-broker hears it.
+A popped message is hidden from the rest of its group for its invisible time, a ``Span``; in ordered pops, its whole
+queue is hidden, too. A *key* is what is hidden, the message or the queue. No pop may begin while its key is hidden.
+A consumer that settles a message ends its span early (``release``), as soon as it sends the request, because the time
+when the broker receives it is unknown.
 
-Times are of the broker's clock, in milliseconds. Answers may arrive in another order than they were given.
+Times are those of the broker's clock, in milliseconds. Replies may arrive in another order than they were sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ternmq.testing.checkers import Broken
 
 
 class Span:
-    """From when to when something is hidden."""
+    """The time in which something is hidden."""
 
     __slots__ = ("begin_ms", "end_ms")
 
@@ -30,28 +30,28 @@ class Span:
 
 
 class Hidden:
-    """All that was popped of one group."""
+    """All popped messages of one group."""
 
     def __init__(self) -> None:
         self._spans: dict[Hashable, list[Span]] = {}
         self._done_ms: dict[Hashable, int] = {}
 
     def take(self, key: Hashable, begin_ms: int, end_ms: int) -> Span:
-        """A pop hides this; raises ``Broken`` if it was hidden from it, or done."""
+        """A pop hides this; raises ``Broken`` if it was already hidden, or done."""
         done_ms = self._done_ms.get(key)
         if done_ms is not None and done_ms < begin_ms:
-            raise Broken(f"{key!r} is handed out, though it was acknowledged {begin_ms - done_ms} ms before")
+            raise Broken(f"{key!r} is delivered, although it was acknowledged {begin_ms - done_ms} ms before")
         for other in self._spans.get(key, ()):
             if max(begin_ms, other.begin_ms) < min(end_ms, other.end_ms):
-                raise Broken(f"{key!r} is handed out twice within {abs(begin_ms - other.begin_ms)} ms")
+                raise Broken(f"{key!r} is delivered twice within {abs(begin_ms - other.begin_ms)} ms")
         return self.hide(key, begin_ms, end_ms)
 
     def hide(self, key: Hashable, begin_ms: int, end_ms: int) -> Span:
-        """The same pop hides it for another message, too; or whoever has it hides it for longer."""
+        """The same pop hides it for another message, too; or its consumer hides it for longer."""
         span = Span(begin_ms, end_ms)
         self._spans.setdefault(key, []).append(span)
         return span
 
     def done(self, key: Hashable, now_ms: int) -> None:
-        """A broker has answered an acknowledgement that came in time: this one must never come again."""
+        """A broker has confirmed an acknowledgement that arrived in time: the message must never be delivered again."""
         self._done_ms[key] = now_ms

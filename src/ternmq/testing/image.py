@@ -1,4 +1,4 @@
-"""A file of the simulated disk: what is cached, what is on the disk, and which pages have blocks (``testing.disk``).
+"""A file of the simulated disk: its cached and its durable bytes, and which pages have blocks (``testing.disk``).
 
 ::
 
@@ -6,10 +6,10 @@
     clean     what the kernel believes to be on the disk; a page that differs from it is dirty
     durable   what is on the disk
 
-A *page* is what is written whole or not at all. Its block is *claimed* when it is written, zeroed or reserved; a store
-through a mapping to a page without one would have killed a real process on a full disk (``UnreservedStore``).
+A *page* is written whole or not at all. Its block is *claimed* when it is written, zeroed or reserved. A write
+through a mapping to a page without a block would kill a real process on a full disk (``UnreservedStore``).
 
-Invariant: ``cached`` is never replaced, so that views of it stay valid, and grows only while nobody has one.
+Invariant: ``cached`` is never replaced, so that views of it stay valid, and grows only while there are no views.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ternmq.types import Buffer
 
 
 class UnreservedStore(AssertionError):
-    """A mapped byte was written to whose block nobody had reserved: on a full disk that is the end of the process."""
+    """A mapped byte was written whose block was not reserved: on a full disk this kills the process."""
 
 
 class Image:
@@ -56,7 +56,7 @@ class Image:
         return [page for page in range(begin // size, -(-end // size)) if page not in self.claimed]
 
     def set_length(self, length_bytes: int) -> None:
-        """Make the file longer; what is new reads as zero."""
+        """Make the file longer; the new bytes are zero."""
         self.cached.extend(bytes(length_bytes - len(self.cached)))
 
     def write(self, at: int, data: Buffer) -> None:
@@ -67,7 +67,7 @@ class Image:
         self.cached[at:end] = data
 
     def sync(self) -> None:
-        """Carry dirty pages, the length and the claims to the disk."""
+        """Write dirty pages, the length and the claims to the disk."""
         durable = bytearray(self._durable.ljust(len(self.cached), b"\0"))
         for _, begin, end in self._dirty():
             durable[begin:end] = self.cached[begin:end]
@@ -75,7 +75,7 @@ class Image:
         self._claimed_durably = set(self.claimed)
 
     def fail_to_sync(self) -> None:
-        """Take dirty pages for clean, as Linux does after an error: no later sync writes them."""
+        """Mark dirty pages as clean, as Linux does after an error: no later sync writes them."""
         self._clean = bytes(self.cached)
 
     @property
@@ -89,10 +89,10 @@ class Image:
             if begin // size not in self.claimed and any(self.cached[begin : begin + size]):
                 raise UnreservedStore(f"page {begin // size} was written to and never reserved")
 
-    # --- What befalls it ----------------------------------------------------------------------------------------
+    # --- Faults -------------------------------------------------------------------------------------------------
 
     def write_back(self, random: Random) -> None:
-        """The kernel writes some dirty pages at a time of its own choice."""
+        """The kernel writes some dirty pages at any time."""
         if len(self._durable) != len(self.cached):
             return
         clean, durable = bytearray(self._clean), bytearray(self._durable)
@@ -103,7 +103,7 @@ class Image:
         self._clean, self._durable = bytes(clean), bytes(durable)
 
     def evict(self) -> None:
-        """Forget clean pages, so that the next look reads the disk: a failed sync comes to light."""
+        """Drop clean pages, so that the next read gets the bytes on disk: this reveals a failed sync."""
         clean = bytearray(self._clean)
         for begin, end in self.chunks(0, len(self._durable)):
             if clean[begin:end] == self.cached[begin:end] != self._durable[begin:end]:
@@ -127,7 +127,7 @@ class Image:
         return found
 
     def flip_bit(self, bit: int) -> None:
-        """One bit rots, on the disk and in what was read from it. A hole has none that could."""
+        """Corrupt one bit, on the disk and in the cache. A hole has no bits to corrupt."""
         at, mask = bit // 8, 1 << bit % 8
         if at // self._page_bytes not in self.claimed:
             return

@@ -1,14 +1,14 @@
-"""An event loop in virtual time: nothing waits, and the same program does the same things in the same order (C8, G1).
+"""An event loop in virtual time: it never waits, and the same program runs in the same order each time (C8, G1).
 
-When nothing is ready, time jumps to the next timer; an hour of heartbeats takes a moment. Callbacks run in the order in
-which they were asked for, timers of the same time too. Nobody sleeps, no thread runs: what is handed to an executor is
-done by the loop, in its next turn. Tasks hash by their number, so that sets of them have one order, too.
+If no callback is ready, time jumps to the next timer; an hour of heartbeats takes a moment. Callbacks run in the order
+in which they were scheduled, also timers of the same time. There are no sleeps and no threads: work for an executor is
+done by the loop, in its next turn. Tasks hash by their number, so that sets of them have a fixed order, too.
 
-A ``Process`` is everything that runs in its context: tasks, callbacks and timers inherit it from those who made them.
-``kill`` ends it as ``kill -9`` does: no ``finally``, no farewell, nothing of it ever runs again. ``pause`` lets it do
-nothing for a while, as a machine that swaps or a virtual one that is moved; what it missed it does afterwards.
+A ``Process`` is everything that runs in its context: tasks, callbacks and timers inherit it from their creator.
+``kill`` ends it like ``kill -9``: no ``finally`` runs, no message is sent, and none of its code runs again. ``pause``
+suspends it for a while, like a machine that swaps or a virtual machine that is moved; missed callbacks run afterwards.
 
-The loop stands on asyncio's own ``BaseEventLoop`` and replaces how it schedules. Sockets are the business of a
+The loop is based on asyncio's ``BaseEventLoop`` and replaces its scheduling. Sockets are provided by a
 ``Network`` (``testing.net``).
 """
 
@@ -26,27 +26,27 @@ from ternmq.net.endpoint import Bound
 
 T = TypeVar("T")
 
-#: Virtual seconds at which a loop begins: a machine that has been up for a while.
+#: Virtual time at the start of a loop: a machine that has been up for a while.
 BEGIN_S: Final = 1000.0
-#: Callbacks at one moment of time, after which the program is taken for one that runs in a circle.
+#: Callbacks at one moment of time; with more, the program is considered to be in an endless loop.
 STEPS_MAX: Final = 200_000
 
-#: The context of what belongs to no process: the network's own work.
+#: The context of work that belongs to no process: that of the network.
 NOWHERE: Final = Context()
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Standstill(AssertionError):
-    """Nothing is ready, no timer runs, and somebody still waits: he would wait for ever."""
+    """No callback is ready and no timer runs, but a task still waits: it would wait for ever."""
 
 
 class Circle(AssertionError):
-    """The program goes on and on without letting time pass."""
+    """The program runs on and on without letting time pass."""
 
 
 class Sockets(Protocol):
-    """What the loop leaves to a network."""
+    """The operations that the loop delegates to a network."""
 
     def bind(self, ip: str, port: int) -> Bound: ...
 
@@ -58,17 +58,17 @@ class Sockets(Protocol):
 
 
 class Process:
-    """A program on the machine with the address ``ip``, from its start to its death."""
+    """A program on the machine with the address ``ip``, from its start to its end."""
 
     def __init__(self, name: str, ip: str) -> None:
         self.name = name
         self.ip = ip
         self.is_killed = False
         self.is_paused = False
-        #: Callbacks run here, unless they bring a context of their own (which was copied from this one).
+        #: Callbacks run in this context, unless they have their own (which was copied from this one).
         self.context: Final = copy_context()
         self.context.run(_process.set, self)
-        #: What came due during a pause, or after its death.
+        #: Callbacks that became due during a pause, or after its end.
         self.missed: deque[asyncio.Handle] = deque()
 
     def __repr__(self) -> str:
@@ -76,11 +76,11 @@ class Process:
 
     @staticmethod
     def current() -> Process | None:
-        """The one that runs now; None in what drives the simulation."""
+        """The running process; None in the driver of the simulation."""
         return _process.get()
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function as this process; what it starts belongs to it."""
+        """Call a function as this process, which owns everything that it starts."""
         return self.context.copy().run(function, *args)
 
     def start(self, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -88,7 +88,7 @@ class Process:
         return self.run(asyncio.get_running_loop().create_task, coro)
 
     def kill(self) -> None:
-        """Nothing of it runs any more."""
+        """End it: none of its code runs again."""
         self.is_killed, self.is_paused = True, False
         _running_loop().bury(self)
 
@@ -96,7 +96,7 @@ class Process:
         self.is_paused = not self.is_killed
 
     def resume(self) -> None:
-        """What was missed is done now, in its order."""
+        """Run the missed callbacks now, in their order."""
         self.is_paused = False
         _running_loop().catch_up(self)
 
@@ -121,11 +121,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._count = 0
         self._steps = 0
         self._is_over = False
-        #: With the tasks that they left.
+        #: Ended processes, with their remaining tasks.
         self._dead: dict[Process, list[asyncio.Task[Any]]] = {}
         self._ready: deque[asyncio.Handle] = deque()
         self.sockets: Sockets | None = None
-        #: What callbacks raised and nobody caught: faults of the program. Raised by ``check``.
+        #: Uncaught errors of callbacks: faults of the program. Raised by ``check``.
         self.failures: list[BaseException] = []
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_failure)
@@ -158,17 +158,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return timer
 
     def catch_up(self, process: Process) -> None:
-        """Do what a process missed during its pause."""
+        """Run the callbacks that a process missed during its pause."""
         self._ready.extend(process.missed)
         process.missed.clear()
 
     def bury(self, process: Process) -> None:
-        """Keep the tasks of a dead process: destroyed, they would run their ``finally`` whenever memory is cleaned."""
+        """Keep the tasks of a killed process: the garbage collector would run the ``finally`` of destroyed tasks."""
         tasks = asyncio.all_tasks(self)
         self._dead[process] = [task for task in tasks if isinstance(task, _Task) and task.process is process]
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ARG002
-        """Call ``func`` in the next turn: there are no threads here."""
+        """Call ``func`` in the next turn: there are no threads in a simulation."""
         future: asyncio.Future[T] = self.create_future()
 
         def call() -> None:
@@ -197,7 +197,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 handle._run()  # noqa: SLF001
         self._steps += 1
         if self._steps > STEPS_MAX:
-            raise Circle(f"{STEPS_MAX} turns of the loop at {self._now:.3f} s, and no end")
+            raise Circle(f"{STEPS_MAX} turns of the loop at {self._now:.3f} s without an end")
 
     def _jump(self) -> None:
         timers = self._timers
@@ -243,15 +243,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # --- The end --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise the first error that nobody caught."""
+        """Raise the first uncaught error."""
         if self.failures:
             raise self.failures[0]
 
     def end(self) -> None:
-        """Cancel whatever is left, the dead included, and close. What it says on its way out, nobody hears."""
+        """Cancel all remaining tasks, also those of killed processes, and close. Their errors are ignored."""
         self._is_over = True
         for process in self._dead:
-            # Or a task that waits for one of these steps could not even be cancelled.
+            # Otherwise a task that waits for one of these steps could not be cancelled.
             self.catch_up(process)
         with contextlib.suppress(Standstill):
             while tasks := asyncio.all_tasks(self):
@@ -278,7 +278,7 @@ async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
 
 @contextlib.contextmanager
 def simulated_loop() -> Generator[SimulatedLoop, None, None]:
-    """A loop for one simulation; at the end all that is left on it is gone."""
+    """A loop for one simulation; everything that is left on it is ended with the block."""
     loop = SimulatedLoop()
     try:
         yield loop

@@ -1,17 +1,17 @@
-"""A network in memory: streams like TCP's, with delays, cuts and losses of a real one (B2, A6).
+"""A network in memory: streams like TCP's, with delays, interruptions and losses (B2, A6).
 
 Machines have addresses, processes (``testing.loop``) bind ports on the machine they run on, and connections are two
-``SimulatedTransport`` with a pipe each way (``testing.stream``). What befalls them::
+``SimulatedTransport`` with a pipe in each direction (``testing.stream``). Faults::
 
-    delay, chop      a piece takes its time; a write arrives in several pieces
-    block            nothing passes from one machine to another: pieces wait as TCP does, which sends them again
-                     until they get through; new connections wait, too. One way or both (``partition``)
-    reset            both ends of a connection hear that it broke; what was on its way is lost
-    process killed   its machine closes its connections: the other ends read their rest, then the end of the stream
-    machine off      nobody says anything: others wait. When it is on again, what reaches an old connection is answered
+    delay, chop      a piece takes some time; a write arrives in several pieces
+    block            nothing passes from one machine to another: pieces wait, as with TCP, which sends them again
+                     until they arrive; new connections wait, too. In one direction or both (``partition``)
+    reset            both ends of a connection are notified that it broke; bytes in transit are lost
+    process killed   its machine closes its connections: the other ends read the rest, then the end of the stream
+    machine off      no reply at all: others wait. When it is on again, packets of an old connection are answered
                      with a reset
 
-All chance comes from the ``random`` that was handed in, all order from the loop.
+All randomness comes from the given ``random``, all order from the loop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Any, Final
 from ternmq.testing.loop import NOWHERE, Process, SimulatedLoop
 from ternmq.testing.stream import END, SimulatedTransport
 
-#: The first port that is given to who asks for any.
+#: The first port that is used if any port is requested.
 _FIRST_PORT: Final = 40_000
 
 
 @dataclass(slots=True)
 class Weather:
-    """What a network is like at the moment; change it whenever you want."""
+    """The current properties of a network; they may be changed at any time."""
 
-    #: A piece takes between these times.
+    #: Minimum and maximum time of a piece.
     delay_min_s: float = 0.000_1
     delay_max_s: float = 0.000_5
     #: How often a write arrives in pieces.
@@ -43,28 +43,28 @@ class Weather:
 
 
 class Network:
-    """All machines and their connections. Gives itself to the loop."""
+    """All machines and their connections. It registers itself with the loop."""
 
     def __init__(self, loop: SimulatedLoop, random: Random, weather: Weather | None = None) -> None:
         self.weather = weather if weather is not None else Weather()
         self.random = random
         self.loop = loop
         loop.sockets = self
-        #: Told of each piece that arrives: from, to, bytes (-1: the end of a stream, -2: a reset).
+        #: Called with each piece that arrives: from, to, bytes (-1: the end of a stream, -2: a reset).
         self.on_arrival: Callable[[str, str, int], None] | None = None
         self._ports: dict[tuple[str, int], _Port] = {}
         self._next_port = _FIRST_PORT
         self._blocked: dict[tuple[str, str], None] = {}
         self._off: dict[str, None] = {}
-        #: Those who wait until nothing is blocked any more on their way.
+        #: Callbacks for when the way is not blocked any more.
         self._held_up: dict[tuple[str, str], list[Callable[[], None]]] = {}
-        #: Each open connection by its first end, in the order of their making.
+        #: Each open connection by its first end, in the order of creation.
         self._open: dict[SimulatedTransport, None] = {}
 
-    # --- What befalls it ------------------------------------------------------------------------------------------
+    # --- Faults ---------------------------------------------------------------------------------------------------
 
     def block(self, source: str, target: str) -> None:
-        """Let nothing pass from one machine to another; the way back stays as it is."""
+        """Block the way from one machine to another; the other direction is not affected."""
         self._blocked[source, target] = None
 
     def unblock(self, source: str, target: str) -> None:
@@ -72,7 +72,7 @@ class Network:
         self._go_on(source, target)
 
     def partition(self, ips: Iterable[str], others: Iterable[str]) -> None:
-        """Let nothing pass between these machines and those, either way."""
+        """Block all ways between these machines and those, in both directions."""
         others = list(others)
         for ip in ips:
             for other in others:
@@ -80,7 +80,7 @@ class Network:
                 self.block(other, ip)
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Unblock all ways."""
         for source, target in list(self._blocked):
             self.unblock(source, target)
 
@@ -93,7 +93,7 @@ class Network:
         return len(broken)
 
     def closed_with(self, process: Process) -> None:
-        """A process was killed: its machine closes what it had open."""
+        """A process was killed: its machine closes its connections and ports."""
         for end in self._ends():
             if end.process is process:
                 end.vanish()
@@ -101,7 +101,7 @@ class Network:
         self._free_ports(process)
 
     def switch_off(self, process: Process) -> None:
-        """The machine of a process loses its power."""
+        """The machine of a process loses power."""
         self._off[process.ip] = None
         for end in self._ends():
             if end.process.ip == process.ip:
@@ -110,13 +110,13 @@ class Network:
         self._free_ports(process)
 
     def switch_on(self, ip: str) -> None:
-        """The machine runs again, and knows nothing of its old connections."""
+        """The machine runs again, without its old connections."""
         self._off.pop(ip, None)
 
     # --- For the loop (``testing.loop.Sockets``) --------------------------------------------------------------------
 
     def bind(self, ip: str, port: int) -> _Port:  # noqa: ARG002
-        """Hold a port of the machine that this process runs on, whatever ``ip`` says: it has one address."""
+        """Bind a port of the machine of this process, for any ``ip``: a machine has one address."""
         process = _running()
         port = port or self._free_port(process.ip)
         if (process.ip, port) in self._ports:
@@ -136,7 +136,7 @@ class Network:
         await self._travel(process.ip, ip)
         held = self._ports.get((ip, port))
         if ip in self._off:
-            # Nobody answers; the caller has a time-out.
+            # No reply; the caller has a time-out.
             await self.loop.create_future()
         await self._travel(ip, process.ip)
         if held is None or held.is_closed:
@@ -162,7 +162,7 @@ class Network:
         return ip in self._off
 
     def when_free(self, source: str, target: str, go_on: Callable[[], None]) -> None:
-        """Call ``go_on`` when the way from one machine to another is free again."""
+        """Call ``go_on`` when the way from one machine to another is not blocked any more."""
         self._held_up.setdefault((source, target), []).append(go_on)
 
     def release(self, port: _Port) -> None:
@@ -170,7 +170,7 @@ class Network:
             del self._ports[port.process.ip, port.number]
 
     def forget(self, end: SimulatedTransport) -> None:
-        """Both ends are closed."""
+        """Remove a connection whose ends are both closed."""
         self._open.pop(end, None)
         self._open.pop(end.other, None)
 
@@ -179,7 +179,7 @@ class Network:
             self.loop.call_later(self.delay_s(), go_on, context=NOWHERE)
 
     async def _travel(self, source: str, target: str) -> None:
-        """Wait as long as a packet takes; one that is lost is sent again."""
+        """Wait as long as a packet takes; a lost packet is sent again."""
         await asyncio.sleep(self.delay_s())
         while self.is_blocked(source, target):
             is_free = asyncio.Event()
@@ -201,7 +201,7 @@ class Network:
 
 
 class _Port:
-    """A port that a process holds; who connects before it is served waits."""
+    """A bound port of a process; connections wait until it is served."""
 
     def __init__(self, network: Network, process: Process, number: int) -> None:
         self._network = network
@@ -250,13 +250,13 @@ class _Server(asyncio.AbstractServer):
         self._port.close()
 
     async def start_serving(self) -> None:
-        """It serves from the beginning."""
+        """Does nothing: it serves from the beginning."""
 
     async def serve_forever(self) -> None:
         await self._loop.create_future()
 
     async def wait_closed(self) -> None:
-        """Closed is closed."""
+        """Does nothing: closing takes no time."""
 
 
 def _running() -> Process:

@@ -1,8 +1,8 @@
 """A connection in memory: two ends, and two pipes between them (``testing.net``).
 
-A pipe carries pieces in order, each with the time at which it arrives at the earliest; a way that is blocked, or a
-target that does not read, holds it up. Flow control: what was written and not yet taken by the other side counts;
-beyond what the kernels keep, the writer is told to pause.
+A pipe carries pieces in order, each with the earliest time of its arrival; a blocked way, or a target that does not
+read, delays it. Flow control: bytes that were written and not yet read by the other side are counted; above the size
+of the kernels' buffers, the writer is paused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ternmq.types import Buffer
 if TYPE_CHECKING:
     from ternmq.testing.net import Network
 
-#: Written and not taken: what the two kernels keep for the processes, and what a writer may have on top.
+#: Written and not read: what the buffers of the two kernels hold, and what a writer may have in addition.
 KERNEL_BYTES: Final = 64 * 1024
 HIGH_BYTES: Final = 64 * 1024
 LOW_BYTES: Final = 16 * 1024
@@ -38,7 +38,7 @@ class Pipe:
         self._source = source
         self._target = target
         self._pieces: deque[tuple[float, bytes | None]] = deque()
-        #: A timer runs, or somebody calls ``go_on`` when the way is free.
+        #: A timer runs, or ``go_on`` is called when the way is not blocked any more.
         self._waits = False
         self.in_flight = 0
 
@@ -51,7 +51,7 @@ class Pipe:
         self.go_on()
 
     def clear(self) -> None:
-        """What is on its way is lost."""
+        """Bytes in transit are lost."""
         self._pieces.clear()
         self.in_flight = 0
 
@@ -81,7 +81,7 @@ class Pipe:
         if self._target.is_gone:
             self.clear()
             if not network.is_off(target):
-                # A machine that never heard of this connection, or whose process has closed it, says so.
+                # A machine that does not know this connection, or whose process has closed it, sends a reset.
                 self._source.broken()
             return
         if network.on_arrival is not None:
@@ -111,16 +111,16 @@ class SimulatedTransport(asyncio.Transport):
         self._is_paused = False
         self._writer_is_paused = False
         self._is_closing = False
-        #: Closed for good, or its process is: it takes nothing any more.
+        #: It is closed, or its process has ended: it accepts nothing any more.
         self.is_gone = False
 
     def join(self, other: SimulatedTransport) -> None:
-        """Make a connection of two ends."""
+        """Connect two ends."""
         self.other, other.other = other, self
         self.pipe, other.pipe = Pipe(self._network, self, other), Pipe(self._network, other, self)
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """The process takes the connection."""
+        """The process accepts the connection."""
         self._protocol = protocol
         if self.is_gone:
             self._is_closing = True
@@ -131,7 +131,7 @@ class SimulatedTransport(asyncio.Transport):
 
     @property
     def takes(self) -> bool:
-        """Whether what arrives goes anywhere."""
+        """Whether arriving bytes are delivered to a process."""
         return self.is_gone or (self._protocol is not None and not self._is_paused)
 
     # --- From the network -------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class SimulatedTransport(asyncio.Transport):
         self._network.loop.call_soon(self._read, piece, context=self.process.context)
 
     def taken(self) -> None:
-        """The other side has taken some of what was written."""
+        """The other side has read some of the written bytes."""
         if self._writer_is_paused and self.pipe.in_flight - KERNEL_BYTES <= LOW_BYTES:
             self._writer_is_paused = False
             if not self.is_gone and self._protocol is not None:
@@ -161,7 +161,7 @@ class SimulatedTransport(asyncio.Transport):
             )
 
     def vanish(self) -> None:
-        """The process has no say any more."""
+        """Its process has ended: call it no more."""
         self._gone()
 
     # --- The transport's side ---------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class SimulatedTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """Take nothing more; end when what was written has left for the other machine."""
+        """Accept no more bytes; end when the written ones have been sent to the other machine."""
         if not self._is_closing:
             self._is_closing = True
             if self.is_gone:
@@ -235,7 +235,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def _gone(self) -> None:
         self.is_gone = True
-        # Whatever still comes is answered by the machine.
+        # The machine answers what still arrives.
         self.other.pipe.go_on()
         if self.other.is_gone:
             self._network.forget(self)
@@ -261,7 +261,7 @@ class SimulatedTransport(asyncio.Transport):
 
 
 def _fill(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
-    """Give a protocol bytes in its own buffers."""
+    """Give bytes to a protocol in its own buffers."""
     while data:
         buffer = memoryview(protocol.get_buffer(len(data)))
         part = data[: len(buffer)]

@@ -1,8 +1,8 @@
-"""Trouble from a seed: which faults a simulation has, and when they happen (C8, G1).
+"""Faults from a seed: which faults a simulation has, and when they happen (C8, G1).
 
-Each seed switches on some kinds of faults and leaves out the others (*swarm testing*): with all of them at once, some
-would hide others; a group whose members die every second never has a quiet partition. A ``Storm`` then breaks nodes
-and ways between them for a while, and mends everything at its end.
+Each seed enables some kinds of faults and disables the others (*swarm testing*): with all of them at once, some would
+hide others; for example, a group whose members die every second never has a long partition. A ``Storm`` then makes
+nodes and connections fail for a while, and repairs everything at its end.
 
 ::
 
@@ -24,45 +24,45 @@ from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.net import Weather
 
 
-class Fault(Enum):
-    """What may befall a cluster."""
+class FaultKind(Enum):
+    """Kinds of faults."""
 
     KILL_CLIENT = "kill a client"
     KILL_SERVER = "kill a server"
-    #: Only for servers that sync before they answer; others may lose what they acknowledged.
+    #: Only for servers that sync before they answer; others may lose acknowledged messages.
     CUT_POWER = "cut a server's power"
     PAUSE_CLIENT = "pause a client"
     PAUSE_SERVER = "pause a server"
-    PARTITION = "let nothing pass between a client and a server"
-    CUT_OFF = "break a client's connections to a server and let it make no new ones"
-    ONE_WAY = "let nothing pass one way"
+    PARTITION = "block both ways between a client and a server"
+    CUT_OFF = "break a client's connections to a server and allow no new ones"
+    ONE_WAY = "block one way between a client and a server"
     RESET = "break connections"
     CLOCK = "set a clock"
 
 
-#: Seconds between two faults on average, and how long one may last: time-outs lie between 3 and 60 s.
+#: Average seconds between two faults, and the maximum duration of one: time-outs are between 3 and 60 s.
 _GAP_S: Final = 4.0
 _LASTS_S: Final = (0.2, 1.0, 4.0, 10.0, 35.0, 75.0)
 
 
 @dataclass(slots=True, frozen=True)
 class Swarm:
-    """What a seed decides before anything happens."""
+    """What a seed decides in advance."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[FaultKind, ...]
     weather: Weather
-    #: How long the storm rages, in virtual seconds.
+    #: Duration of the storm, in virtual seconds.
     storm_s: float
-    #: Brokers sync before they answer; else they are never cut off from power.
+    #: Brokers sync before they answer; otherwise they never lose power.
     sync_flush: bool
 
     @classmethod
     def choose(cls, random: Random) -> Self:
         sync_flush = random.random() < 0.3
-        faults = [fault for fault in Fault if random.random() < 0.4]
+        faults = [fault for fault in FaultKind if random.random() < 0.4]
         slow = random.random() < 0.3
         return cls(
-            faults=tuple(fault for fault in faults if sync_flush or fault is not Fault.CUT_POWER),
+            faults=tuple(fault for fault in faults if sync_flush or fault is not FaultKind.CUT_POWER),
             weather=Weather(
                 delay_min_s=0.000_1, delay_max_s=0.2 if slow else 0.002, chop=random.choice((0.0, 0.2, 0.7))
             ),
@@ -72,7 +72,7 @@ class Swarm:
 
 
 class Storm:
-    """Breaks what it may, and mends it again. Servers come back by themselves, clients when ``revive`` says so."""
+    """Injects faults and repairs them. Servers are restarted automatically, clients by ``revive``."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Storm:
         self._clients = clients
         self._revive = revive
         self._random = Random(cluster.random.getrandbits(64))
-        #: What is broken: how to mend it, by a number.
+        #: Active faults: how to repair them, by a number.
         self._broken: dict[int, Callable[[], None]] = {}
         self._count = 0
 
     async def rage(self) -> None:
-        """Break things for a while; at the end all is mended."""
+        """Inject faults for a while; at the end all of them are repaired."""
         self._cluster.network.weather = self._swarm.weather
         end = self._cluster.loop.time() + self._swarm.storm_s
         while True:
@@ -105,41 +105,41 @@ class Storm:
         self.calm()
 
     def calm(self) -> None:
-        """Mend everything now."""
+        """Repair everything now."""
         for number in list(self._broken):
             self._mend(number)
         self._cluster.network.heal()
         self._cluster.network.weather = Weather()
 
-    def _happen(self, fault: Fault) -> None:
+    def _happen(self, fault: FaultKind) -> None:
         chance, network = self._random, self._cluster.network
         server = self._pick(self._servers)
         client = self._pick(self._clients())
-        is_server = fault in (Fault.KILL_SERVER, Fault.CUT_POWER, Fault.PAUSE_SERVER)
+        is_server = fault in (FaultKind.KILL_SERVER, FaultKind.CUT_POWER, FaultKind.PAUSE_SERVER)
         node = server if is_server else client
         if node is None or server is None:
             return
         match fault:
-            case Fault.KILL_CLIENT | Fault.KILL_SERVER | Fault.CUT_POWER:
-                (node.cut_power if fault is Fault.CUT_POWER else node.kill)()
+            case FaultKind.KILL_CLIENT | FaultKind.KILL_SERVER | FaultKind.CUT_POWER:
+                (node.cut_power if fault is FaultKind.CUT_POWER else node.kill)()
                 if is_server or self._revive:
                     self._later(lambda: None if node.is_up else node.start())
-            case Fault.PAUSE_CLIENT | Fault.PAUSE_SERVER:
+            case FaultKind.PAUSE_CLIENT | FaultKind.PAUSE_SERVER:
                 node.pause()
                 self._later(lambda: node.resume() if node.is_paused else None)
-            case Fault.PARTITION | Fault.ONE_WAY | Fault.CUT_OFF:
+            case FaultKind.PARTITION | FaultKind.ONE_WAY | FaultKind.CUT_OFF:
                 ways = [(node.ip, server.ip), (server.ip, node.ip)]
-                if fault is Fault.ONE_WAY:
+                if fault is FaultKind.ONE_WAY:
                     ways = [chance.choice(ways)]
-                if fault is Fault.CUT_OFF:
+                if fault is FaultKind.CUT_OFF:
                     network.reset(node.ip, server.ip)
                 self._cluster.note(fault.value, ways)
                 self._later(partial(self._unblock, ways))
                 for way in ways:
                     network.block(*way)
-            case Fault.RESET:
+            case FaultKind.RESET:
                 self._cluster.note(fault.value, node.name, server.name, network.reset(node.ip, server.ip))
-            case Fault.CLOCK:
+            case FaultKind.CLOCK:
                 ms = chance.choice((-60_000, -1_000, 1_000, 60_000))
                 self._cluster.note(fault.value, node.name, ms)
                 node.clock.jump(ms)
@@ -165,7 +165,7 @@ class Storm:
 
 
 async def come_and_go(cluster: Cluster, running: Callable[[], Sequence[Node]], new: Callable[[], Node]) -> None:
-    """Have clients join and leave in good order, one to six of them, until cancelled."""
+    """Let clients join and leave cleanly, one to six of them, until cancelled."""
     chance = Random(cluster.random.getrandbits(64))
     while True:
         await asyncio.sleep(chance.expovariate(1 / 6))

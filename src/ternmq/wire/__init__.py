@@ -1,5 +1,5 @@
-"""Every byte that leaves the process, and nothing else: no sockets, no files, no clock (B1).
+"""All bytes that leave the process: pure functions, without sockets, files or a clock (B1).
 
-Start reading at ``frame.py`` (what stands on a connection), then ``header.py`` and ``requests.py`` (what it asks),
-``bodies`` (what it carries as JSON) and ``record.py`` (what it carries as messages, and what the store keeps).
+Start reading at ``frame.py`` (the units of a connection), then ``header.py`` and ``requests.py`` (parameters),
+``bodies`` (JSON bodies) and ``record.py`` (messages, on the wire and in the store).
 """

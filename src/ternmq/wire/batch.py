@@ -6,7 +6,7 @@ One after the other, big-endian::
     4      0 (its CRC)               4      flag
     4 + n  body                      2 + n  properties
 
-Topic and queue stand once in the request's header. Each message becomes a record of its own.
+Topic and queue are given once, in the request's header. Each message becomes a record of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ternmq.errors import InvalidMessage, RemoteProtocolError
 from ternmq.types import Buffer
 from ternmq.wire.record import PROPERTIES_BYTES_MAX
 
-_HEAD: Final = struct.Struct(">i8xii")  # size, what a record has as magic and CRC, flag, body_bytes
+_HEAD: Final = struct.Struct(">i8xii")  # size, (magic and CRC in a record), flag, body_bytes
 _SHORT: Final = struct.Struct(">h")
-#: What a message takes besides its body and properties.
+#: Bytes of a message besides its body and properties.
 FIXED_BYTES: Final = _HEAD.size + _SHORT.size
 
 
 def pack_messages(messages: Iterable[tuple[int, Buffer, str]]) -> bytes:
-    """The body of a batch, of flag, body and properties each. Raises ``InvalidMessage`` for too many properties."""
+    """The body of a batch of messages (flag, body, properties). Raises ``InvalidMessage`` for too long properties."""
     parts: list[Buffer] = []
     for flag, body, properties in messages:
         data = properties.encode()

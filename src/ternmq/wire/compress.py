@@ -1,12 +1,12 @@
-"""Bodies made smaller: zlib, LZ4 frames and ZSTD (E1).
+"""Compression of bodies: zlib, LZ4 frames and ZSTD (E1).
 
-A producer compresses, a consumer decompresses, the broker between them does neither. The sysflag says how: bit 0
-that the body is compressed, bits 8–10 by which of the three. No bits there mean zlib, as old clients and those in Go
-and Node send it. zlib is always here; the other two come with ``pip install ternmq[compress]`` and are imported when
-first used.
+A producer compresses, a consumer decompresses; the broker does neither. In the sysflag, bit 0 means that the body is
+compressed, and bits 8–10 give the method. If they are 0, it is zlib, as old clients and those in Go and Node send it.
+zlib is always available; the other two come with ``pip install ternmq[compress]`` and are imported when they are used
+for the first time.
 
-A few hundred bytes can decompress to gigabytes, so each call says how many bytes it will take, and decompression stops
-there.
+A few hundred bytes can decompress to gigabytes, so each call has a limit in bytes, and decompression stops at this
+limit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ternmq.errors import CorruptRecord, TernError
 from ternmq.types import Buffer
 from ternmq.wire.record import Sysflag
 
-#: What one body may decompress to. Producers limit a body before they compress it, by default to 4 MiB.
+#: Limit of one decompressed body. Producers limit a body before they compress it, by default to 4 MiB.
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 #: RocketMQ's default level (``rocketmq.message.compressLevel``).
 LEVEL: Final = 5
-#: A block of ZSTD makes up to 128 KiB out of four bytes, so a piece of this size makes 32 MiB at most, or 2 MiB.
+#: A block of ZSTD can expand four bytes to 128 KiB, so a piece of this size gives at most 32 MiB, or 2 MiB.
 _ZSTD_PIECE_BYTES_MAX: Final = 1024
 _ZSTD_PIECE_BYTES_MIN: Final = 64
 
@@ -31,7 +31,7 @@ _ZSTD_PIECE_BYTES_MIN: Final = 64
 class CompressionMissing(TernError):
     """The optional package for a kind of compression is not installed."""
 
-    #: How its text ends.
+    #: The end of the error message.
     CURE: Final = "is not installed; run `pip install ternmq[compress]`"
 
     def __init__(self, package: str) -> None:
@@ -40,7 +40,7 @@ class CompressionMissing(TernError):
 
 
 def compress(body: Buffer, kind: int = Sysflag.ZLIB, *, level: int = LEVEL) -> tuple[bytes, int]:
-    """The body made smaller, and the bits to set in its sysflag. ``kind`` is one of ``Sysflag``'s three."""
+    """The compressed body, and the bits to set in its sysflag. ``kind`` is one of ``Sysflag``'s three."""
     if kind == Sysflag.LZ4:
         data = _lz4_compress(body, level)
     elif kind == Sysflag.ZSTD:
@@ -52,9 +52,9 @@ def compress(body: Buffer, kind: int = Sysflag.ZLIB, *, level: int = LEVEL) -> t
 
 
 def decompress(body: Buffer, sysflag: int, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The body as it was before ``compress``, or a copy of it if the sysflag says that it is not compressed.
+    """The body as it was before ``compress``; if the sysflag says that it is not compressed, a copy of the body.
 
-    Raises ``CorruptRecord`` for what does not decompress, or not within ``bytes_max``.
+    Raises ``CorruptRecord`` for a body that cannot be decompressed, or not within ``bytes_max``.
     """
     if not sysflag & Sysflag.COMPRESSED:
         return bytes(body)
@@ -124,8 +124,8 @@ def _zstd_decompress(body: Buffer, bytes_max: int) -> bytes:
         import zstandard
     except ImportError:
         raise CompressionMissing("zstandard") from None
-    # Frames of Java's writer do not tell their size, so a plain call cannot read them; a stream object reads them, but
-    # knows no limit. So it gets pieces, the smaller the less is allowed, and the sum is looked at after each.
+    # Frames of Java's writer do not contain their size, so a plain call cannot read them. A stream object reads them,
+    # but has no limit. So it gets pieces (smaller ones for a smaller limit), and the sum is checked after each piece.
     piece_bytes = min(max(bytes_max // 32_768, _ZSTD_PIECE_BYTES_MIN), _ZSTD_PIECE_BYTES_MAX)
     stream = zstandard.ZstdDecompressor().decompressobj()
     view = memoryview(body)

@@ -1,19 +1,19 @@
-"""What Java's fastjson writes, as JSON (V2, V3).
+"""Converts the JSON dialect of Java's fastjson to JSON (V2, V3).
 
-RocketMQ writes its bodies with a library that takes liberties. Four of them reach us:
+RocketMQ writes its bodies with a library that does not always write valid JSON. Four deviations occur:
 
-- keys that are numbers stand bare: ``{0:"10.0.0.1:10911"}``;
-- keys that are objects stand bare: ``{{"brokerName":"b","queueId":0,"topic":"t"}:{"maxOffset":3}}``;
-- an object that occurs twice is written once and then pointed to: ``{"$ref":"$.queueDatas[0]"}``;
+- keys that are numbers have no quotes: ``{0:"10.0.0.1:10911"}``;
+- keys that are objects have no quotes: ``{{"brokerName":"b","queueId":0,"topic":"t"}:{"maxOffset":3}}``;
+- an object that occurs twice is written once, and then referred to by a pointer: ``{"$ref":"$.queueDatas[0]"}``;
 - texts and keys may have single quotes, and keys that are names may have none.
 
-``to_json`` turns that into JSON: keys become texts (of an object: its JSON without blanks), pointers the value that
-they point to, null members vanish, since Java leaves them out and Go does not. What is JSON already never comes here:
-``bodies.codec`` tries a prepared decoder first.
+``to_json`` converts that to JSON: keys become texts (an object becomes its JSON without blanks), pointers are replaced
+by the value that they point to, and null members are removed, since Java leaves them out and Go does not. Valid JSON
+does not come here: ``bodies.codec`` tries a prepared decoder first.
 
-Input is hostile until read. Texts are found and read by functions in C, in one pass. Nesting is bounded, and so are
-the number of values (this reader takes about 1 µs for each, on the loop), the length of numbers and of keys that are
-objects, and what pointers unfold to, in values and in characters.
+Input is not trusted. Texts are found and read by functions in C, in one pass. There are limits for nesting, the number
+of values (this reader takes about 1 µs for each, on the loop), the length of numbers and of keys that are objects, and
+the size after pointers are replaced, in values and in characters.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ternmq.types import Buffer
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 DEPTH_MAX: Final = 64
-#: Values that are read, and after pointers are followed, with the steps to find what they point to; one pointing to
-#: many that point to many … would grow without end. RocketMQ's own tables that come here have some thousands.
+#: Values that are read; also values after pointers are replaced, plus the steps to find their targets. Pointers to many
+#: pointers to many pointers … would grow without limit. RocketMQ's own tables of this form have some thousands.
 VALUES_MAX: Final = 250_000
-#: Characters after pointers are followed, as many as a frame has; each pointer to a long text brings it once more.
+#: Characters after pointers are replaced, as many as a frame has; each pointer to a long text adds it once more.
 TEXT_MAX: Final = 16 << 20
 #: A key that is an object is a queue. Inside another such key its quotes are escaped, which doubles it each time.
 KEY_LENGTH_MAX: Final = 4_096
@@ -41,14 +41,14 @@ KEY_LENGTH_MAX: Final = 4_096
 NUMBER_LENGTH_MAX: Final = 400
 
 _encoder: Final = msgspec.json.Encoder()
-#: Not strict: control characters, which some writers forget to escape, may pass.
+#: Not strict: unescaped control characters, which some writers send, are accepted.
 _strings: Final = json.JSONDecoder(strict=False)
 
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORD: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$.-]*")
 _SINGLE_QUOTED: Final = re.compile(r"'((?:[^'\\]++|\\.)*+)'", re.DOTALL)
-#: Stands for an escaped backslash for a moment; UTF-8 has no such character.
+#: Temporary replacement of an escaped backslash; UTF-8 has no such character.
 _BACKSLASH: Final = "\udc5c"
 #: A step of a pointer: .name (with a backslash before what is special), [3] or ['name'].
 _STEP: Final = re.compile(r"\.((?:[^.\[\\]++|\\.)++)|\[([0-9]+)\]|\[(['\"])(.*?)\3\]", re.DOTALL)
@@ -57,7 +57,7 @@ _WORDS: Final[dict[str, Json]] = {"true": True, "false": False, "null": None}
 
 
 def to_json(data: Buffer) -> bytes:
-    """The same value as JSON. Raises ``RemoteProtocolError`` if it is not what fastjson could have written."""
+    """The same value as JSON. Raises ``RemoteProtocolError`` if fastjson could not have written the input."""
     try:
         text = str(data, "utf-8")
         value = _Reader(text).read()
@@ -85,7 +85,7 @@ class _Reader:
         return value
 
     def _next_character(self) -> str:
-        """The next character that is not blank, "" at the end; it stays."""
+        """The next character that is not blank, without consuming it; "" at the end."""
         match = _BLANK.match(self._text, self._at)
         assert match is not None
         self._at = match.end()
@@ -111,7 +111,7 @@ class _Reader:
         if number is not None:
             self._at = number.end()
             is_decimal = number[1] is not None or number[2] is not None
-            # More digits than a Java long has fit nothing, and thousands of them would take Python long.
+            # A number with more digits than a Java long is not valid, and thousands of them would take Python long.
             if len(number[0]) > (NUMBER_LENGTH_MAX if is_decimal else 20):
                 self._fail("a number is too long")
             return float(number[0]) if is_decimal else int(number[0])
@@ -185,13 +185,13 @@ class _Reader:
 
 
 def _requoted(text: str) -> str:
-    """What stands between single quotes, as it stands between double ones."""
+    """A text that was between single quotes, as it is written between double quotes."""
     text = text.replace("\\\\", _BACKSLASH).replace("\\'", "'")
     return text.replace('\\"', '"').replace('"', '\\"').replace(_BACKSLASH, "\\\\")
 
 
 class _Pointers:
-    """Puts in place of every pointer what it points to; null where that is nothing, or is around the pointer."""
+    """Replaces pointers by their targets; by null if there is no target, or if it contains the pointer."""
 
     __slots__ = ("_around", "_count", "_length", "_root")
 
@@ -210,7 +210,7 @@ class _Pointers:
             if isinstance(value, str):
                 self._spend(value)
             return value
-        # A pointer to what is around it (fastjson's "..", "@" and "$") would have no end.
+        # A pointer to a value that contains it (fastjson's "..", "@" and "$") would be infinite.
         if id(value) in self._around or len(self._around) > DEPTH_MAX:
             return None
         self._around.append(id(value))

@@ -1,19 +1,19 @@
-"""Frames: what stands on a connection, one after the other (B1, B5).
+"""Frames: the units that a connection carries, one after the other (B1, B5).
 
 ::
 
     4  bytes after this field = 4 + H + body
     4  top byte: form of the header (0 JSON, 1 binary); low 24 bits: H, its length
     H  header
-       body; none and an empty one are the same
+       body; a missing and an empty body are the same
 
-``FrameDecoder`` takes bytes as they arrive, in any pieces, and gives every complete request and response. A frame
-too long, a header longer than its frame, an unknown form or a header that cannot be read raises
-``RemoteProtocolError``: where the next frame begins is not known any more, so the connection must be closed. A frame
-that is not complete takes the memory of what has arrived of it, never of what its length announces.
+``FrameDecoder`` takes bytes as they arrive, split anywhere, and returns each complete request and response. A frame
+that is too long, a header longer than its frame or than 1 MiB, an unknown form or an unreadable header raises
+``RemoteProtocolError``: the position of the next frame is then unknown, so the connection must be closed. An
+incomplete frame takes as much memory as has arrived, never as much as its length announces.
 
-Bytes read are immutable, so the body of a request can be a view of them and live as long as somebody holds it:
-nothing is copied between the read and the store.
+Bytes read are immutable, so the body of a request is a view of them, valid as long as there is a reference to it:
+no copy is made between the read and the store.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from ternmq.wire.header import (
 
 #: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
-#: The largest limit that a server can be given, and what clients accept: the server alone decides. The first bytes of
-#: TLS and HTTP, taken for a length, are beyond it.
+#: The largest limit that a server can have. Clients accept this, since the limit of the server decides. The first bytes
+#: of TLS and HTTP, read as a length, are above it.
 FRAME_BYTES_LIMIT: Final = 256 * 1024 * 1024
-#: 24 bits.
-_HEADER_BYTES_MAX: Final = 0xFFFFFF
+#: The longest header that is written or read. The longest that a client has reason to send holds 32 KiB of
+#: properties, six times as long where JSON escapes them. A header of the 16 MiB that its length field allows could have
+#: a million fields, and reading them would hold up all other clients for a second.
+HEADER_BYTES_MAX: Final = 1024 * 1024
 #: Smaller pieces of a frame are gathered in one buffer: each would cost more as an object than its bytes.
 _PIECE_BYTES_MIN: Final = 4096
 
@@ -60,17 +62,17 @@ class FrameDecoder:
     __slots__ = ("_bytes_max", "_keeps_raw", "_kept", "_wanted_bytes", "kept_bytes")
 
     def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, keeps_raw: bool = False) -> None:
-        """``keeps_raw``: requests come with the bytes of their headers, too."""
+        """``keeps_raw``: requests keep the bytes of their headers, too."""
         self._bytes_max = bytes_max
         self._keeps_raw = keeps_raw
-        # Pieces of a frame that is not complete; joined only once it is, so a large body is copied once.
+        # Pieces of an incomplete frame. They are joined when it is complete, so that a large body is copied once.
         self._kept: list[bytes | bytearray] = []
         #: How much of it has arrived; 0 between two frames.
         self.kept_bytes = 0
         self._wanted_bytes = 0
 
     def feed(self, data: bytes) -> list[Request[Any] | Response]:
-        """Return all that is complete now; keep the rest for the next call."""
+        """Return all complete commands; keep the rest for the next call."""
         if self._kept:
             self._append(data)
             if self.kept_bytes < self._wanted_bytes:
@@ -85,7 +87,7 @@ class FrameDecoder:
             length, header_field = _PREFIX.unpack_from(data, at)
             frame_end = at + 4 + length
             header_bytes = header_field & 0xFFFFFF
-            if length + 4 > self._bytes_max or header_bytes > length - 4:
+            if length + 4 > self._bytes_max or header_bytes > length - 4 or header_bytes > HEADER_BYTES_MAX:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
@@ -111,7 +113,7 @@ class FrameDecoder:
         rest = data[at:] if at else data
         self._kept.append(rest)
         self.kept_bytes = end - at
-        # Enough to see the lengths, then enough for the whole frame.
+        # First enough for the lengths, then enough for the whole frame.
         self._wanted_bytes = 8 if self.kept_bytes < 8 else 4 + int.from_bytes(rest[:4], "big")
 
     def _append(self, data: bytes) -> None:
@@ -126,16 +128,16 @@ class FrameDecoder:
 
 
 def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, int]:
-    """The response whose frame begins at a place, and where the frame ends; None while ``data`` ends before it does.
+    """The response whose frame begins at ``at``, and the end of the frame; None while ``data`` ends before it.
 
-    For one who reads into a buffer of his own: the body is a view of that buffer, and nothing is copied.
+    For callers that read into their own buffer: the body is a view of that buffer, without a copy.
     """
     if end - at < 8:
         return None, at + 8
     length, header_field = _PREFIX.unpack_from(data, at)
     frame_end = at + 4 + length
     header_bytes = header_field & 0xFFFFFF
-    if length + 4 > FRAME_BYTES_LIMIT or header_bytes > length - 4:
+    if length + 4 > FRAME_BYTES_LIMIT or header_bytes > length - 4 or header_bytes > HEADER_BYTES_MAX:
         raise _refused(bytes(data[at : at + 8]), length, header_bytes, FRAME_BYTES_LIMIT)
     if frame_end > end:
         return None, frame_end
@@ -143,7 +145,7 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
     body_at = at + 8 + header_bytes
     command = _decode_header(header_field >> 24, bytes(view[at + 8 : body_at]))
     if not command.flag & FLAG_RESPONSE:
-        raise RemoteProtocolError(f"a request of code {command.code} came where only responses are expected")
+        raise RemoteProtocolError(f"received a request of code {command.code} where only responses are expected")
     return _response(command, view[body_at:frame_end]), frame_end
 
 
@@ -163,7 +165,7 @@ def _response(command: Request[Any], body: memoryview) -> Response:
 
 
 def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
-    """The error for the first eight bytes of a frame that cannot be one."""
+    """The error for eight bytes that cannot be the start of a frame."""
     if start.startswith(_TLS_HANDSHAKE):
         return RemoteProtocolError(
             "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
@@ -175,7 +177,11 @@ def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> Re
             f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; send smaller messages, raise "
             "frameMaxLength, or check that the peer speaks RocketMQ's remoting protocol"
         )
-    return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+    if header_bytes > length - 4:
+        return RemoteProtocolError(f"a header of {header_bytes} bytes does not fit its frame of {length + 4}")
+    return RemoteProtocolError(
+        f"a header of {header_bytes} bytes is larger than the {HEADER_BYTES_MAX} allowed; send fewer or shorter fields"
+    )
 
 
 def encode_request(
@@ -202,7 +208,7 @@ def encode_request(
 
 
 def encode_reply(request: Request[Any], reply: Reply, *, bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
-    """The buffers of the response to ``request``, in the form in which it was asked. Raises as ``encode_request``."""
+    """The buffers of the response to ``request``, in the header form of the request. Raises as ``encode_request``."""
     fields = reply.header.to_fields() if reply.header is not None else {}
     encode = encode_binary if request.serial == BINARY else encode_json
     if reply.header is None and reply.code != Reply.SUCCESS:
@@ -216,7 +222,11 @@ def frame(head: bytes, form: int, body: Buffer | list[memoryview], bytes_max: in
     head_bytes = len(head)
     body_bytes = sum(map(len, body)) if isinstance(body, list) else len(body)
     length = 4 + head_bytes + body_bytes
-    if length + 4 > bytes_max or head_bytes > _HEADER_BYTES_MAX:
+    if head_bytes > HEADER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a header of {head_bytes} bytes is larger than the {HEADER_BYTES_MAX} allowed; use fewer or shorter fields"
+        )
+    if length + 4 > bytes_max:
         raise LocalProtocolError(
             f"a frame of {length + 4} bytes is larger than the {bytes_max} allowed; ask for less or send less at once, "
             "or raise frameMaxLength of the server"

@@ -1,21 +1,21 @@
-"""The texts that pop puts on the wire (F9): the handle of a popped message, and what a reply says of its messages.
+"""The texts of the pop protocol (F9): the handle of a popped message, and the message lists in a reply.
 
-A *handle* is what a consumer gives back to ack a message or to change its invisible time. It travels in the property
+A *handle* is what a consumer sends to ack a message or to change its invisible time. It is the property
 POP_CK, eight fields joined by blanks::
 
     startOffset popTime invisibleTime reviveQueueId retry brokerName queueId queueOffset
 
-The first four name the check point that the broker made for all messages of one pop and one queue, the last three the
-message. ``retry`` tells which topic they were popped from: the topic itself, or one of its two retry topics. Handles
-that passed RocketMQ's proxy have a ninth field, the log offset, which is left aside here.
+The first four identify the check point that the broker made for all messages of one pop and one queue, the last three
+the message. ``retry`` says which topic they were popped from: the topic itself, or one of its two retry topics. Handles
+that passed RocketMQ's proxy have a ninth field, the log offset, which is ignored here.
 
-A reply says the same of all its messages in one line each, entries joined by ``;``::
+A reply has the same data for all its messages, in one text for each field, with entries joined by ``;``::
 
     startOffsetInfo   retry queueId startOffset
     msgOffsetInfo     retry queueId queueOffset,queueOffset,…
     orderCountInfo    retry queueId count · retry qo<queueId>%<queueOffset> count
 
-and the client makes the handles of it, except for messages from retry topics: theirs the broker makes.
+The client builds the handles from it, except for messages from retry topics: the broker builds those.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Final, NamedTuple
 from ternmq import names
 from ternmq.errors import RemoteProtocolError
 
-#: In place of a revive queue: popped in order, without a check point.
+#: Used instead of a revive queue: popped in order, without a check point.
 ORDERED: Final = 999
 #: Queue id of a pop: all queues of the broker.
 ALL_QUEUES: Final = -1
-#: Messages of one pop: the acks of a check point are bits of an int.
+#: Messages of one pop: the acks of a check point are bits of a Java int.
 COUNT_MAX: Final = 32
 
 #: Where a message was popped from.
@@ -56,7 +56,7 @@ class Handle(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> Handle:
-        """Read a handle; raises ``RemoteProtocolError`` for what is none."""
+        """Parse a handle; raises ``RemoteProtocolError`` if the text is not one."""
         try:
             start, pop_time, invisible, revive_queue, retry, broker_name, queue_id, queue_offset, *_ = text.split(
                 " ", _FIELDS
@@ -73,7 +73,7 @@ class Handle(NamedTuple):
             )
         except ValueError:
             raise RemoteProtocolError(
-                f"{text!r} is no handle of a popped message; give back its property POP_CK, {_FIELDS} fields"
+                f"{text!r} is not the handle of a popped message; send its property POP_CK, {_FIELDS} fields"
             ) from None
 
     @staticmethod
@@ -110,11 +110,11 @@ def real_topic(group: str, topic: str, retry: int) -> str:
     return topic
 
 
-# --- What a reply says of its messages ------------------------------------------------------------------------
+# --- The message lists of a reply -----------------------------------------------------------------------------
 
 
 class OffsetInfos:
-    """Gathers the lines of one reply."""
+    """Collects the texts of one reply."""
 
     __slots__ = ("_counts", "_messages", "_starts")
 
@@ -124,12 +124,12 @@ class OffsetInfos:
         self._counts: list[str] = []
 
     def add(self, retry: int, queue_id: int, start_offset: int, queue_offsets: Sequence[int]) -> None:
-        """Messages of one queue; each queue once."""
+        """Add the messages of one queue; call it once for each queue."""
         self._starts.append(f"{retry} {queue_id} {start_offset}")
         self._messages.append(f"{retry} {queue_id} {','.join(map(str, queue_offsets))}")
 
     def add_counts(self, queue_id: int, counts: dict[int, int], *, least: int) -> None:
-        """How often messages of an ordered pop were consumed before, by queue offset; ``least`` of all of them."""
+        """How often messages of an ordered pop were consumed before, by queue offset; ``least`` is the minimum."""
         self._counts += [f"{NORMAL} qo{queue_id}%{queue_offset} {count}" for queue_offset, count in counts.items()]
         self._counts.append(f"{NORMAL} {queue_id} {least}")
 
@@ -187,4 +187,4 @@ def _refusing(text: str | None) -> Iterator[None]:
     try:
         yield
     except ValueError:
-        raise RemoteProtocolError(f"{text!r} in a pop's reply is not «retry queue value; …»") from None
+        raise RemoteProtocolError(f"{text!r} in a pop's reply does not have the form 'retry queue value; …'") from None

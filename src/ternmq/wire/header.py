@@ -10,12 +10,12 @@ Both forms of the same envelope::
              "serializeTypeCurrentRPC":"JSON","version":401}
     binary  code 2 · language 1 · version 2 · opaque 4 · flag 4 · remark 4+n · ext fields 4+m, each 2+key 4+value
 
-Lenient in: ext values may be JSON numbers and booleans (the Node client sends them so), the language may be a number
-or unknown. Strict out: ext values are always text (the Go client takes nothing else), null fields are left out, and
-every member that Java always writes is there: the Rust client and broker refuse a header without one of them.
+Decoding is lenient: ext values may be JSON numbers and booleans (the Node client sends them), the language may be a
+number or unknown. Encoding is strict: ext values are always text (the Go client accepts only text), null fields are
+left out, and all members that Java always writes are present: the Rust client and broker require them.
 
-Decoding a request is on the hot path, so ext fields go straight from JSON text into the typed header of their code,
-in one pass of a decoder that is prepared once per code; only what that pass refuses takes the slow way through a map.
+Decoding a request is on the hot path, so ext fields are decoded from JSON text straight into the typed header of their
+code, by a decoder that is prepared once per code. Input that it refuses takes the slow path, through a map.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LANGUAGE_LENGTH_MAX: Final = 32
 
 
 class Header(msgspec.Struct, kw_only=True, rename="camel", gc=False):
-    """Base of the typed ext fields. Fields are ``int``, ``bool``, ``str`` or those with None; None is not sent."""
+    """Base of the typed ext fields. Fields are ``int``, ``bool``, ``str``, each possibly None; None is not sent."""
 
     def to_fields(self) -> Fields:
         """The ext fields as they go on the wire: text to text, None left out."""
@@ -83,9 +83,9 @@ class Request(
     },
     gc=False,
 ):
-    """A request as it arrived. ``header`` is typed where the code is known, else a map of ext fields.
+    """A request as it arrived. ``header`` is typed if the code is known, else a map of ext fields.
 
-    ``body`` is a view of the bytes read; whoever keeps it beyond the request copies it.
+    ``body`` is a view of the bytes read. Copy it to keep it after the request has ended.
     """
 
     code: int
@@ -95,32 +95,32 @@ class Request(
     language: str | int | None = None
     remark: str | None = None
     header: ExtT | None = None
-    # Set by the frame decoder after the header has been read; the names cannot occur as keys of a sane header.
+    # Set by the frame decoder after the header has been read. Their names do not occur as keys of a valid header.
     body: memoryview = NO_BODY
     serial: int = 0
-    #: Why ``header`` could not be typed: a field missing or of the wrong kind. Such a request is refused, not handled.
+    #: Why ``header`` could not be typed: a field is missing or has the wrong type. Such a request is refused.
     fault: str | None = None
-    #: Of the whole frame: what a request that waits takes of the memory.
+    #: Bytes of the whole frame, which a waiting request keeps in memory.
     frame_bytes: int = 0
-    #: The bytes of the header, in the form ``serial``, until the request is admitted (``decode_fields``). Empty where
-    #: they are not needed, as they can be as long as a frame.
+    #: The bytes of the header, in the form ``serial``, until the request is admitted (``decode_fields``). Empty if
+    #: they are not needed, since they can be as long as a frame.
     raw: bytes = b""
 
     @property
     def fields(self) -> ExtT:
-        """The header, for handlers: those of codes with a typed header run only when it could be typed."""
+        """The header, for handlers: a code with a typed header is handled only if its header could be typed."""
         assert self.header is not None
         return self.header
 
     def release(self) -> None:
-        """Let go of all that can be long, once nothing is left to do but to answer: many may wait for that."""
+        """Drop everything that can be large when only the reply is left to do: many requests may wait for that."""
         self.header = None
         self.body = NO_BODY
         self.remark = None
         self.language = None
 
     def drop_body(self) -> None:
-        """Let go of a body that is not needed, so that a request that waits does not keep it."""
+        """Drop a body that is not needed, so that a waiting request does not keep it in memory."""
         self.frame_bytes -= len(self.body)
         self.body = NO_BODY
 
@@ -133,7 +133,7 @@ class Request(
         language = self.language
         if isinstance(language, int):
             return LANGUAGES[language] if 0 <= language < len(LANGUAGES) else "OTHER"
-        # It is kept with each client, and may be any text.
+        # It is kept for each client, and may be any text.
         return (language or "OTHER")[:_LANGUAGE_LENGTH_MAX]
 
 
@@ -152,7 +152,7 @@ class Response(msgspec.Struct):
 
 
 class Reply:
-    """What a handler answers: a response code, its ext fields, a remark and a body of one or many buffers."""
+    """The reply of a handler: a response code, ext fields, a remark and a body of one or many buffers."""
 
     __slots__ = ("body", "code", "header", "remark")
 
@@ -173,7 +173,7 @@ class Reply:
 
 
 def typed(fields: Mapping[str, str], kind: type[HeaderT]) -> HeaderT:
-    """Ext fields as a typed header; raises ``RemoteProtocolError`` that names the field that does not fit."""
+    """Ext fields as a typed header; raises ``RemoteProtocolError`` that names the invalid field."""
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -183,7 +183,7 @@ def typed(fields: Mapping[str, str], kind: type[HeaderT]) -> HeaderT:
 # --- Decoding -------------------------------------------------------------------------------------------------
 
 _CODE: Final = re.compile(rb'\{"code":([0-9]{1,7})[,}]')
-#: Bytes that hold all codes of the wire, and what writers put before and behind them.
+#: As many bytes as the code and the characters around it take in a header.
 _START_BYTES: Final = 16
 _STARTS_MAX: Final = 1000
 _BINARY_FIXED: Final = struct.Struct(">hBhiiI")  # code, language, version, opaque, flag, remark_bytes
@@ -194,8 +194,8 @@ _text_decoder: Final = msgspec.json.Decoder(Request[Fields], strict=False)
 _any_decoder: Final = msgspec.json.Decoder(Request[dict[str, Any]], strict=False)
 _decoders: dict[int, msgspec.json.Decoder[Request[Any]]] = {}
 _headers: dict[int, type[Header]] = {}
-#: Code and decoder by the first bytes of a header, None for codes without one (as those of responses): one look-up
-#: instead of finding out where the number ends.
+#: Code and decoder by the first bytes of a header; None for codes without a decoder (such as those of responses). One
+#: lookup instead of parsing the number.
 _starts: dict[bytes, tuple[int, msgspec.json.Decoder[Request[Any]]] | None] = {}
 
 
@@ -214,11 +214,11 @@ def decode_json(data: bytes) -> Request[Any]:
         try:
             request = decoder.decode(data)
         except (ValueError, RecursionError):
-            pass  # Ext values that are not text, or no JSON at all: the slow way tells.
+            pass  # Ext values that are not text, or invalid JSON: the slow path finds out.
         else:
-            # Of two members «code» the second counts, but the decoder was chosen by the first.
+            # Of two members "code" the second one counts, but the decoder was chosen by the first.
             if not request.flag & FLAG_RESPONSE and request.code == code:
-                if request.header is None:  # no ext fields at all; whether that will do, the type tells
+                if request.header is None:  # no ext fields: the type decides whether that is valid
                     _give_type(request, _headers[code])
                 return request
     untyped: Request[Any] = _decode_untyped(data)
@@ -229,7 +229,7 @@ def decode_json(data: bytes) -> Request[Any]:
 
 
 def _find_decoder(start: bytes) -> tuple[int, msgspec.json.Decoder[Request[Any]]] | None:
-    """Code and decoder where the code stands first, as all clients but a few write it."""
+    """Code and decoder, if the header begins with the code, as most clients write it."""
     match = _CODE.match(start)
     if match is None:
         return None
@@ -254,13 +254,13 @@ def header_type(code: int) -> type[Header] | None:
 
 
 def decode_fields(data: bytes, form: int) -> Fields:
-    """All ext fields of a header as they arrived, also those that its typed form leaves out."""
+    """All ext fields of a header as they arrived, also those that its typed form does not have."""
     untyped = _unpack_binary(data) if form == BINARY else _decode_untyped(data)
     return untyped.header or {}
 
 
 def give_header(request: Request[Any], fields: Fields) -> None:
-    """Make the header of a request of these fields, typed where the code is known."""
+    """Set the header of a request from these fields, typed if the code is known."""
     request.header = fields
     request.fault = None
     kind = _headers.get(request.code)
@@ -274,7 +274,7 @@ def _decode_untyped(data: bytes) -> Request[Fields]:
             return _text_decoder.decode(data)
         except msgspec.ValidationError:
             request = _any_decoder.decode(data)
-    except (ValueError, RecursionError) as error:  # msgspec's errors, and of UTF-8 that is none
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and invalid UTF-8
         raise RemoteProtocolError(f"the header is not a JSON object of a request or response: {error}") from None
     fields = {name: _text(value) for name, value in (request.header or {}).items() if value is not None}
     request.header = fields
@@ -284,7 +284,7 @@ def _decode_untyped(data: bytes) -> Request[Fields]:
 def decode_binary(data: bytes) -> Request[Any]:
     request: Request[Any] = _unpack_binary(data)
     if not request.flag & FLAG_RESPONSE:
-        # Pop's codes do not fit 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code lies there.
+        # Pop's codes do not fit into 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code has these values.
         request.code = _WIDE_CODES.get(request.code, request.code)
         kind = _headers.get(request.code)
         if kind is not None:
@@ -354,7 +354,7 @@ def encode_json(
         ext = _encoder.encode(fields) if fields else b"{}"
         note = b',"remark":%b' % _encoder.encode(remark) if remark is not None else b""
     except UnicodeEncodeError:
-        # Half a surrogate pair, as names of files can have. Java would send «?» as well.
+        # Half of a surrogate pair, which file names can contain. Java would also send "?".
         fields = {name: _encodable(value) for name, value in (fields or {}).items()}
         remark = _encodable(remark) if remark is not None else None
         return encode_json(code, fields, opaque=opaque, flag=flag, remark=remark, language=language, version=version)

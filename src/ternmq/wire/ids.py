@@ -1,14 +1,14 @@
 """Message ids and the hash that the store's files use (C2, C4, C10).
 
-Two ids name a message, both upper-case hexadecimal, 32 digits for IPv4 and 56 for IPv6:
+A message has two ids, both upper-case hexadecimal, 32 digits for IPv4 and 56 for IPv6:
 
-- the *offset id* names one stored record: address and port of the broker (8 or 20 bytes), log offset (8). Tools dial
-  the address in it, so a store host must be one that clients can reach;
-- the *unique id* (property ``UNIQ_KEY``) is made by the producer and stays the same through retries and copies:
+- the *offset id* identifies one stored record: address and port of the broker (8 or 20 bytes), log offset (8). Tools
+  connect to the address in it, so a store host must be reachable for clients;
+- the *unique id* (property ``UNIQ_KEY``) is assigned by the producer and stays the same in retries and copies:
   address (4 or 16 bytes), process id (2), a number of this process (4), ms since the month began (4), counter (2).
 
 ``java_hash`` is ``String.hashCode``: h = 31·h + unit over **UTF-16 units**, wrapped to signed 32 bits. Tags codes and
-index slots are made of it.
+index slots are computed from it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _UTF_16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
 #: 31^0, 31^1, … modulo 2^32.
 POWERS: Final = tuple(accumulate(repeat(31, 1023), lambda power, base: power * base & _MASK, initial=1))
 
-#: The hash is a number with the base 31, and ``int`` reads such numbers in C: 0.15 µs for 32 digits. A digit is at most
-#: 30, so each ASCII character c becomes two of them, c = 31·q + r, one for each of two numbers. (All public for the
-#: index, which hashes so many keys that it saves the call.)
+#: The hash is a number in base 31, and ``int`` parses such numbers in C: 0.15 µs for 32 digits. A digit is at most 30,
+#: so each ASCII character c becomes two digits, c = 31·q + r, one for each of two numbers. (All public for the index,
+#: which hashes so many keys that it avoids the call.)
 _DIGITS: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTU"
 QUOTIENTS: Final = bytes(_DIGITS[code // 31] for code in range(256))
 REMAINDERS: Final = bytes(_DIGITS[code % 31] for code in range(256))
@@ -47,7 +47,7 @@ def java_hash(text: str) -> int:
 
 
 def java_hash_append(prefix_hash: int, text: str) -> int:
-    """The hash of a text that begins with one whose hash is known: ``hash(a + b) == append(hash(a), b)``.
+    """The hash of a text whose prefix has a known hash: ``hash(a + b) == append(hash(a), b)``.
 
     The index hashes ``topic#key`` for each key; with this it hashes each topic once.
     """
@@ -74,12 +74,12 @@ def offset_id(store_host: bytes, log_offset: int) -> str:
 
 
 def parse_offset_id(text: str) -> tuple[str, int, int]:
-    """Address, port and log offset of an offset id; ``InvalidName`` if it is none."""
+    """Address, port and log offset of an offset id; raises ``InvalidName`` if it is invalid."""
     try:
         data = bytes.fromhex(text)
     except ValueError:
         data = b""
-    # Neither a blank (which fromhex skips) nor a log offset below 0 occurs in a real one.
+    # A valid id contains neither a blank (which fromhex skips) nor a log offset below 0.
     if len(text) not in (32, 56) or len(data) * 2 != len(text) or data[-8] >= 0x80:
         raise InvalidName(
             f"{text!r} is not a valid offset id; it has 32 hexadecimal digits (56 for IPv6), and a send returns "
@@ -94,11 +94,11 @@ def parse_offset_id(text: str) -> tuple[str, int, int]:
 
 
 class UniqueIds:
-    """Makes the unique ids of one producer process.
+    """Creates the unique ids of one producer process.
 
-    Time and counter together are one number that only grows: it follows the clock while that moves on, and counts
-    from its last value while that stands still or steps back. So ids never repeat within a month, whatever the
-    clock does. ``salt`` tells processes with the same address and process id apart (containers): give it 32 random
+    Time and counter together are one number that only grows: it follows the clock while the clock moves forward, and
+    counts up from its last value while the clock stands still or goes back. So ids never repeat within a month.
+    ``salt`` distinguishes processes with the same address and process id (containers): give it 32 random
     bits.
     """
 
@@ -127,5 +127,5 @@ class UniqueIds:
 
 
 def _local_ms(year: int, month: int) -> int:
-    # ``mktime`` takes month 13 as January of the next year; -1 lets it find out about daylight saving time.
+    # ``mktime`` accepts month 13 as January of the next year; -1 lets it determine daylight saving time.
     return int(time.mktime((year, month, 1, 0, 0, 0, 0, 0, -1))) * 1000

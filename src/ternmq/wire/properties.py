@@ -1,9 +1,9 @@
-"""Properties of a message as one text: ``name \\x01 value \\x02`` again and again (RocketMQ's ``MessageDecoder``; C1).
+"""Properties of a message as one text: ``name \\x01 value \\x02``, repeated (RocketMQ's ``MessageDecoder``; C1).
 
-Every pair that TernMQ writes ends with ``\\x02``; before RocketMQ 5.2 the last one did not, so reading takes both. A
-pair without a name or a value does not exist for a reader, and of two pairs with one name the last counts. The text
-goes from the sender to the log as it is, and the store asks for two or three names of it at most: ``find`` answers
-that without taking the text apart, and ``getter`` for a filter that asks each message for the same one.
+Each pair that TernMQ writes ends with ``\\x02``; before RocketMQ 5.2 the last one did not, so both are read. A pair
+without a name or a value is ignored, and of two pairs with the same name the last one counts. The text passes unchanged
+from the sender to the log, and the store needs two or three of its values at most: ``find`` returns one without parsing
+the whole text, and ``getter`` does so for a filter that needs the same one of each message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find(properties: str, name: str) -> str | None:
         return None
     end = properties.find(PAIR_END, value_at)
     value = properties[value_at:end] if end >= 0 else properties[value_at:]
-    # The last pair of that name is empty, so it does not count; there may be one before.
+    # The last pair of that name is empty, so it does not count; there may be another one before it.
     return value or parse(properties).get(name)
 
 
@@ -42,9 +42,9 @@ def getter(name: str) -> Callable[[str], str | None]:
         at = properties.rfind(key)
         if at < 0 and not properties.startswith(first):
             return None
-        at += key_length  # also right for -1, where the name begins the text and lacks the character before it
+        at += key_length  # also right for -1: the name begins the text and lacks the character before it
         end = properties.find("\x02", at)
-        # An empty pair does not count; there may be one before. And the last of all may lack its end.
+        # An empty pair does not count; there may be another one before it. And the last pair may lack its end.
         return properties[at:end] if end > at else find(properties, name)
 
     return get
@@ -61,12 +61,12 @@ def parse(properties: str) -> dict[str, str]:
 
 
 def join(pairs: Mapping[str, str]) -> str:
-    """The text of all properties; empty values are left out, since nobody would read them.
+    """The text of all properties; empty values are left out, since readers ignore them.
 
-    Raises ``InvalidMessage`` for a name or value that would read as something else.
+    Raises ``InvalidMessage`` for a name or value that contains a separator.
     """
     text = "".join([f"{name}\x01{value}\x02" for name, value in pairs.items() if value])
-    # One look at the whole text instead of one at each name and value. Empty values make it look twice.
+    # One check of the whole text instead of one for each name and value. Empty values make a second check necessary.
     if text.count(PAIR_END) != len(pairs) or text.count(NAME_END) != len(pairs) or "" in pairs:
         for name, value in pairs.items():
             _check(name, value)
@@ -74,7 +74,7 @@ def join(pairs: Mapping[str, str]) -> str:
 
 
 def with_(properties: str, name: str, value: str) -> str:
-    """The text with ``name`` set to ``value``, in place of what it had; an empty value removes it."""
+    """The text with ``name`` set to ``value``, replacing its old value; an empty value removes it."""
     if f"{name}\x01" in properties:
         properties = remove(properties, name)
     if not value:
@@ -84,7 +84,7 @@ def with_(properties: str, name: str, value: str) -> str:
 
 
 def remove(properties: str, *names: str) -> str:
-    """The text without the properties of these names; the rest stays byte for byte."""
+    """The text without the properties of these names; the rest is unchanged."""
     if not any(f"{name}\x01" in properties for name in names):
         return properties
     dropped = tuple(f"{name}\x01" for name in names)
@@ -92,7 +92,7 @@ def remove(properties: str, *names: str) -> str:
 
 
 def closed(properties: str) -> str:
-    """The text with its last pair ended, so that more can be put behind it."""
+    """The text with its last pair terminated, so that more pairs can be appended."""
     return properties if not properties or properties[-1] == PAIR_END else properties + PAIR_END
 
 

@@ -13,7 +13,7 @@ from ternmq.wire.compress import BODY_BYTES_MAX, CompressionMissing, decompress
 from ternmq.wire.ids import offset_id
 from ternmq.wire.record import Record, Sysflag, unpack_host
 
-#: Without a look into the class for each message.
+#: Avoids a lookup in the class for each message.
 _COMPRESSED: Final = Sysflag.COMPRESSED
 _UNIQUE_KEY: Final = Property.UNIQUE_KEY
 _BODY_ERROR: Final = Property.BODY_ERROR
@@ -27,15 +27,15 @@ def to_message(
     *,
     bytes_max: int = BODY_BYTES_MAX,
 ) -> ReceivedMessage:
-    """The message of a record, its body decompressed and copied: it may be kept when the pull's bytes are gone.
+    """The message of a record, its body decompressed and copied: it stays valid when the pull's bytes are dropped.
 
-    As in RocketMQ, the sysflag of a message whose body was decompressed does not say «compressed» any more. A body that
-    cannot be decompressed stays as it is, and ``body_error`` says why.
+    As in RocketMQ, the sysflag of a message whose body was decompressed is no longer marked as compressed. A body that
+    cannot be decompressed stays as it is, and ``body_error`` has the reason.
     """
     pairs = properties.parse(record.properties)
     error, sysflag = record.error, record.sysflag
     if error:
-        # It goes with the message: a copy, made to send it back, is a sound record of a damaged message.
+        # Keep the error with the message: a copy made to send it back is a valid record of a damaged message.
         pairs[_BODY_ERROR] = error
     elif _BODY_ERROR in pairs:
         error = pairs[_BODY_ERROR]
@@ -44,7 +44,7 @@ def to_message(
     else:
         body, sysflag, error = inflate(record.body, sysflag, bytes_max=bytes_max)
     stored_id = offset_id(record.store_host, record.log_offset)
-    # By position, in the order of the fields: names would cost a fifth more.
+    # By position, in the order of the fields: keyword arguments would cost a fifth more.
     return ReceivedMessage(
         record.topic,
         body,
@@ -72,14 +72,14 @@ def to_message(
 
 
 def inflate(body: Buffer, sysflag: int, *, bytes_max: int) -> tuple[bytes, int, str]:
-    """A compressed body as an application wants it, its sysflag, and why it is still compressed if it is."""
+    """The decompressed body, its sysflag, and, if it is still compressed, the reason."""
     try:
         return decompress(body, sysflag, bytes_max=bytes_max), sysflag & ~Sysflag.COMPRESSED, ""
     except (CorruptRecord, CompressionMissing) as error:
         return bytes(body), sysflag, str(error)
 
 
-# A pull brings many messages of few hosts, and telling an address costs as much as reading its record.
+# A pull has many messages from few hosts, and formatting an address costs as much as reading its record.
 @lru_cache(maxsize=1024)
 def _address(host: bytes) -> str:
     ip, port = unpack_host(host)

@@ -21,14 +21,14 @@ The broker sends what it stored, so there is one layout for disk and wire. Big-e
          1 + n    topic; V2: 2 + n, only for more than 127 bytes
          2 + n    properties (``wire.properties``), at most 32,767 bytes
 
-A host is an IPv4 or IPv6 address and a 4-byte port; two bits of the sysflag tell which, and nothing else does. So
-``pack_record`` sets those bits by the hosts that it is given, whatever the sender claimed. Lengths are signed, as in
-Java: a V1 topic has at most 127 bytes. All fixed fields up to the length of the body lie together, hence *one*
-``struct`` call for each pair of address families.
+A host is an IPv4 or IPv6 address and a 4-byte port; only two bits of the sysflag say which. So ``pack_record`` sets
+those bits according to the given hosts, whatever the sender claimed. Lengths are signed, as in Java: a V1 topic has at
+most 127 bytes. All fixed fields up to the length of the body are contiguous, hence *one* ``struct`` call for each pair
+of address families.
 
-Invariants: a record that ``unpack_record`` returns has lengths that add up to its size and (if checked) a body of
-its CRC; all else raises ``CorruptRecord``. Bodies are views of the page, never copies. ``read_records`` is for readers
-that must go on behind a damaged record: it returns that one too, with an ``error``.
+Invariants: a record that ``unpack_record`` returns has lengths that add up to its size and (if checked) a body that
+matches its CRC; anything else raises ``CorruptRecord``. Bodies are views of the page, never copies. ``read_records``
+is for readers that must continue after a damaged record: it returns that one, too, with an ``error``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TOPIC_V1_BYTES_MAX: Final = 127
 
 CRC_MASK: Final = 0x7FFFFFFF
 
-#: What a segment keeps free behind its last record: room for a blank (RocketMQ's END_FILE_MIN_BLANK_LENGTH).
+#: Free bytes that a segment keeps after its last record: room for a blank (RocketMQ's END_FILE_MIN_BLANK_LENGTH).
 BLANK_BYTES: Final = 8
 
 #: The fixed fields of a record with IPv4 hosts, in order: name and bytes.
@@ -81,7 +81,7 @@ FIELDS_V4: Final = (
 
 
 def field_at(name: str) -> int:
-    """Where a record with IPv4 hosts has a fixed field."""
+    """Position of a fixed field in a record with IPv4 hosts."""
     at = 0
     for each, length_bytes in FIELDS_V4:
         if each == name:
@@ -90,7 +90,7 @@ def field_at(name: str) -> int:
     raise KeyError(name)
 
 
-#: Where a record has its magic number, whatever its hosts. Those of V1 and V2 begin with the same three bytes.
+#: Position of the magic number, for all kinds of hosts. Those of V1 and V2 begin with the same three bytes.
 MAGIC_AT: Final = field_at("magic")
 MAGIC_BEGIN: Final = (MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big")[:3]
 
@@ -115,7 +115,7 @@ class Sysflag:
 _HOST_FLAGS: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6
 HOST_V4_BYTES: Final = 8
 _HOST_V6_BYTES: Final = 20
-#: What follows a host lies this much further behind if it is IPv6.
+#: How many bytes later the fields after a host are if it is IPv6.
 V6_MORE_BYTES: Final = _HOST_V6_BYTES - HOST_V4_BYTES
 NO_HOST_FLAGS: Final = ~_HOST_FLAGS
 
@@ -135,25 +135,25 @@ def _suffix_format(host_flags: int) -> str:
 _SUFFIX: Final = {flags: struct.Struct(">" + _suffix_format(flags)) for flags in (0, 0x10, 0x20, 0x30)}
 _FIXED: Final = {flags: struct.Struct(_PREFIX.format + _suffix_format(flags)) for flags in (0, 0x10, 0x20, 0x30)}
 _FIXED_V4: Final = _FIXED[0]
-#: For the store's hot path, which packs what ``pack_record`` would for IPv4 hosts, without the call: all fields in the
-#: order of the layout, size to body length.
+#: For the store's hot path, which packs what ``pack_record`` would pack for IPv4 hosts, without the call: all fields in
+#: the order of the layout, size to body length.
 pack_fixed_v4_into: Final = _FIXED_V4.pack_into
 FIXED_V4_BYTES: Final = _FIXED_V4.size
 #: An empty V1 record of IPv4 hosts: the fixed part and the lengths of topic and properties.
 RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2
 
-#: For records that share the fields from sysflag to the prepared half: those fields are one value, of any families.
+#: For records that share the fields from sysflag to the prepared half: these fields are one value, for all families.
 _SHARED_HEADS: Final = {shared_bytes: struct.Struct(f">iiiiiqq{shared_bytes}si") for shared_bytes in (48, 60, 72)}
 
 _HEAD: Final = struct.Struct(">ii")
 #: For loops over many records: size and magic; size and queue offset.
 unpack_head: Final = _HEAD.unpack_from
 unpack_place: Final = struct.Struct(">i16xq").unpack_from
-#: magic sysflag body_bytes: what tells where the properties of a record with IPv4 hosts begin.
+#: magic sysflag body_bytes: gives the position of the properties in a record with IPv4 hosts.
 _unpack_lengths: Final = struct.Struct(">4xi28xi44xi").unpack_from
-#: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times, half)
-#: body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
-unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq20xi").unpack_from
+#: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times)
+#: prepared_offset body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
+unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq12xqi").unpack_from
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _INT_LONG: Final = struct.Struct(">iq")
@@ -163,7 +163,7 @@ _PORT: Final = struct.Struct(">i")
 _LOG_OFFSET_AT: Final = field_at("log_offset")
 _SYSFLAG_AT: Final = field_at("sysflag")
 _STORE_TIME_AT: Final = field_at("store_time")
-#: As much of a record as tells when it was stored, whatever its hosts.
+#: The bytes of a record up to its store time, for all kinds of hosts.
 HEAD_BYTES: Final = _STORE_TIME_AT + V6_MORE_BYTES + 8
 
 
@@ -171,10 +171,10 @@ HEAD_BYTES: Final = _STORE_TIME_AT + V6_MORE_BYTES + 8
 
 
 def pack_host(ip: str, port: int) -> bytes:
-    """An address as a record holds it: 8 bytes for IPv4, 20 for IPv6. ``ip`` is numeric; ``OSError`` if it is not.
+    """An address as a record holds it: 8 bytes for IPv4, 20 for IPv6. ``ip`` is numeric, else ``OSError``.
 
-    An IPv4 address that a dual-stack socket shows as ``::ffff:1.2.3.4`` is stored as IPv4, or else old clients could
-    not read the record.
+    An IPv4 address that a dual-stack socket shows as ``::ffff:1.2.3.4`` is stored as IPv4; old clients could not read
+    the record otherwise.
     """
     if ":" not in ip:
         return socket.inet_pton(socket.AF_INET, ip) + _PORT.pack(port)
@@ -271,8 +271,8 @@ def pack_record(
 def shared_fields(
     sysflag: int, born_time_ms: int, born_host: bytes, store_time_ms: int, store_host: bytes
 ) -> tuple[bytes, struct.Struct]:
-    """What records of one sender and one moment have in common, from sysflag to the prepared half; and the layout that
-    takes it: size, magic, CRC, queue id, flag, queue offset, log offset, these fields, length of the body."""
+    """The fields that records of one sender and one moment share, from sysflag to the prepared half; and the struct
+    that packs size, magic, CRC, queue id, flag, queue offset, log offset, these fields, length of the body."""
     sysflag &= ~_HOST_FLAGS
     if len(born_host) == _HOST_V6_BYTES:
         sysflag |= Sysflag.BORN_V6
@@ -291,7 +291,7 @@ def shared_fields(
 
 
 def topic_part(topic: bytes) -> tuple[bytes, int]:
-    """A topic behind its length, and the magic of the records in which the length has that form."""
+    """A topic with its length in front, and the magic of the records that use this form of the length."""
     if len(topic) <= TOPIC_V1_BYTES_MAX:
         return bytes((len(topic),)) + topic, MAGIC_V1
     return _SHORT.pack(len(topic)) + topic, MAGIC_V2
@@ -307,9 +307,9 @@ def pack_blank(page: Page, at: int, space_left: int) -> None:
 
 @dataclass(slots=True)
 class Record:
-    """One record as it was stored. ``body`` is a view of the page: copy what outlives it.
+    """One record as it was stored. ``body`` is a view of the page: copy it to keep it longer.
 
-    ``error`` says what is wrong with a record of ``read_records``; all others are as they should be.
+    ``error`` says what is wrong with a record of ``read_records``; all other records are valid.
     """
 
     size: int
@@ -333,13 +333,13 @@ class Record:
 
 
 def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
-    """Size and magic at ``at``, unchecked; at least 8 bytes must lie there."""
+    """Size and magic at ``at``, unchecked; the page must have at least 8 bytes there."""
     size, magic = _HEAD.unpack_from(page, at)
     return size, magic
 
 
 def record_size(data: Buffer, log_offset: int) -> int:
-    """Size of the record that ``data`` begins with, if it says that it stands at ``log_offset``; else 0."""
+    """Size of the record at the start of ``data``, if its own log offset is ``log_offset``; else 0."""
     if len(data) < _STORE_TIME_AT:
         return 0
     size, magic = peek_head(data)
@@ -357,15 +357,15 @@ def head_store_time(head: Buffer) -> int:
 
 
 def behind_body(record: Record) -> int:
-    """Where in a record its body ends."""
+    """Position after the body of a record."""
     v6_hosts = bool(record.sysflag & Sysflag.BORN_V6) + bool(record.sysflag & Sysflag.STORE_V6)
     return FIXED_V4_BYTES + v6_hosts * V6_MORE_BYTES + len(record.body)
 
 
 def peek_properties(page: Buffer, at: int, size: int) -> str | None:
-    """The properties of the record of ``size`` bytes at ``at``, and nothing else of it; None if it has none inside.
+    """The properties of the record of ``size`` bytes at ``at``; None if it has none inside.
 
-    Hot: a filter looks at all messages of a queue this way. So only what keeps it inside the record is checked.
+    Hot: a filter reads all messages of a queue this way. So only what keeps it inside the record is checked.
     """
     end = at + size
     if size < RECORD_BYTES_MIN:
@@ -392,7 +392,7 @@ def peek_properties(page: Buffer, at: int, size: int) -> str | None:
 def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = True, end: int | None = None) -> Record:
     """The record at ``at``; it must end at ``end`` (default: where the page ends) or before.
 
-    Raises ``CorruptRecord`` with what is wrong. Bytes after the record are not looked at.
+    Raises ``CorruptRecord`` with the reason. Bytes after the record are not read.
     """
     view = page if type(page) is memoryview else memoryview(page)
     if end is None:
@@ -434,7 +434,7 @@ def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = Tr
     if topic_end + 2 + properties_bytes != record_end:
         raise _lengths_differ(at, log_offset)
     body = view[body_at : body_at + body_bytes]
-    # As in Java, the CRC of an empty body is not looked at.
+    # As in Java, the CRC of an empty body is not checked.
     if check_crc and body_bytes and crc32(body) & CRC_MASK != body_crc:
         raise CorruptRecord(f"the body of the record at {at} does not match its CRC", log_offset=log_offset)
     try:
@@ -464,7 +464,7 @@ def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = Tr
 
 
 def unpack_records(body: Buffer) -> list[Record]:
-    """All records of a pull body, where they stand back to back. Raises ``CorruptRecord``."""
+    """All records of a pull body, which follow each other without gaps. Raises ``CorruptRecord``."""
     records: list[Record] = []
     view = memoryview(body)
     at, end = 0, len(view)
@@ -476,11 +476,11 @@ def unpack_records(body: Buffer) -> list[Record]:
 
 
 def read_records(body: Buffer) -> list[Record]:
-    """All records of a pull body, those that are damaged with an ``error``: they must not keep back the others.
+    """All records of a pull body. Damaged ones have an ``error``: they must not block the others.
 
-    One whose body does not match its CRC has all its fields. Of any other damaged record only queue, offsets and flag
-    are known, if they can be trusted; its topic is empty and its body is the whole record. Raises ``CorruptRecord``
-    when the size of a record is wrong, since nothing says where the next one begins then.
+    A record whose body does not match its CRC has all its fields. Any other damaged record has only queue, offsets and
+    flag, if they can be trusted; its topic is empty and its body is the whole record. Raises ``CorruptRecord``
+    if the size of a record is wrong, since the position of the next one is then unknown.
     """
     try:
         return unpack_records(body)

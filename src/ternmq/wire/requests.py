@@ -1,18 +1,18 @@
 """The ext fields of each request code and of its reply, as typed headers (B1, D6, V1, V2).
 
-A class per shape: ``SendMessage`` is what comes with code 10, ``SendReply`` what goes back. This module has what
-clients send and get, ``wire.requests_admin`` what tools and servers ask of one another. Names are ours, those on the
-wire RocketMQ's: ``_wire_name`` maps the first to the second, camelCase but for a short list, and where one code
-differs from all others, its field says so. The send codes 310, 320 and 325 abbreviate each name to a letter; their
-class has the same attributes as that of 10 and 324, so one handler (``SendFields``) serves all five.
+One class per form: ``SendMessage`` is the header of code 10, ``SendReply`` that of its reply. This module has the calls
+of clients, ``wire.requests_admin`` those of tools and servers. Attribute names are ours, names on the wire are
+RocketMQ's: ``_wire_name`` maps them (camelCase, with a short list of exceptions); a field that differs in one code only
+has its wire name beside it. The send codes 310, 320 and 325 abbreviate each name to a letter; their class has the same
+attributes as that of 10 and 324, so one handler (``SendFields``) serves all five.
 
-What a field may be follows Java: a primitive is always sent and has its default here; an object may be missing and
-is ``… | None``; what no handler can do without has no default, and a request without it is refused. Fields that this
-module does not name are ignored: ``bname``, ``ns``, ``nsd``, ``lo`` and ``oway`` of RocketMQ 5 (routing hints of its
-static topics and namespaces), ``ReqT`` of its lite pull, the signature of ACL (read from the raw fields, before this).
+Types follow Java: a primitive is always sent and has its default here; an object may be missing and is ``… | None``;
+a field that handlers need has no default, and a request without it is refused. Fields that this module does not
+declare are ignored: ``bname``, ``ns``, ``nsd``, ``lo`` and ``oway`` of RocketMQ 5 (routing hints of its static topics
+and namespaces), ``ReqT`` of its lite pull, the signature of ACL (read from the raw fields, before this).
 
 Importing this module registers every class with ``wire.header``, so that requests arrive typed. Codes without fields
-of their own (34 HEART_BEAT, 41 LOCK_BATCH_MQ, …) have no class; see ``wire.bodies`` for what they carry.
+of their own (34 HEART_BEAT, 41 LOCK_BATCH_MQ, …) have no class; see ``wire.bodies`` for their bodies.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from msgspec import Meta, field
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Header, HeaderT, register
 
-#: Java's int and long. A number that fits neither must not get as far as the store, whose records could not hold it.
+#: Java's int and long. Larger numbers must not reach the store, because its records cannot hold them.
 Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-#: For how long a popped message is hidden, up to ten years: times of its end must be a Java long as well.
+#: How long a popped message is hidden, up to ten years: the time when it ends must also be a Java long.
 InvisibleMs: TypeAlias = Annotated[int, Meta(ge=0, le=10 * 365 * 24 * 3_600_000)]
 
-#: Where the wire's name is not simply ours in camelCase.
+#: Exceptions: names on the wire that are not ours in camelCase.
 _WIRE_NAMES: Final = {
     "sysflag": "sysFlag",
     "topic_sysflag": "topicSysFlag",
@@ -74,7 +74,7 @@ def _wire_name(name: str) -> str:
 
 
 class Call(Header, rename=_wire_name):
-    """Base of all headers here; subclasses inherit how names are mapped."""
+    """Base of all headers here; subclasses inherit the mapping of names."""
 
 
 def carried_by(*codes: Code) -> Callable[[type[HeaderT]], type[HeaderT]]:
@@ -92,7 +92,7 @@ def carried_by(*codes: Code) -> Callable[[type[HeaderT]], type[HeaderT]]:
 
 
 class SendFields(Protocol):
-    """What both forms of the send header have."""
+    """The fields that both forms of the send header have."""
 
     producer_group: str
     topic: str
@@ -114,7 +114,7 @@ class SendFields(Protocol):
 class SendMessage(Call, kw_only=True):
     """SEND_MESSAGE 10 and SEND_REPLY_MESSAGE 324: names in full, as the Go client sends them.
 
-    ``queue_id`` below 0 lets the broker choose. Whether the body is a batch says ``batch``, not the code.
+    ``queue_id`` below 0 lets the broker choose. ``batch`` says whether the body is a batch; the code does not.
     """
 
     producer_group: str = ""
@@ -135,7 +135,7 @@ class SendMessage(Call, kw_only=True):
 
 @carried_by(Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.SEND_REPLY_MESSAGE_V2)
 class SendMessageV2(Call, kw_only=True, rename=_SEND_LETTERS):
-    """SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320, SEND_REPLY_MESSAGE_V2 325: the same with letters for names."""
+    """SEND_MESSAGE_V2 310, SEND_BATCH_MESSAGE 320, SEND_REPLY_MESSAGE_V2 325: the same with letters as names."""
 
     producer_group: str = ""
     topic: str
@@ -154,7 +154,7 @@ class SendMessageV2(Call, kw_only=True, rename=_SEND_LETTERS):
 
 
 class SendReply(Call, kw_only=True):
-    """To every send. For a batch ``message_id`` has one offset id per message, joined by commas."""
+    """Reply to every send. For a batch ``message_id`` has one offset id per message, joined by commas."""
 
     message_id: str
     queue_id: Int32
@@ -277,7 +277,7 @@ class PullMessage(Call, kw_only=True):
 
 
 class PullReply(Call, kw_only=True):
-    """To a pull with code 0, 19, 20 or 21; ``forbidden_type`` comes with 16 alone."""
+    """Reply to a pull with code 0, 19, 20 or 21; ``forbidden_type`` is set only with code 16."""
 
     suggested_broker_id: Int64 = field(name="suggestWhichBrokerId")
     next_offset: Int64 = field(name="nextBeginOffset")
@@ -329,7 +329,7 @@ class QueueBounds(Call, kw_only=True):
 
 
 class OffsetReply(Call, kw_only=True):
-    """To 14, 29, 30 and 31."""
+    """Reply to 14, 29, 30 and 31."""
 
     queue_offset: Int64 = field(name="offset")
 
@@ -350,7 +350,7 @@ class ViewMessage(Call, kw_only=True):
 
 @carried_by(Code.QUERY_MESSAGE)
 class QueryMessage(Call, kw_only=True):
-    """QUERY_MESSAGE 12: by key, or by unique id if the last field says so."""
+    """QUERY_MESSAGE 12: by key, or by unique id if the last field is set."""
 
     topic: str
     key: str
@@ -361,7 +361,7 @@ class QueryMessage(Call, kw_only=True):
 
 
 class QueryReply(Call, kw_only=True):
-    """To QUERY_MESSAGE; the body has the records."""
+    """Reply to QUERY_MESSAGE; the body has the records."""
 
     last_update_ms: Int64 = field(name="indexLastUpdateTimestamp")
     last_update_offset: Int64 = field(name="indexLastUpdatePhyoffset")
@@ -371,7 +371,7 @@ class QueryReply(Call, kw_only=True):
 
 
 class HeartbeatReply(Call, kw_only=True):
-    """To HEART_BEAT 34, from RocketMQ 5. A broker that says nothing always gets whole heartbeats."""
+    """Reply to HEART_BEAT 34, from RocketMQ 5. A broker that does not send these fields gets whole heartbeats."""
 
     supports_v2: bool | None = field(default=None, name="IS_SUPPORT_HEART_BEAT_V2")
     subscription_changed: bool | None = field(default=None, name="IS_SUB_CHANGE")
@@ -404,7 +404,7 @@ class ProducerGroup(Call, kw_only=True):
 class ResetOffset(Call, kw_only=True):
     """INVOKE_BROKER_TO_RESET_OFFSET 222, and RESET_CONSUMER_CLIENT_OFFSET 220 to each client (F6).
 
-    ``time_ms`` -1 means the end of the queue; without ``force`` no offset moves forward.
+    ``time_ms`` -1 means the end of the queue; without ``force`` no offset is moved forward.
     """
 
     topic: str
@@ -426,7 +426,7 @@ class ConsumerStatus(Call, kw_only=True):
 
 @carried_by(Code.GET_CONSUMER_RUNNING_INFO)
 class RunningInfoQuery(Call, kw_only=True):
-    """GET_CONSUMER_RUNNING_INFO 307; the broker passes it on to the client."""
+    """GET_CONSUMER_RUNNING_INFO 307; the broker forwards it to the client."""
 
     consumer_group: str
     client_id: str
@@ -435,7 +435,7 @@ class RunningInfoQuery(Call, kw_only=True):
 
 @carried_by(Code.CONSUME_MESSAGE_DIRECTLY)
 class ConsumeDirectly(Call, kw_only=True):
-    """CONSUME_MESSAGE_DIRECTLY 309; the broker adds its name and the record before it passes it on."""
+    """CONSUME_MESSAGE_DIRECTLY 309; the broker adds its name and the record before it forwards the request."""
 
     consumer_group: str
     client_id: str | None = None
@@ -469,7 +469,7 @@ class PopMessage(Call, kw_only=True):
 
 
 class PopReply(Call, kw_only=True):
-    """To POP_MESSAGE and PEEK_MESSAGE; the numbers also come with POLLING_FULL and POLLING_TIMEOUT."""
+    """Reply to POP_MESSAGE and PEEK_MESSAGE; the numbers are also set with POLLING_FULL and POLLING_TIMEOUT."""
 
     pop_time_ms: Int64
     invisible_ms: Int64
@@ -504,15 +504,15 @@ class ChangeInvisibleTime(Call, kw_only=True):
 
 
 class ChangeInvisibleTimeReply(Call, kw_only=True):
-    """To 200053: what the new handle is made of."""
+    """Reply to 200053: the parts of the new handle."""
 
     pop_time_ms: Int64
     invisible_ms: Int64
     revive_queue_id: Int32
 
 
-#: What goes with errors, by request code. Java's client reads the header of this one before it looks at the code, and
-#: takes an answer without these fields for a broken one. (Headers of all others it reads where there are any.)
+#: Ext fields of error replies, by request code. Java's client reads the header of this one before it checks the code,
+#: and treats a reply without these fields as invalid. (For other codes it reads the header only if there is one.)
 ERROR_FIELDS: Final[dict[int, Fields]] = {
     Code.CHANGE_MESSAGE_INVISIBLETIME: ChangeInvisibleTimeReply(
         pop_time_ms=0, invisible_ms=0, revive_queue_id=0
@@ -522,7 +522,7 @@ ERROR_FIELDS: Final[dict[int, Fields]] = {
 
 @carried_by(Code.NOTIFICATION)
 class Notification(Call, kw_only=True):
-    """NOTIFICATION 200054: is there anything to pop?"""
+    """NOTIFICATION 200054: are there messages to pop?"""
 
     consumer_group: str
     topic: str

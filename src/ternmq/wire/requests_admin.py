@@ -17,7 +17,7 @@ from ternmq.wire.requests import Call, Int32, Int64, carried_by
 
 @carried_by(Code.UPDATE_AND_CREATE_TOPIC)
 class UpdateTopic(Call, kw_only=True):
-    """Create or change a topic. ``attributes`` reads ``+key=value,-key``."""
+    """Create or change a topic. ``attributes`` has the form ``+key=value,-key``."""
 
     topic: str
     default_topic: str = "TBW102"
@@ -38,14 +38,14 @@ class UpdateTopic(Call, kw_only=True):
     Code.GET_TOPIC_CONFIG,
 )
 class Topic(Call, kw_only=True):
-    """A topic's name and nothing else."""
+    """Only the name of a topic."""
 
     topic: str
 
 
 @carried_by(Code.GET_ALL_TOPIC_CONFIG)
 class AllTopics(Call, kw_only=True):
-    """Releases after RocketMQ 5.3.3 ask for pages; without ``totalTopicNum`` in the answer there is just one."""
+    """Releases after RocketMQ 5.3.3 request pages; a reply without ``totalTopicNum`` means a single page."""
 
     topic_seq: Int32 | None = None
     count_max: Int32 | None = field(default=None, name="maxTopicNum")
@@ -89,7 +89,7 @@ class Group(Call, kw_only=True):
 
 @carried_by(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)
 class GroupForbidden(Call, kw_only=True):
-    """Allow or forbid a group to read a topic, or ask (``readable`` None)."""
+    """Allow or forbid a group to read a topic, or query the state (``readable`` None)."""
 
     group: str
     topic: str
@@ -101,7 +101,7 @@ class GroupForbidden(Call, kw_only=True):
 
 @carried_by(Code.GET_CONSUME_STATS)
 class ConsumeStatsQuery(Call, kw_only=True):
-    """How far a group is; without a topic, on all that it has offsets for. ``topic_list`` reads ``a;b;``."""
+    """The offsets of a group; without a topic, for all topics with offsets. ``topic_list`` has the form ``a;b;``."""
 
     consumer_group: str
     topic: str | None = None
@@ -157,14 +157,14 @@ class BrokerStatsQuery(Call, kw_only=True):
 
 @carried_by(Code.RESUME_CHECK_HALF_MESSAGE)
 class ResumeCheck(Call, kw_only=True):
-    """Check a half message again that was given up; ``message_id`` is its offset id."""
+    """Check a half message again after its checks were given up; ``message_id`` is its offset id."""
 
     message_id: str
     topic: str | None = None
 
 
 class ConfigReply(Call, kw_only=True):
-    """To GET_BROKER_CONFIG 26; the settings are the body, this is their DataVersion as JSON."""
+    """Reply to GET_BROKER_CONFIG 26; the settings are the body, this is their DataVersion as JSON."""
 
     version: str
 
@@ -215,7 +215,7 @@ class DeleteTopic(Call, kw_only=True):
 
 @carried_by(Code.REGISTER_TOPIC_IN_NAMESRV)
 class RegisterTopic(Call, kw_only=True):
-    """The Node client uses this code to ask for a setting by namespace and key; there is none."""
+    """The Node client uses this code to query a setting by namespace and key; there is none."""
 
     topic: str | None = None
     namespace: str | None = None
@@ -241,8 +241,8 @@ class AddedReply(Call, kw_only=True):
 
 @carried_by(Code.REGISTER_BROKER)
 class RegisterBroker(Call, kw_only=True):
-    """``body_crc32`` is masked to 31 bits, of the body as sent; 0 is not checked. ``only_changes`` is TernMQ's own: the
-    body does not have all topics of the broker."""
+    """``body_crc32`` has 31 bits, of the body as sent; 0 is not checked. ``only_changes`` is TernMQ's own: the body
+    does not have all topics of the broker."""
 
     broker_name: str
     broker_address: str = field(name="brokerAddr")
@@ -257,7 +257,7 @@ class RegisterBroker(Call, kw_only=True):
 
 
 class RegisterBrokerReply(Call, kw_only=True):
-    """Where a slave finds its master: the port of its log stream, and its own."""
+    """For a slave: the address of its master's log stream, and that of the master itself."""
 
     ha_address: str | None = field(default=None, name="haServerAddr")
     master_address: str | None = field(default=None, name="masterAddr")
@@ -272,14 +272,14 @@ class BrokerIdentity(Call, kw_only=True):
 
 
 class DataVersionReply(Call, kw_only=True):
-    """To QUERY_DATA_VERSION; the stored version, if there is one, is the body."""
+    """Reply to QUERY_DATA_VERSION; the stored version, if there is one, is the body."""
 
     changed: bool
 
 
 @carried_by(Code.BROKER_HEARTBEAT)
 class BrokerHeartbeat(Call, kw_only=True):
-    """A sign of life, every second with an acting master. The time-out's wire name is RocketMQ's."""
+    """A heartbeat, every second if an acting master is used. The time-out's wire name is RocketMQ's."""
 
     broker_name: str
     broker_address: str = field(name="brokerAddr")
@@ -300,7 +300,7 @@ class MemberGroupQuery(Call, kw_only=True):
 
 @carried_by(Code.NOTIFY_MIN_BROKER_ID_CHANGE)
 class MinBrokerIdChanged(Call, kw_only=True):
-    """From the name server to the brokers of a group: who acts as master now."""
+    """From the name server to the brokers of a group: which broker is the acting master now."""
 
     min_broker_id: Int64 | None = None
     broker_name: str | None = None
@@ -311,7 +311,7 @@ class MinBrokerIdChanged(Call, kw_only=True):
 
 @carried_by(Code.EXCHANGE_BROKER_HA_INFO)
 class ExchangeHaInfo(Call, kw_only=True):
-    """Request and reply. An empty HA address asks for the master's; a filled one tells it."""
+    """Request and reply. With an empty HA address it asks for the master's; otherwise it sets it."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -328,7 +328,7 @@ class ResetFlushOffset(Call, kw_only=True):
 
 @carried_by(Code.UPDATE_AND_CREATE_ACL_CONFIG)
 class UpdateAcl(Call, kw_only=True):
-    """One account. Permissions per topic and group read ``a=PUB,b=SUB``."""
+    """One account. Permissions per topic and group have the form ``a=PUB,b=SUB``."""
 
     access_key: str
     secret_key: str | None = None
@@ -346,7 +346,7 @@ class DeleteAcl(Call, kw_only=True):
 
 
 class AclVersionReply(Call, kw_only=True):
-    """To GET_BROKER_CLUSTER_ACL_INFO 52. Versions are DataVersions as JSON; the second maps files to them."""
+    """Reply to GET_BROKER_CLUSTER_ACL_INFO 52. Versions are DataVersions as JSON; the second maps files to them."""
 
     version: str
     all_acl_file_version: str | None = None

@@ -1,8 +1,8 @@
-"""The tags of a property text, and their code: what a queue entry holds of a message's tags (C2).
+"""The tags of a property text, and the tags code that a queue entry holds (C2).
 
-The code is Java's hash of the value of TAGS, 0 without one. Which value that is when there are several, or an empty
-one, is the rule of ``wire.properties.find``. The store asks for it once a record, so it is looked up here without
-taking the text apart, and the hashes of tags are remembered: few topics use more than a handful.
+The code is Java's hash of the value of TAGS, 0 without tags. If there are several values, or an empty one, the rule of
+``wire.properties.find`` applies. The store needs the code of each record, so it is found here without parsing the text,
+and the hashes of tags are cached: few topics use more than a handful.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ternmq.message import Property
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import find
 
-#: Tags whose hash is kept; beyond that the table starts over.
+#: Tags whose hash is cached; when there are more, the cache is cleared.
 TAGS_MAX: Final = 4096
 
-#: The name as it stands in the text, with the end of the pair before: whole names only.
+#: The name as it occurs in the text, with the end of the pair before it, so that only whole names match.
 _KEY: Final = f"\x02{Property.TAGS}\x01"
 _FIRST: Final = _KEY[1:]
 _KEY_LENGTH: Final = len(_KEY)
@@ -31,7 +31,7 @@ def tags_code(properties: str) -> int:
 
 
 class TagsCodes:
-    """The same for many texts: a hash is computed once."""
+    """The same for many texts: each hash is computed once."""
 
     __slots__ = ("_of_bytes", "_of_text")
 
@@ -44,14 +44,14 @@ class TagsCodes:
         at = properties.rfind(_KEY)
         if at < 0 and not properties.startswith(_FIRST):
             return 0
-        at += _KEY_LENGTH  # also right for -1, where the name begins the text and lacks the character before it
+        at += _KEY_LENGTH  # also right for -1: the name begins the text and lacks the character before it
         end = properties.find("\x02", at)
         tags = properties[at:end] if end >= 0 else properties[at:]
         code = self._of_text.get(tags)
         if code is not None:
             return code
         code = tags_code(properties)
-        # Of an empty value nothing can be learnt: an earlier pair may have one.
+        # An empty value does not count: there may be an earlier pair with a value.
         if tags:
             if len(self._of_text) >= TAGS_MAX:
                 self._of_text.clear()
@@ -59,7 +59,7 @@ class TagsCodes:
         return code
 
     def of_bytes(self, data: bytes, begin: int, end: int) -> int:
-        """The code of the tags in the property text that stands from ``begin`` up to ``end``, in UTF-8."""
+        """The code of the tags in the property text from ``begin`` up to ``end``, in UTF-8."""
         at = data.rfind(_KEY_BYTES, begin, end)
         if at < 0:
             if not data.startswith(_FIRST_BYTES, begin, end):

@@ -14,6 +14,8 @@ from ternmq.broker.services.intake import Intake
 from ternmq.env import SystemClock
 from ternmq.errors import MessageIllegal, ServiceNotAvailable, SystemBusy
 from ternmq.store.config import FlushDiskType
+from ternmq.store.durable.safety import Level
+from ternmq.store.durable.watermark import Watermark
 from ternmq.store.log.batch import PlacedBatch
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
@@ -29,9 +31,14 @@ FAR_MS = 60_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """A store that flushes only when it is told to."""
-    with MessageStore(small_store(tmp_path), store_host=HOST, clock=SystemClock(), threads=False) as store:
+    """A store that flushes only when it is told to, and whose senders wait long for that."""
+    with opened(tmp_path) as store:
         yield store
+
+
+def opened(root: Path, *, timeout_ms: int = FAR_MS) -> MessageStore:
+    config = small_store(root, flush_disk_type=FlushDiskType.SYNC_FLUSH, sync_flush_timeout=timeout_ms)
+    return MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False)
 
 
 def draft(body: bytes = b"x", topic: str = "orders", properties: str = "") -> Draft:
@@ -44,8 +51,8 @@ def store_batch(under_test: Intake, body: bytes) -> PlacedBatch:
     )
 
 
-def intake(store: MessageStore, *, timeout_ms: int = FAR_MS, waiting_max: int = 100) -> Intake:
-    return Intake(store, waits_for_disk=True, timeout_ms=timeout_ms, waiting_max=waiting_max)
+def intake(store: MessageStore, *, waiting_max: int = 100) -> Intake:
+    return Intake(store, waiting_max=waiting_max)
 
 
 async def test_a_sender_is_told_when_the_disk_has_its_record(store: MessageStore) -> None:
@@ -75,16 +82,51 @@ async def test_a_record_that_is_on_disk_already_is_answered_at_once(store: Messa
     assert told == [0]
 
 
-async def test_a_disk_that_takes_too_long_is_told_as_a_time_out_once(store: MessageStore) -> None:
+async def test_a_disk_that_takes_too_long_is_told_as_a_time_out_once(tmp_path: Path) -> None:
     """C6: FLUSH_DISK_TIMEOUT; the record is stored nevertheless."""
-    under_test = intake(store, timeout_ms=1)
-    answers: asyncio.Queue[int] = asyncio.Queue()
-    for _ in range(2):
-        under_test.when_safe(under_test.store(draft()).end_offset, answers.put_nowait)
+    with opened(tmp_path, timeout_ms=1) as store:
+        under_test = intake(store)
+        answers: asyncio.Queue[int] = asyncio.Queue()
+        for _ in range(2):
+            under_test.when_safe(under_test.store(draft()).end_offset, answers.put_nowait)
 
-    assert [await answers.get(), await answers.get()] == [ResponseCode.FLUSH_DISK_TIMEOUT] * 2
+        assert [await answers.get(), await answers.get()] == [ResponseCode.FLUSH_DISK_TIMEOUT] * 2
+        store.flush_now()
+        assert answers.empty()
+
+
+async def test_a_level_with_a_shorter_limit_is_late_in_its_own_time(store: MessageStore) -> None:
+    """C6, O1: a slave that comes while senders wait for a slow disk; the disk's limit is far away."""
+    under_test = intake(store)
+    first: list[int] = []
+    under_test.when_safe(under_test.store(draft()).end_offset, first.append)
+    slave = Level(Watermark(), 1, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+    store.safety.add(slave)
+    late: asyncio.Queue[int] = asyncio.Queue()
+    under_test.when_safe(under_test.store(draft()).end_offset, late.put_nowait)
+
+    assert ResponseCode.FLUSH_SLAVE_TIMEOUT == await late.get()
+    assert [] == first
     store.flush_now()
-    assert answers.empty()
+    assert [] == first
+    store.safety.remove(slave)
+    assert [ResponseCode.SUCCESS] == first
+
+
+async def test_a_level_refuses_before_the_write(store: MessageStore) -> None:
+    """O3: too few replicas are in sync, so nothing is stored."""
+
+    def check_write() -> None:
+        raise ServiceNotAvailable("1 replica is in sync, minInSyncReplicas is 2")
+
+    under_test = intake(store)
+    end = store.written
+    store.safety.add(Level(Watermark(), 1, ResponseCode.FLUSH_SLAVE_TIMEOUT, check_write=check_write))
+    with pytest.raises(ServiceNotAvailable, match="minInSyncReplicas"):
+        under_test.store(draft())
+    with pytest.raises(ServiceNotAvailable, match="minInSyncReplicas"):
+        store_batch(under_test, b"x")
+    assert end == store.written
 
 
 async def test_only_so_many_may_wait_for_the_disk(store: MessageStore) -> None:
@@ -125,7 +167,7 @@ async def test_a_redirect_changes_where_a_message_goes(store: MessageStore) -> N
         draft.topic, draft.properties = "SCHEDULE", f"REAL_TOPIC\x01{draft.topic}\x02"
 
     redirects = {"DELAY\x01": elsewhere}
-    under_test = Intake(store, waits_for_disk=False, timeout_ms=1, waiting_max=1, redirects=redirects)
+    under_test = Intake(store, waiting_max=1, redirects=redirects)
     placed = [under_test.store(draft(topic="later", properties="DELAY\x013\x02")), under_test.store(draft())]
 
     records = []

@@ -29,7 +29,7 @@ from ternmq.errors import (
 )
 from ternmq.files import TableFile
 from ternmq.filter.bloom import BloomFilter
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue_ext import Unit
 from ternmq.wire.bodies.clients import ConsumerData, SubscriptionData
 from ternmq.wire.ids import java_hash

@@ -14,7 +14,8 @@ from ternmq.spark.files.derive import KEYED, Rules, index_entries, queue_runs
 from ternmq.spark.files.index_file import IndexWriter
 from ternmq.spark.files.queues import ENTRIES
 from ternmq.spark.source.records import Records
-from ternmq.store.derived.dispatch import Dispatcher, Fact
+from ternmq.store.derived.dispatch import Dispatcher
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.key_hash import KeyHashes
 from ternmq.store.derived.queues import ConsumeQueues

@@ -13,7 +13,7 @@ from ternmq.errors import ConfigError
 from ternmq.spark.lake.lake import Lake
 from ternmq.spark.pipelines.archive import Archived, archive
 from ternmq.spark.pipelines.compact import compact, groups_of
-from ternmq.spark.runtime.jobs import Progress, Watch
+from ternmq.spark.runtime.jobs import JobProgress, Watch
 from tests.spark.topics import Topics, bodies_of, numbered
 
 
@@ -64,7 +64,7 @@ def test_two_runs_at_once_share_a_lake(topics: Topics, tmp_path: Path) -> None:
     topics.send("shared", numbered(60))
     others: list[Archived] = []
 
-    def second(progress: Progress) -> None:
+    def second(progress: JobProgress) -> None:
         if not others:
             others.append(take(topics, "shared", lake, checkpoint=tmp_path / "second", rows_per_batch=25))
 
@@ -105,7 +105,7 @@ def test_bad_input_leaves_nothing_behind(topics: Topics, tmp_path: Path) -> None
     topics.send("archived-b", numbered(3))
     checkpoint = tmp_path / "checkpoint"
     take(topics, "archived-a", lake, checkpoint=checkpoint)
-    with pytest.raises(ConfigError, match=r"checkpoint .* is not of the lake .*; give it one of its own, or none"):
+    with pytest.raises(ConfigError, match=r"checkpoint .* does not belong to the lake .*; give another one, or none"):
         take(topics, "archived-a", tmp_path / "other", checkpoint=checkpoint)
     with pytest.raises(Exception, match=r"^the checkpoint belongs to topic 'archived-a', but the stream reads"):
         take(topics, "archived-b", lake, checkpoint=checkpoint)

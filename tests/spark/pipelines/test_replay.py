@@ -13,7 +13,7 @@ from ternmq.errors import ConfigError
 from ternmq.spark.lake.lake import Lake
 from ternmq.spark.pipelines.archive import archive
 from ternmq.spark.pipelines.replay import Replayed, Selection, preview, replay
-from ternmq.spark.runtime.jobs import JobStopped, Progress, Watch
+from ternmq.spark.runtime.jobs import JobProgress, JobStopped, Watch
 from tests.spark.topics import Topics, bodies_of, numbered
 
 
@@ -47,7 +47,7 @@ def test_a_replay_that_was_stopped_goes_on_and_sends_nothing_twice(topics: Topic
     fill(topics, "played", lake)
     watch: Watch
 
-    def stop_after_the_first_portion(progress: Progress) -> None:
+    def stop_after_the_first_portion(progress: JobProgress) -> None:
         if progress.rows:
             watch.stop()
 

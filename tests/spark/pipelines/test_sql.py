@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ternmq.errors import ConfigError
-from ternmq.spark.pipelines.sql import Done, Shown, run_sql
+from ternmq.spark.pipelines.sql import Shown, SqlResult, run_sql
 from ternmq.spark.pipelines.sql_script import TopicView, statements_of
 from ternmq.spark.pipelines.topic_views import BadRows
-from ternmq.spark.runtime.jobs import JobFailed, Progress, Watch
+from ternmq.spark.runtime.jobs import JobFailed, JobProgress, Watch
 from tests.spark.topics import Topics, bodies_of
 
 #: What a test uses as its clock; minutes and seconds follow.
@@ -36,7 +36,7 @@ class Run:
     def __init__(self, topics: Topics, script: str, **options: Any) -> None:
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        self.done: list[Done] = run_sql(
+        self.done: list[SqlResult] = run_sql(
             topics.spark,
             script,
             name_servers=topics.name_servers,
@@ -56,7 +56,7 @@ def test_columns_that_nobody_gave_are_found_in_messages(topics: Topics) -> None:
     assert [{"customer": "a", "n": 5, "tag": "new"}, {"customer": "b", "n": 5, "tag": "paid"}] == sorted(
         found.rows, key=itemgetter("customer")
     )
-    assert [Done("console", messages=10, left_out=0)] == found.done
+    assert [SqlResult("console", messages=10, left_out=0)] == found.done
 
     (note,) = found.notes
     said = note.removeprefix("found in the last messages: ")
@@ -127,23 +127,23 @@ def test_topics_are_joined_into_a_third_exactly_once_over_restarts(topics: Topic
 
 
 def test_bodies_that_do_not_fit_are_counted_and_have_a_view(topics: Topics, tmp_path: Path) -> None:
-    """U4: never nulls that nobody asked for."""
+    """U4: never unexpected nulls."""
     fit = bodies([order(1), {"id": 2, "other": True}])
     bad = [b"no json", b'{"id": "x"}', b'{"customer": "no id"}', b"[1]", b'{"id": 3, "customer": "\xff"}', b"null"]
     topics.create("sql-bad", queues=1)
     topics.send("sql-bad", [*fit, *bad])
     view = "CREATE VIEW v (id INT NOT NULL, customer STRING) FROM TOPIC `sql-bad`"
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     kept = Run(topics, f"{view}; SELECT * FROM v WHERE id IS NOT NULL", watch=Watch(told.append))
     assert [{"id": 1, "customer": "ann"}, {"id": 2, "customer": None}] == sorted(kept.rows, key=itemgetter("id"))
-    assert [Done("console", messages=8, left_out=6)] == kept.done
+    assert [SqlResult("console", messages=8, left_out=6)] == kept.done
     assert 6 == told[-1].left_out
 
     topics.create("sql-dead", queues=1)
     Run(topics, f"{view}; INSERT INTO TOPIC `sql-dead` SELECT _body, _keys FROM v_bad", checkpoint=str(tmp_path))
     assert sorted(bad) == bodies_of(topics.read("sql-dead").collect())
 
-    with pytest.raises(JobFailed, match=r"^the body at sql-bad@broker-.:0, queue offset \d does not fit v: \S"):
+    with pytest.raises(JobFailed, match=r"^the body at sql-bad@broker-.:0, queue offset \d does not match v: \S"):
         Run(topics, f"{view}; SELECT count(*) FROM v WHERE id > 0", bad_rows=BadRows.FAIL)
 
 

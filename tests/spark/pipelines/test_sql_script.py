@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.errors import ConfigError
-from ternmq.spark.pipelines.sql_script import Command, Query, ScriptError, Target, TopicView, statements_of
+from ternmq.spark.pipelines.sql_script import Command, ScriptError, ScriptQuery, Target, TopicView, statements_of
 
 
 def test_a_view_of_a_topic_says_columns_watermark_and_options() -> None:
@@ -47,7 +47,7 @@ def test_queries_go_to_a_topic_a_table_or_the_console() -> None:
             /* nothing; here */ ;
             FROM orders |> WHERE a = `;`
         """)
-        if isinstance(statement, Query)
+        if isinstance(statement, ScriptQuery)
     ]
     assert targets == [
         Target("topic", "alerts"),
@@ -63,7 +63,7 @@ def test_what_spark_gets_stands_at_its_place_in_the_script() -> None:
     script = "SET a.b = 1;\n  INSERT INTO TOPIC alerts\n    SELECT x FROM y; CREATE TEMP VIEW z AS SELECT 1"
     settings, query, view = statements_of(script)
     assert isinstance(settings, Command)
-    assert isinstance(query, Query)
+    assert isinstance(query, ScriptQuery)
     assert isinstance(view, Command)
     assert "SET a.b = 1" == settings.sql
     assert query.sql.index("SELECT x FROM y") == script.index("SELECT x FROM y")

@@ -58,7 +58,7 @@ def test_what_is_lost_double_failed_and_slow_is_found(topics: Topics, spark: Spa
         call("M20", at=60, retries=2) + pub("M20", at=20),
         # Tried, and no end yet.
         pub("M94", at=94) + call("M94", at=LATER - 5, success=False),
-        # Nobody knows where this came from; and the trace goes on.
+        # Its origin is unknown; the trace goes on.
         call("UNKNOWN", at=LATER, group="other"),
         b"Pub\x01torn\x02",
     ]

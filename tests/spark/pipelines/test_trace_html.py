@@ -7,14 +7,14 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from ternmq.spark.pipelines.trace_html import PLOTS_MAX, page
-from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, Sending, TraceReport
+from ternmq.spark.pipelines.trace_report import ConsumeReport, Finding, Percentiles, Point, SendReport, TraceReport
 
 FIGURES = Percentiles(5, 60, 70, 1_234)
 NOTHING = Percentiles(None, None, None, None)
 
 
-def consuming(group: str, *, messages: int = 9) -> Consuming:
-    return Consuming("orders", group, messages, 9, 2, 0, 0, 0, 0, FIGURES, NOTHING)
+def consuming(group: str, *, messages: int = 9) -> ConsumeReport:
+    return ConsumeReport("orders", group, messages, 9, 2, 0, 0, 0, 0, FIGURES, NOTHING)
 
 
 def report(**changes: object) -> TraceReport:
@@ -30,7 +30,7 @@ def report(**changes: object) -> TraceReport:
         "slow_ms": 1_000,
         "grace_ms": 60_000,
         "step_ms": 1_000,
-        "sending": (Sending("orders", "shop", 9, 0, FIGURES),),
+        "sending": (SendReport("orders", "shop", 9, 0, FIGURES),),
         "consuming": (consuming(evil),),
         "findings": (Finding("lost", "orders", evil, "M1", evil, 1_794_830_400_000, 0, 0, None, None),),
         "points": (
@@ -74,7 +74,7 @@ def test_plots_stay_inside_their_frame() -> None:
 
 
 def test_a_line_joins_only_neighbouring_steps() -> None:
-    """U4: a line over a time without messages would tell what nobody knows."""
+    """U4: a line over a time without messages would show data that does not exist."""
     begin_ms = 1_794_830_400_000
     points = tuple(Point("orders", "g", begin_ms + step * 1_000, 1, 7, None) for step in (0, 1, 5, 6, 7, 30))
     (path,) = parsed(page(report(consuming=(consuming("g"),), points=points))).iter("path")

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, ViewportSize, sync_playwright
 
 from ternmq.spark.pipelines.trace_html import page
-from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, Sending, TraceReport
+from ternmq.spark.pipelines.trace_report import ConsumeReport, Finding, Percentiles, Point, SendReport, TraceReport
 from tests.spark.pipelines.test_trace_html import FIGURES, NOTHING, report
 
 Open = Callable[..., Page]
@@ -39,9 +39,9 @@ def full_report() -> TraceReport:
         trace_topic=HOSTILE[2],
         end_ms=BEGIN_MS + 60 * STEP_MS,
         step_ms=STEP_MS,
-        sending=tuple(Sending(topic, group, 48_210, 3, FIGURES) for topic, group in pairs),
+        sending=tuple(SendReport(topic, group, 48_210, 3, FIGURES) for topic, group in pairs),
         consuming=tuple(
-            Consuming(topic, group, 48_210 - number, 50_000, 2, 0, 7, 1, 12, FIGURES, NOTHING)
+            ConsumeReport(topic, group, 48_210 - number, 50_000, 2, 0, 7, 1, 12, FIGURES, NOTHING)
             for number, (topic, group) in enumerate(pairs)
         ),
         findings=tuple(

@@ -78,7 +78,7 @@ FIELDS = st.one_of(
 
 @given(st.lists(st.lists(FIELDS, max_size=16), max_size=4))
 def test_any_text_is_read_or_counted(records: list[list[str]]) -> None:
-    """U4: nothing that somebody may send to the trace topic ends a job."""
+    """U4: no message in the trace topic ends a job."""
     body = "".join("\x01".join(fields) + "\x02" for fields in records).encode("utf-8", "replace")
     for record in parse(body):
         assert (record.text is None) == (record.kind != BAD)

@@ -1,4 +1,4 @@
-"""Jobs that somebody watches: progress, stop, errors (U5)."""
+"""Jobs with a watch: progress, stop, errors (U5)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ternmq.errors import ConfigError
-from ternmq.spark.runtime.jobs import JobFailed, JobStopped, Progress, Watch
+from ternmq.spark.runtime.jobs import JobFailed, JobProgress, JobStopped, Watch
 from tests.spark.topics import Topics, numbered
 
 
@@ -25,7 +25,7 @@ def query(topics: Topics, topic: str, checkpoint: Path, *, now: bool = True, **o
 def test_a_stream_tells_rows_and_lag_of_each_batch(topics: Topics, tmp_path: Path) -> None:
     """U5."""
     topics.send("jobs-stream", numbered(100))
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     read = Watch(told.append).follow("count", query(topics, "jobs-stream", tmp_path, maxMessagesPerTrigger=40))
     assert read == 100
     assert [(40, 60), (80, 20), (100, 0)] == [(one.rows, one.lag) for one in told[:3]]
@@ -38,7 +38,7 @@ def test_a_stream_that_is_stopped_goes_on_from_its_checkpoint(topics: Topics, tm
     topics.send("jobs-stopped", numbered(40))
     watch: Watch
 
-    def stop_at_the_end(progress: Progress) -> None:
+    def stop_at_the_end(progress: JobProgress) -> None:
         if progress.rows == 40:
             watch.stop()
 
@@ -50,7 +50,7 @@ def test_a_stream_that_is_stopped_goes_on_from_its_checkpoint(topics: Topics, tm
 
 def test_an_action_tells_its_tasks_and_gives_its_result(spark: SparkSession) -> None:
     """U5."""
-    told: list[Progress] = []
+    told: list[JobProgress] = []
     watch = Watch(told.append, interval_s=0)
     assert watch.run("count", spark, lambda: spark.range(100, numPartitions=5).count()) == 100
     assert any(one.total is not None and one.total >= 5 for one in told)
@@ -73,7 +73,7 @@ def test_an_action_is_cancelled_when_stopped(spark: SparkSession) -> None:
 def test_a_job_that_nobody_listens_to_ends(spark: SparkSession) -> None:
     """U5: as in `tern pipeline … --json | head -1`."""
 
-    def gone(_: Progress) -> None:
+    def gone(_: JobProgress) -> None:
         raise ConfigError("nobody reads")
 
     def endless() -> int:

@@ -16,10 +16,10 @@ from ternmq.spark.sink.ledger_entries import (
     Done,
     Entry,
     Found,
-    Kind,
     Mark,
     Staged,
     Work,
+    WorkKind,
     check_same,
     decode,
     encode,
@@ -210,8 +210,10 @@ def test_queries_that_compute_other_rows_each_time_say_so() -> None:
     check_same(WORK, Claim("orders", any_rows=True), OTHERS, DECISION, 5)
 
 
-@pytest.mark.parametrize(("kind", "cure"), [(Kind.WRITE, "another writeId"), (Kind.TRANSACTION, "a higher txnVersion")])
-def test_batch_writes_have_cures_of_their_own(kind: Kind, cure: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cure"), [(WorkKind.WRITE, "another writeId"), (WorkKind.TRANSACTION, "a higher txnVersion")]
+)
+def test_batch_writes_have_cures_of_their_own(kind: WorkKind, cure: str) -> None:
     with pytest.raises(BatchConflict, match=f"Nothing was written by this run; use {cure}"):
         check_same(Work("q", 5, kind), CLAIM, OTHERS, DECISION, 5)
 

@@ -17,7 +17,7 @@ from ternmq.message import MessageQueue
 from ternmq.names import SCHEDULE_TOPIC, WHEEL_TOPIC
 from ternmq.spark.sink import ledger as ledgers
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, STAGE_TOPIC, BatchConflict, Claim, Kind, Staged, Work
+from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, STAGE_TOPIC, BatchConflict, Claim, Staged, Work, WorkKind
 from ternmq.spark.sink.logs import Parcel, Stored
 from ternmq.spark.sink.publish import Committer, HalfWritten, stage_key
 from ternmq.spark.sink.rows import Packer
@@ -164,7 +164,7 @@ def test_a_batch_that_was_finished_is_not_looked_at_again() -> None:
 
 
 def test_a_broker_that_may_hold_the_decision_is_missed() -> None:
-    """U2: while it is away nobody decides anew; when it is back, its decision counts."""
+    """U2: while it is away no run decides anew; when it is back, its decision counts."""
     for seed in range(20):
         world = World(seed, topics={**TOPICS, LEDGER_TOPIC: 16})
         staged = stage(world, numbered(0, 20))
@@ -198,7 +198,7 @@ def test_a_write_without_an_id_looks_for_nothing() -> None:
     for seed in range(20):
         world = World(seed, topics=TOPICS)
         driver = Driver(world, faults=0.2)
-        commit(driver, Work("w", 0, Kind.WRITE), stage(world, numbered(0, 20)), is_new=True)
+        commit(driver, Work("w", 0, WorkKind.WRITE), stage(world, numbered(0, 20)), is_new=True)
         assert numbered(0, 20) == bodies(world), f"seed {seed}"
         assert LEDGER_TOPIC not in driver.has_read
 
@@ -357,7 +357,7 @@ def test_versions_of_a_transaction_are_written_once_in_whatever_order_they_are_t
     """As with Delta they ascend; one that comes too late is told instead of dropped, and leaves the others alone."""
     world = World(seed, topics=TOPICS)
     for version in (4, 7, 5, 7, 4, 8, 6, 7, 8):
-        work = Work("txn@app", version, Kind.TRANSACTION)
+        work = Work("txn@app", version, WorkKind.TRANSACTION)
         if version in (5, 6):
             with pytest.raises(BatchConflict, match=r"never written, but the later txn@app/. was.* use a higher txnV"):
                 commit(Driver(world), work, stage(world, numbered(version * 10, 10)))
@@ -379,7 +379,7 @@ def test_a_version_that_is_finished_late_does_not_hide_the_next_one(seed: int) -
             return await super().append(queue, parcel)
 
     world = World(seed, topics=TOPICS)
-    fourth, fifth = (Work("txn@app", version, Kind.TRANSACTION) for version in (4, 5))
+    fourth, fifth = (Work("txn@app", version, WorkKind.TRANSACTION) for version in (4, 5))
     assert not run(Deciding(world), fourth, stage(world, numbered(40, 10)))
     for work in (fifth, fourth, fifth):
         assert run(Driver(world), work, stage(world, numbered(work.batch * 10, 10)))
@@ -389,7 +389,7 @@ def test_a_version_that_is_finished_late_does_not_hide_the_next_one(seed: int) -
 def test_an_empty_version_stays_empty() -> None:
     """It is written once, like any other."""
     world = World(1, topics=TOPICS)
-    work = Work("txn@app", 4, Kind.TRANSACTION)
+    work = Work("txn@app", 4, WorkKind.TRANSACTION)
     for _ in range(2):
         assert run(Driver(world), work, [])
     with pytest.raises(BatchConflict, match="decided with 0 rows before, and this run has 10"):
@@ -480,7 +480,7 @@ def test_a_write_without_an_id_that_fails_half_way_is_finished_by_the_id_that_it
                 self.world.away = {queue.broker_name}
             return await super().append(queue, parcel)
 
-    work = Work("3f2a", 0, Kind.WRITE)
+    work = Work("3f2a", 0, WorkKind.WRITE)
     with pytest.raises(HalfWritten, match=r"Some rows may be written already: run .* with the option writeId=3f2a"):
         commit(Fading(world), work, stage(world, numbered(0, 40)), is_new=True)
     world.away = set()

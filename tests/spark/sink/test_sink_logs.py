@@ -18,7 +18,7 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, MessagesLost, NetworkError, RouteMissing
 from ternmq.message import MessageQueue, SendReceipt, SendStatus
 from ternmq.names import SCHEDULE_TOPIC, SPARK_GROUP
-from ternmq.spark.runtime.cluster import Bounds, Cluster, cluster_at
+from ternmq.spark.runtime.cluster import Bounds, ClusterClient, cluster_at
 from ternmq.spark.sink.ledger import Ledger
 from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, Claim, Staged, Work
 from ternmq.spark.sink.logs import ClusterLogs, NotSafe, Parcel, Stored, read_one
@@ -44,7 +44,7 @@ class Sink:
     """What executors and driver do, on one cluster."""
 
     def __init__(self, name_servers: str) -> None:
-        self.cluster: Cluster = cluster_at(name_servers)
+        self.cluster: ClusterClient = cluster_at(name_servers)
         self.logs: ClusterLogs = ClusterLogs(self.cluster, retry_timeout_ms=TIMEOUT_MS)
 
     def ship(

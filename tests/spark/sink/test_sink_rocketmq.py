@@ -64,7 +64,7 @@ def test_rows_become_messages_of_rocketmq_each_once(any_rocketmq: RocketMQ, spar
     )
     readable = [body for body in numbered(40) if not is_five or int(body) % 4 != 2]
     expected: list[bytes] = sink.bodies("SCHEDULE_TOPIC_XXXX")
-    # Nobody can read where RocketMQ 5 keeps what has a time, but its end is known.
+    # Where RocketMQ 5 keeps messages with a time cannot be read, but its end is known.
     timed = wheel_end(sink) if is_five else 0
     for number, step in enumerate(["decided", "chunk", "published"]):
 

@@ -17,7 +17,7 @@ from ternmq.spark.source.bodies import BodyReader
 from ternmq.spark.source.columns import COLUMNS_AND_PROBLEM, Batches, spark_schema
 from ternmq.spark.source.options import BadMessages, SourceOptions
 from ternmq.spark.source.plan import Slice
-from ternmq.spark.source.reading import Reading, columns_of
+from ternmq.spark.source.reading import TopicReading, columns_of
 from ternmq.spark.source.records import Records
 from ternmq.wire.record import Sysflag
 from tests.spark.source.test_columns import packed
@@ -134,7 +134,7 @@ def test_one_bad_message_does_not_stop_the_reads_of_its_queue(
     def read(bad: str) -> list[tuple[int, bytes | None]]:
         texts = {"nameServers": cluster.name_servers, "topic": QUEUE.topic, "badMessages": bad}
         options = SourceOptions.parse(texts)
-        reading = Reading(options, spark_schema(columns_of(options)))
+        reading = TopicReading(options, spark_schema(columns_of(options)))
         batches = [batch.to_pylist() for batch in reading.read(Slice(QUEUE, 0, 3))]
         return [(row["queue_offset"], row["body"]) for batch in batches for row in batch]
 
@@ -149,4 +149,4 @@ def test_the_column_is_there_only_if_it_is_asked_for() -> None:
 
     assert "problem" not in columns_of(options)
     with pytest.raises(ConfigError, match="there is no column 'problem'"):
-        Reading(options, spark_schema(COLUMNS_AND_PROBLEM))
+        TopicReading(options, spark_schema(COLUMNS_AND_PROBLEM))

@@ -174,7 +174,7 @@ def test_only_the_columns_asked_for_are_made() -> None:
     """U1"""
     schema = spark_schema()
     chosen = type(schema)([schema["body"], schema["queue_offset"]])
-    # Properties that nobody asked for are not even looked at.
+    # Properties that were not requested are not read.
     records = Records(packed(properties=b"\xff\xff"))
 
     batch = Batches(chosen).of(Rows(records, QUEUE))
@@ -208,7 +208,7 @@ def test_a_flipped_byte_is_found_or_does_no_harm(records: list[bytes], data: st.
         expected = rows_or_error(rows_one_by_one)
     except OverflowError:  # a time beyond the year 9999
         return
-    if "not UTF-8" in str(_error(broken)):  # the topic column is the queue's, so nobody reads that text
+    if "not UTF-8" in str(_error(broken)):  # the topic column is the queue's, so that text is not read
         return
     actual = rows_or_error(rows_at_once)
     assert expected == actual

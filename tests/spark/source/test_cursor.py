@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from ternmq.errors import MessagesLost
 from ternmq.message import MessageQueue
-from ternmq.spark.source.cursor import END_ASKED_MAX, Cursor, Pulled, Step, Wanted
+from ternmq.spark.source.cursor import END_ASKED_MAX, Cursor, Pulled, PullParameters, ReplyKind
 from ternmq.spark.source.plan import Slice
 from ternmq.wire.codes import ResponseCode
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
-ALL = Wanted(tags="*", sql="", fail_on_data_loss=True, retry_timeout_ms=1_000)
-SOME = Wanted(tags="TagA", sql="", fail_on_data_loss=True, retry_timeout_ms=1_000)
+ALL = PullParameters(tags="*", sql="", fail_on_data_loss=True, retry_timeout_ms=1_000)
+SOME = PullParameters(tags="TagA", sql="", fail_on_data_loss=True, retry_timeout_ms=1_000)
 
 
 class ModelBroker:
@@ -54,7 +54,7 @@ def read(cursor: Cursor, broker: ModelBroker) -> list[int]:
         answers |= {at: broker.pull(at, count) for at, count in cursor.to_ask()}
         assert cursor.asked[0] == cursor.at
         pulled = answers[cursor.at]
-        if cursor.take(pulled) is Step.RECORDS:
+        if cursor.take(pulled) is ReplyKind.RECORDS:
             found += range(pulled.at, pulled.next_offset)
     return found
 
@@ -115,7 +115,7 @@ def test_a_queue_that_ends_too_early_is_asked_again_and_then_lost() -> None:
     cursor = Cursor(Slice(QUEUE, 100, 120), SOME)
     for _ in range(END_ASKED_MAX):
         (asked,) = cursor.to_ask()
-        assert Step.AGAIN is cursor.take(broker.pull(*asked))
+        assert ReplyKind.AGAIN is cursor.take(broker.pull(*asked))
 
     (asked,) = cursor.to_ask()
     with pytest.raises(MessagesLost, match=r"messages 100 to 119 of orders@broker-a:0 were deleted"):

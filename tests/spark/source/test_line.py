@@ -128,7 +128,7 @@ def test_whatever_breaks_a_line_is_one_sentence() -> None:
     for answer, sentence in (
         (cut, r"the connection to 127\.0\.0\.1:\d+ was lost$"),
         (babble, r"127\.0\.0\.1:\d+ broke the protocol: a frame of \d+ bytes is larger"),
-        (call, r"broke the protocol: a request of code 11 came where only responses are expected"),
+        (call, r"broke the protocol: received a request of code 11 where only responses are expected"),
     ):
         with broker(answer, requests=1) as address, line_to(address) as line:
             (number,) = ask(line, 1)

@@ -14,14 +14,14 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import MessagesLost, NetworkError
 from ternmq.spark.runtime.cluster import cluster_at
 from ternmq.spark.source import cursor, pulls
-from ternmq.spark.source.cursor import Wanted, gaps
+from ternmq.spark.source.cursor import PullParameters, gaps
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import read_slice
 from tests.cli.conftest import Start, starter
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
-ALL = Wanted(tags="*", sql="", fail_on_data_loss=True, retry_timeout_ms=60_000)
-BEST_EFFORT = Wanted(tags="*", sql="", fail_on_data_loss=False, retry_timeout_ms=1_000)
+ALL = PullParameters(tags="*", sql="", fail_on_data_loss=True, retry_timeout_ms=60_000)
+BEST_EFFORT = PullParameters(tags="*", sql="", fail_on_data_loss=False, retry_timeout_ms=1_000)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def fill(name_servers: str, count: int, *, body_bytes: int = 20) -> None:
             producer.send_batch(messages, queue=QUEUE)
 
 
-def offsets(name_servers: str, part: Slice, wanted: Wanted) -> list[int]:
+def offsets(name_servers: str, part: Slice, wanted: PullParameters) -> list[int]:
     found = [records.queue_offsets for records in read_slice(cluster_at(name_servers), part, wanted)]
     return [int(offset) for chunk in found for offset in chunk]
 

@@ -47,10 +47,13 @@ def test_a_replica_has_what_its_master_has(tmp_path: Path, seed: int) -> None:
     """C5: files of log, queues and index, however the bytes are cut; late or at once."""
     chance = Random(seed)
     make = late_store if seed % 2 else quiet_store
-    master, replica = make(small_config(tmp_path / "one")), make(small_config(tmp_path / "two"))
+    woken: dict[tuple[str, int], int] = {}
+
+    def arrived(topic: str, queue_id: int, end: int, _code: int, _text: str | None) -> None:
+        woken[topic, queue_id] = end
+
+    master, replica = make(small_config(tmp_path / "one")), make(small_config(tmp_path / "two"), on_arrival=arrived)
     with master, replica:
-        woken: dict[tuple[str, int], int] = {}
-        replica.on_arrival = lambda topic, queue_id, end, _code, _text: woken.update({(topic, queue_id): end})
         fill(master)
         master.confirm(master.written)
         sent, at = sent_by(master), 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import Index
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.wire.ids import java_hash

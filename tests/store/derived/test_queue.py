@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import RecordRefused
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue import TAIL_BYTES, ConsumeQueue
 from ternmq.store.derived.queue_files import OPEN_FILES_MAX
 from ternmq.store.derived.queues import ConsumeQueues

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.filter.bloom import BloomFilter
+from ternmq.store.derived.dispatch import OnArrival
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queue_ext import ADDRESS_ZERO, UNIT, QueueExt, Unit
 from ternmq.store.disk.segment import segment_name
@@ -45,11 +47,14 @@ def bits_of(fact: Fact) -> bytes:
     return bits_at(fact.queue_offset)
 
 
-def opened(config: StoreConfig, *, clock: ManualClock | None = None) -> MessageStore:
-    store = quiet_store(config, clock=clock)
-    store.bits = bits_of
-    store.open()
-    return store
+def opened(
+    config: StoreConfig,
+    *,
+    clock: ManualClock | None = None,
+    bits: Callable[[Fact], bytes] = bits_of,
+    on_arrival: OnArrival | None = None,
+) -> MessageStore:
+    return quiet_store(config, clock=clock, bits=bits, on_arrival=on_arrival)
 
 
 def queue_of(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> ConsumeQueue:
@@ -116,7 +121,7 @@ def test_units_spare_the_reading_of_records(tmp_path: Path) -> None:
 
 
 def test_a_record_whose_unit_is_missing_is_asked_itself(tmp_path: Path) -> None:
-    """C3, K3: nobody knows what its map said."""
+    """C3, K3: it is not known what its map said."""
     put_by(tmp_path, on=True, count=2)
     (tmp_path / "consumequeue_ext" / "orders" / "0" / segment_name(0)).unlink()
     store = opened(config_of(tmp_path, on=False))
@@ -157,11 +162,9 @@ def test_units_stand_in_files_as_rocketmq_has_them(tmp_path: Path) -> None:
 
 def test_a_unit_that_does_not_fit_goes_to_the_next_file(tmp_path: Path) -> None:
     """C3: 4 bytes stay free; -1 in two bytes ends a file."""
-    store = opened(config_of(tmp_path))
-    store.bits = lambda fact: b"b" * 29  # units of 49 bytes: four and the end are exactly 200
-    put(store, 4)
-    store.bits = lambda fact: b"b" * 30
-    put(store, 4)
+    # Units of 49 bytes: four and the end are exactly 200.
+    store = opened(config_of(tmp_path), bits=lambda fact: b"b" * (29 if fact.queue_offset < 4 else 30))
+    put(store, 8)
     assert [0, 49, 98, 147, 200, 250, 300, 400] == [field - ADDRESS_ZERO for field in fields(store)]
     store.close()
 
@@ -193,11 +196,8 @@ def test_without_the_switch_there_is_no_directory(tmp_path: Path) -> None:
 
 def test_a_map_that_no_unit_can_hold_leaves_the_tags_code(tmp_path: Path) -> None:
     """C3: the message is stored; filters look at it later."""
-    store = opened(config_of(tmp_path))
-    store.bits = lambda fact: bytes(177)
-    put(store, 1)
-    store.bits = lambda fact: bytes(176)
-    put(store, 1)
+    store = opened(config_of(tmp_path), bits=lambda fact: bytes(176 if fact.queue_offset else 177))
+    put(store, 2)
     assert [RED, ADDRESS_ZERO] == fields(store)
     assert [0, 1] == found(store, RED)
     store.close()
@@ -238,10 +238,8 @@ def test_filters_get_the_tags_code_itself(on: bool, restart: bool, tmp_path: Pat
 def test_a_unit_is_read_back_whole(tmp_path: Path) -> None:
     """C3: tags code, store time and a map longer than what is read at a time."""
     config = small_config(tmp_path, enable_consume_queue_ext=True)
-    store = opened(config)
-    store.bits = lambda fact: bytes(range(256)) * 127
+    store = opened(config, bits=lambda fact: b"map" if fact.queue_offset else bytes(range(256)) * 127)
     put(store, 1)
-    store.bits = lambda fact: b"map"
     put(store, 1, "blue")
     expected = [Unit(RED, NOW_MS, bytes(range(256)) * 127), Unit(BLUE, NOW_MS, b"map")]
     addresses = fields(store)
@@ -267,10 +265,9 @@ def test_no_unit_is_found_where_none_is(tmp_path: Path) -> None:
 
 
 def test_arrivals_are_told_the_tags_code(tmp_path: Path) -> None:
-    """C3, F8: who waits for a tag waits for the code, not for an address."""
+    """C3, F8: a consumer that waits for a tag waits for the code, not for an address."""
     told: list[tuple[str, int, int, int]] = []
-    store = opened(config_of(tmp_path))
-    store.on_arrival = lambda *what: told.append(what[:4])
+    store = opened(config_of(tmp_path), on_arrival=lambda *what: told.append(what[:4]))
     put(store, 1)
     put_all(store, [draft(TAGS="blue"), draft()])
     assert [("orders", 0, 1, RED), ("orders", 0, 3, BLUE), ("orders", 0, 3, 0)] == told
@@ -287,9 +284,7 @@ def test_the_map_is_made_from_the_facts_of_the_record(tmp_path: Path) -> None:
         facts.append(fact)
         return bloom.bits([positions] if "TAGS\x01red" in fact.properties else [])
 
-    store = quiet_store(config_of(tmp_path))
-    store.bits = bits
-    store.open()
+    store = quiet_store(config_of(tmp_path), bits=bits)
     put(store, 1)
     put_all(store, [draft(TAGS="red"), draft(TAGS="blue")])
     units = [ext_of(store).read(address) for address in fields(store)]
@@ -299,9 +294,7 @@ def test_the_map_is_made_from_the_facts_of_the_record(tmp_path: Path) -> None:
     fresh = facts.copy()
     facts.clear()
     shutil.rmtree(tmp_path / "consumequeue")
-    store = quiet_store(config_of(tmp_path))
-    store.bits = bits
-    store.open()
+    store = quiet_store(config_of(tmp_path), bits=bits)
     assert fresh == facts
     assert units == [ext_of(store).read(address) for address in fields(store)]
     store.close()
@@ -378,9 +371,7 @@ def test_no_power_cut_separates_an_entry_from_its_unit(seed: int) -> None:
     config = config_of(Path("/store"), flush_consume_queue_thorough_interval=5_000, mapped_file_size_consume_queue=400)
     acknowledged = 0
     for _ in range(8):
-        store = MessageStore(config, store_host=HOST, clock=clock, disk=disk, threads=False)
-        store.bits = bits_of
-        store.open()
+        store = MessageStore.open(config, store_host=HOST, clock=clock, disk=disk, bits=bits_of, threads=False)
         check_units(store, at_least=acknowledged)
         for _ in range(random.randrange(60)):
             clock.advance(random.choice((0, 0.1, 1, 3)))
@@ -556,7 +547,7 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path) -> None:
     for on in (True, False):
         config = small_config(tmp_path, enable_consume_queue_ext=on)
         with pytest.raises(CorruptFile, match="has 200 bytes, but mappedFileSizeConsumeQueueExt is 50331648; set"):
-            quiet_store(config).open()
+            quiet_store(config)
     assert before == files(tmp_path)
 
 
@@ -581,8 +572,7 @@ def test_files_that_a_power_cut_left_behind_are_removed(tmp_path: Path) -> None:
 def test_a_full_disk_takes_neither_entry_nor_unit(tmp_path: Path) -> None:
     """C3, C9: what was put is served from memory, and written when there is space again."""
     disk = TroubledDisk()
-    store = MessageStore(config_of(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
-    store.open()
+    store = MessageStore.open(config_of(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
     put(store, 3)
     disk.is_full = True
     for write_out in (queue_of(store).write_out, queue_of(store).write_out):
@@ -598,14 +588,13 @@ def test_a_full_disk_takes_neither_entry_nor_unit(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_costs_units_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """C3: the record is in the log already; the message is stored, and someone is told once."""
+    """C3: the record is in the log already; the message is stored, and a log line tells it once."""
     store = opened(config_of(tmp_path))
     put(store, 3, "blue")
     store.close()
 
     disk = _Unreadable()
-    store = MessageStore(config_of(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
-    store.open()
+    store = MessageStore.open(config_of(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
     disk.is_broken = True
     with caplog.at_level(logging.WARNING):
         put(store, 2)

@@ -14,7 +14,7 @@ from tests.store.small import HOST, bodies, draft, quiet_store, small_config
 
 
 class Watched(FileDisk):
-    """Remembers who made which file, and can be full."""
+    """Remembers which thread made which file, and can be full."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,13 +49,13 @@ def test_a_new_queues_file_is_made_on_another_thread(tmp_path: Path) -> None:
     """C2: while its entries are in memory; after a restart there is one file, as ever."""
     disk = Watched()
     config = small_config(tmp_path, mapped_file_size_consume_queue=6000, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), disk=disk) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), disk=disk) as store:
         for queue_id in range(20):
             store.put(draft(queue_id=queue_id))
         # The chores thread does things in order; when this one is done, all files are made.
         done = threading.Event()
-        assert store._chores is not None
-        store._chores(done.set)
+        assert store._upkeep._chores is not None
+        store._upkeep._chores(done.set)
         assert done.wait(60)
         assert [("chores_0", str(queue_id)) for queue_id in range(20)] == disk.made
     assert 20 == len(disk.made)
@@ -67,8 +67,8 @@ def test_a_file_that_was_not_made_in_time_is_made_when_it_is_needed(tmp_path: Pa
     """C2: and making it later does no harm."""
     disk, later = Watched(), Later()
     config = small_config(tmp_path, mapped_file_size_consume_queue=6000)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), disk=disk, threads=False) as store:
-        store._queues.files.chores = later
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), disk=disk, threads=False) as store:
+        store._queues.files.start_thread(later)
         for number in range(250):
             store.put(draft(body=b"%d" % number))
         assert [("MainThread", "0")] == disk.made
@@ -79,8 +79,10 @@ def test_a_file_that_was_not_made_in_time_is_made_when_it_is_needed(tmp_path: Pa
 def test_a_removed_topic_does_not_come_back(tmp_path: Path) -> None:
     """D1: the order to make its file is taken back."""
     disk, later = Watched(), Later()
-    with MessageStore(small_config(tmp_path), store_host=HOST, clock=SystemClock(), disk=disk, threads=False) as store:
-        store._queues.files.chores = later
+    with MessageStore.open(
+        small_config(tmp_path), store_host=HOST, clock=SystemClock(), disk=disk, threads=False
+    ) as store:
+        store._queues.files.start_thread(later)
         store.put(draft("gone"))
         store.put(draft("kept"))
         store.delete_topics(["gone"])
@@ -92,7 +94,7 @@ def test_a_full_disk_is_told_when_the_file_is_needed_not_before(tmp_path: Path) 
     """C9."""
     disk, later = Watched(), Later()
     pool = FilePool(disk)
-    pool.chores = later
+    pool.start_thread(later)
     disk.is_full = True
     pool.make_soon(tmp_path / "t" / "0" / "file", 100)
     later.run()

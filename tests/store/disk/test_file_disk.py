@@ -147,7 +147,7 @@ def test_the_files_of_a_directory_must_fit_together(tmp_path: Path) -> None:
     ("used", "free", "percent"), [(0, 100, 0), (1, 999, 1), (75, 25, 75), (7501, 2499, 76), (0, 0, 0)]
 )
 def test_usage_is_rounded_up_to_whole_percents(used: int, free: int, percent: int) -> None:
-    """C9: what root alone may use is nobody's."""
+    """C9: what root alone may use does not count."""
     assert percent == Usage(used, free).percent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ternmq.store.config import FlushDiskType
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.durable.flush import is_due
+from ternmq.store.durable.mailbox import Job
 from ternmq.store.store import MessageStore
 from tests.manual_clock import ManualClock
 from tests.store.disks import TroubledDisk
@@ -40,11 +42,15 @@ def test_when_async_flush_flushes(flushed: int, written: int, idle_ms: float, du
     )
 
 
+def store_on(disk: TroubledDisk, root: Path, notify: Callable[[Job], object]) -> MessageStore:
+    config = small_config(root, **SYNC)
+    return MessageStore.open(config, store_host=HOST, clock=SystemClock(), disk=disk, notify=notify)
+
+
 async def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
     """C6: group commit. While one sync runs, a hundred messages come; the next one is for all of them."""
     disk = TroubledDisk()
-    store = MessageStore(small_config(tmp_path, **SYNC), store_host=HOST, clock=SystemClock(), disk=disk)
-    store.open(asyncio.get_running_loop().call_soon_threadsafe)
+    store = store_on(disk, tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
     try:
         disk.gate.acquire()
         before = disk.sync_count
@@ -64,8 +70,7 @@ async def test_one_sync_serves_all_who_wait(tmp_path: Path) -> None:
 async def test_a_disk_that_hangs_is_a_time_out_and_the_message_stays(tmp_path: Path) -> None:
     """C6: FLUSH_DISK_TIMEOUT."""
     disk = TroubledDisk()
-    store = MessageStore(small_config(tmp_path, **SYNC), store_host=HOST, clock=SystemClock(), disk=disk)
-    store.open(asyncio.get_running_loop().call_soon_threadsafe)
+    store = store_on(disk, tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
     try:
         with disk.gate:
             end = store.put(draft()).end_offset
@@ -79,7 +84,6 @@ async def test_a_disk_that_hangs_is_a_time_out_and_the_message_stays(tmp_path: P
 async def test_a_sync_that_fails_ends_writing(tmp_path: Path) -> None:
     """C6: the kernel may have dropped the pages, so the next sync would prove nothing. Reading goes on."""
     disk = TroubledDisk()
-    store = MessageStore(small_config(tmp_path, **SYNC), store_host=HOST, clock=SystemClock(), disk=disk)
     refused = asyncio.get_running_loop().create_future()
 
     def notify(job: object) -> None:
@@ -88,7 +92,7 @@ async def test_a_sync_that_fails_ends_writing(tmp_path: Path) -> None:
         if disk.fails_to_sync:
             loop.call_soon_threadsafe(refused.set_result, None)
 
-    store.open(notify)
+    store = store_on(disk, tmp_path, notify)
     disk.fails_to_sync = True
     end = store.put(draft()).end_offset
     await refused
@@ -108,7 +112,7 @@ def test_without_a_loop_news_are_picked_up_when_asked_for(tmp_path: Path) -> Non
     """C6: plain use, as in scripts."""
     disk = TroubledDisk()
     config = small_config(tmp_path, **SYNC)
-    with MessageStore(config, store_host=HOST, clock=SystemClock(), disk=disk) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock(), disk=disk) as store:
         end = store.put(draft()).end_offset
         while store.flushed.value < end:
             disk.is_syncing.wait()
@@ -177,7 +181,7 @@ def test_queues_are_written_out_in_portions(tmp_path: Path) -> None:
 def test_a_full_disk_refuses_messages_and_recovers(tmp_path: Path) -> None:
     """C9, M1: an error for the sender, not the end of the process; and what was stored is served."""
     disk = TroubledDisk()
-    store = MessageStore(small_config(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
+    store = MessageStore.open(small_config(tmp_path), store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
     with store:
         store.put(draft(body=b"1" * 3000))
         disk.is_full = True
@@ -197,7 +201,7 @@ def test_when_queues_cannot_be_written_the_log_waits_for_them(tmp_path: Path) ->
     """C5: on a disk of their own. Nothing is lost, and memory does not fill with what they are owed."""
     disk = TroubledDisk()
     config = small_config(tmp_path, mapped_file_size_commit_log=1 << 20)
-    store = MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
+    store = MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False)
     with store:
         store.put(draft(body=b"x"))
         disk.is_full = True

@@ -57,7 +57,6 @@ def test_the_numbers_of_a_queue_whose_last_messages_are_lost_stay_where_they_wer
 
 def filled(root: Path, count: int = 10, *, body_bytes: int = 50) -> MessageStore:
     store = quiet_store(small_config(root))
-    store.open()
     for number in range(count):
         store.put(draft(body=(b"%02d" % number).ljust(body_bytes, b"."), KEYS=f"k{number}"))
     return store
@@ -134,9 +133,8 @@ def test_progress_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         clock.advance(2)
         told.append((done, total))
 
-    store = quiet_store(config, clock=clock)
     with caplog.at_level(logging.INFO):
-        store.open(on_progress=on_progress)
+        store = quiet_store(config, clock=clock, on_progress=on_progress)
     store.close()
 
     assert sorted(told) == told
@@ -184,7 +182,6 @@ def test_the_checkpoint_saves_work(tmp_path: Path) -> None:
     """C7, C8: segments older than it are not read again, and nothing is lost."""
     clock = ManualClock()
     store = quiet_store(small_config(tmp_path / "before"), clock=clock)
-    store.open()
     for number in range(30):
         store.put(draft(body=b"%02d" % number + b"x" * 400, KEYS=f"k{number}"))
         clock.advance(5)
@@ -196,7 +193,7 @@ def test_the_checkpoint_saves_work(tmp_path: Path) -> None:
     checkpoint = Checkpoint.load(FileDisk(), config.store_path_root_dir / "checkpoint")
     assert 0 < checkpoint.queue_time_ms < checkpoint.log_time_ms <= clock.now_ms()
 
-    # Damage in a segment that the checkpoint vouches for is not noticed, since nobody looks there.
+    # Damage in a segment that the checkpoint vouches for is not noticed, since recovery does not look there.
     def damage(data: bytearray) -> None:
         data[100] ^= 1
 

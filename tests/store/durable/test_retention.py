@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from ternmq.env import SystemClock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.parts import Derived
 from ternmq.store.disk.base import Usage
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.durable.retention import FIRST_LOOK_S, QUEUES_AT_ONCE, Look, Marks, count_to_delete, is_full
@@ -24,6 +24,7 @@ from ternmq.store.log.plain_log import PlainLog
 from ternmq.store.store import GetStatus, MessageStore
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, bodies, crash, draft, files, quiet_store, small_config
+from tests.store.waiting_part import WaitingPart
 from tests.tmpfs import Tmpfs, small_disk
 
 __all__ = ["small_disk"]
@@ -119,20 +120,22 @@ class ToldDisk(FileDisk):
 class Kept:
     """A store without threads, of segments for two messages each, on a told disk and a clock that is moved by hand."""
 
-    def __init__(self, root: Path, **changes: Any) -> None:
+    def __init__(self, root: Path, derived: Sequence[Derived] = (), **changes: Any) -> None:
         self.root = root
         self.disk = ToldDisk()
         self.clock = ManualClock()
         self.config = small_config(root, **({"delete_when": OTHER_HOUR} | changes))
-        self.store = MessageStore(self.config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
+        self.store = MessageStore.open(
+            self.config, store_host=HOST, clock=self.clock, disk=self.disk, derived=derived, threads=False
+        )
 
     def fill(self, messages: int, **fields: Any) -> None:
         for _ in range(messages):
             number = self.store.max_offset("orders", 0)
             self.store.put(draft(body=b"%06d" % number + BODY, KEYS=f"k{number}", **fields))
         # Segments stay until queues and index of their records are synced.
-        self.store._running()._begin_pass()
-        self.store._pick_up()
+        self.store._upkeep.flusher.begin_pass()
+        self.store._mailbox.pick_up()
 
     def age(self, hours: float, segments: int) -> None:
         """Let the oldest segments have been written to so many hours ago, the others now."""
@@ -299,7 +302,7 @@ def test_a_thousand_refusals_keep_nothing_alive(kept: Kept) -> None:
     assert depth < 10
 
 
-# --- Readers, and those who need the log -------------------------------------------------------------------------
+# --- Readers, and parts that need the log -------------------------------------------------------------------------
 
 
 def test_a_reader_in_the_midst_of_it_is_sent_on(kept: Kept) -> None:
@@ -358,37 +361,33 @@ def test_what_a_crash_left_undone_is_done_after_the_start(tmp_path: Path) -> Non
         assert 8 == len(bodies(store))
 
 
-class Needing:
-    """A derived part that has not saved everything yet."""
+class Stuck(WaitingPart):
+    """A derived part that cannot write for a while."""
 
-    folded = 0
+    is_stuck = True
 
-    def __init__(self) -> None:
-        self.needed: int | None = 3 * 4096 + 17
-
-    def fold(self, fact: Fact) -> None:
-        """Learn nothing."""
-
-    def cut(self, log_offset: int) -> None:
-        """Forget nothing."""
-
-    def save(self) -> None:
-        """Have nothing to save."""
+    def write_out(self) -> Sequence[Path]:
+        if self.is_stuck:
+            raise DiskFull("cannot write: no space left")
+        return super().write_out()
 
 
-def test_retention_waits_for_those_who_need_the_log(tmp_path: Path) -> None:
+def test_retention_waits_for_derived_parts_and_asks_them_to_hurry(tmp_path: Path) -> None:
     """C9: a schedule for years is copied first, then the log may forget it."""
-    kept, part = Kept(tmp_path), Needing()
-    kept.store.add_derived(part)
+    part = Stuck(FileDisk(), tmp_path / "waiting", ["orders"])
+    kept = Kept(tmp_path, [part], flush_consume_queue_thorough_interval=1_000_000_000)
     with kept.store:
         kept.fill(20)
         kept.disk.percent = 95
         kept.age(100, segments=9)
         kept.look()
-        assert [3, 4, 5, 6, 7, 8, 9] == kept.segments
-        part.needed = None
+        assert [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] == kept.segments
+        part.is_stuck = False
+        # The first look asks for a pass over all that is derived, long before its time; the second finds it done.
+        kept.look()
         kept.look()
         assert [9] == kept.segments
+        assert 20 == len(part.content)
 
 
 def test_what_could_not_be_removed_is_found_after_a_restart(kept: Kept, tmp_path: Path) -> None:
@@ -434,10 +433,10 @@ def test_many_queues_follow_in_small_steps(tmp_path: Path) -> None:
         kept.disk.percent = 80
         # As ``tick`` does, but turn by turn.
         kept.clock.advance(FIRST_LOOK_S)
-        store._running().tick()
+        store._upkeep._tick()
         followed = []
-        while store._inbox:
-            store._inbox.popleft()()
+        while store._mailbox:
+            store._mailbox._jobs.popleft()()
             followed.append(sum(store.min_offset("many", queue_id) for queue_id in range(queues)))
         assert [0, 64, 128, 192, 193] == sorted(set(followed))
 
@@ -488,7 +487,7 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
     """C9: a GiB takes 80 ms."""
     disk, clock = ToldDisk(), ManualClock()
     config = small_config(tmp_path, flush_interval_commit_log=1, flush_interval_consume_queue=1, file_reserved_time=0)
-    with MessageStore(config, store_host=HOST, clock=clock, disk=disk) as store:
+    with MessageStore.open(config, store_host=HOST, clock=clock, disk=disk) as store:
         for _ in range(20):
             store.put(draft(body=BODY))
         clock.advance(1e9)  # past all times that files have here
@@ -506,7 +505,7 @@ async def test_files_are_removed_on_another_thread(tmp_path: Path) -> None:
 
 
 def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
-    """C8, C9: otherwise nobody could delete what is old."""
+    """C8, C9: otherwise the broker could not delete what is old."""
     config = small_config(
         small_disk.path / "store",
         mapped_file_size_commit_log=1 << 20,
@@ -515,17 +514,14 @@ def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
         max_index_num=200_000,
     )
     dead = quiet_store(config, clock=SystemClock())
-    dead.open()
     acknowledged = []
     for number in range(5000):
         acknowledged.append(b"%d" % number)
         dead.put(draft(body=b"%d" % number, KEYS=f"k{number}"))
-    assert dead._held is not None
     dead._held.release()
     small_disk.fill(leave_bytes=0)
 
     store = quiet_store(config, clock=SystemClock())
-    store.open()
     assert acknowledged == bodies(store)
     with pytest.raises(DiskFull, match="free some space"):
         for _ in range(10_000):
@@ -542,8 +538,7 @@ def test_a_crashed_store_opens_on_a_full_disk(small_disk: Tmpfs) -> None:
 @contextlib.contextmanager
 def opened(config: StoreConfig) -> Iterator[MessageStore]:
     """A store with its threads. Closing it may find the disk full: then the next start does what is missing."""
-    store = MessageStore(config, store_host=HOST, clock=SystemClock())
-    store.open()
+    store = MessageStore.open(config, store_host=HOST, clock=SystemClock())
     try:
         yield store
     finally:

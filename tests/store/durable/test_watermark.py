@@ -30,7 +30,7 @@ def test_who_waits_is_called_when_it_is_reached_in_order_of_offsets() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans())), st.lists(st.integers(0, 60)))
 def test_all_are_called_once_and_none_too_early(waiters: list[tuple[int, bool]], steps: list[int]) -> None:
-    """C6: and those who gave up are not called."""
+    """C6: and callers that gave up are not called."""
     mark = Watermark()
     called: list[tuple[int, int]] = []
     for offset, gives_up in waiters:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, StoreError, StoreLocked
-from ternmq.store.inspect.dump import Wanted, records
+from ternmq.store.inspect.dump import RecordChoice, records
 from ternmq.store.inspect.faults import Fault
 from ternmq.store.inspect.rebuild import rebuild
 from ternmq.store.inspect.scan import Damage, LogScan
@@ -50,7 +50,7 @@ def test_sizes_are_read_off_the_files(root: Path) -> None:
 
 
 def test_sizes_of_the_usual_ratio_and_given_ones(recorded: RecordedStore) -> None:
-    """C4, C11: RocketMQ's index has four entries a slot, in files of any size; who knows better may say so."""
+    """C4, C11: RocketMQ's index has four entries a slot, in files of any size; an operator may give them."""
     sizes = StoreView(recorded.root).sizes
     assert (1 << 20, 2000, 500, 2000) == (sizes.segment, sizes.queue_file, sizes.index_slots, sizes.index_entries)
 
@@ -139,9 +139,9 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
         StoreView(tmp_path / "file")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be someone else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_directory_that_may_not_be_read(root: Path) -> None:
-    """T1: root may read everything, so someone else has to look."""
+    """T1: root may read everything, so another user has to look."""
     root.chmod(0o700)
     os.seteuid(65534)
     try:
@@ -164,14 +164,14 @@ def test_a_segment_of_another_length_is_named(root: Path) -> None:
 
 def numbers(root: Path, **wanted: object) -> list[int]:
     """Which of the twenty messages a dump has."""
-    found = records(StoreView(root), Wanted(**wanted))  # type: ignore[arg-type]  # options by name
+    found = records(StoreView(root), RecordChoice(**wanted))  # type: ignore[arg-type]  # options by name
     return [int(bytes(record.body[len(BODY) :])) for record in found]
 
 
 def test_records_are_chosen_by_topic_queue_key_and_place(root: Path) -> None:
     """L1."""
     view = StoreView(root)
-    third = next(iter(records(view, Wanted(key="k3"))))
+    third = next(iter(records(view, RecordChoice(key="k3"))))
 
     assert [*range(20)] == numbers(root)
     assert [*range(1, 20, 2)] == numbers(root, topic="orders", queue_id=1)

@@ -114,7 +114,7 @@ def test_one_directory_needs_no_comma(tmp_path: Path) -> None:
 def test_segments_alternate_between_directories(threads: bool, tmp_path: Path) -> None:
     """C1: written, read and found again; made in advance or not."""
     config = config_of(tmp_path, "b", "a")
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), threads=threads) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), threads=threads) as store:
         put(store, 15)
         assert list(range(15)) == numbers(store)
     assert {"a": [0, 2, 4], "b": [1, 3]} == segments(tmp_path)
@@ -167,14 +167,14 @@ class _Watched(FileDisk):
 
 
 def test_old_segments_of_read_only_directories_are_not_opened_to_write(tmp_path: Path) -> None:
-    """C1: their disk may be mounted so that nobody can write."""
+    """C1: their disk may be mounted read-only."""
     with quiet_store(config_of(tmp_path, "a")) as store:
         put(store, 6)
     with quiet_store(config_of(tmp_path, "a", "b")) as store:
         put(store, 6)
     disk = _Watched()
     config = config_of(tmp_path, "b", read_only=["a"])
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
         assert list(range(12)) == numbers(store)
     assert [f"b/{segment_name(3 * 4096)}"] == [name for name in disk.written if name[0] in "abc"]
 
@@ -232,9 +232,8 @@ def test_the_log_is_one_wherever_its_segments_are(
     count = 0
     for more, names, dies in steps:
         others = sorted({"a", "b", "c"} - names)
-        store = quiet_store(config_of(root, *sorted(names), read_only=others))
         before = {name: set(segments(root).get(name, [])) for name in others}
-        store.open()
+        store = quiet_store(config_of(root, *sorted(names), read_only=others))
         put(store, more)
         count += more
         assert list(range(count)) == numbers(store)
@@ -264,7 +263,7 @@ def test_a_full_disk_is_left_out_while_another_has_room(tmp_path: Path) -> None:
     """C1, C9: messages are taken as long as one directory has room, and their segments go there."""
     disk, clock = _Uneven(), ManualClock()
     config = config_of(tmp_path, "a", "b", delete_when="")
-    with MessageStore(config, store_host=HOST, clock=clock, disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=clock, disk=disk, threads=False) as store:
 
         def look() -> None:
             clock.advance(100)
@@ -296,17 +295,17 @@ def test_a_missing_directory_leaves_a_gap_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "b").rename(tmp_path / "elsewhere")
     before = files(tmp_path)
     with pytest.raises(CorruptFile, match=f"a/{segment_name(8192)} does not follow the file before it; restore"):
-        quiet_store(config_of(tmp_path, "a", "b")).open()
+        quiet_store(config_of(tmp_path, "a", "b"))
     assert before == files(tmp_path)
 
 
 def test_two_segments_of_one_name_are_refused(tmp_path: Path) -> None:
-    """C1: nobody can tell which is right."""
+    """C1: it is not known which is right."""
     with quiet_store(config_of(tmp_path, "a", "b")) as store:
         put(store, 6)
     (tmp_path / "b" / segment_name(0)).write_bytes(bytes(4096))
     with pytest.raises(CorruptFile, match=f"b/{segment_name(0)} and .*/a/{segment_name(0)} have the same name; only"):
-        quiet_store(config_of(tmp_path, "a", "b")).open()
+        quiet_store(config_of(tmp_path, "a", "b"))
 
 
 def test_a_file_of_another_length_is_named_with_its_directory(tmp_path: Path) -> None:
@@ -318,11 +317,11 @@ def test_a_file_of_another_length_is_named_with_its_directory(tmp_path: Path) ->
     with pytest.raises(
         CorruptFile, match=f"b/{segment_name(4096)} has 4095 bytes, but mappedFileSizeCommitLog is 4096"
     ):
-        quiet_store(config_of(tmp_path, "a", "b")).open()
+        quiet_store(config_of(tmp_path, "a", "b"))
 
 
 def test_a_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     """C1."""
     (tmp_path / "b").write_text("no directory")
     with pytest.raises(StoreError, match=r"cannot read .*/b: Not a directory; .* each of storePathCommitLog"):
-        quiet_store(config_of(tmp_path, "a", "b")).open()
+        quiet_store(config_of(tmp_path, "a", "b"))

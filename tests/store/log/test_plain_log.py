@@ -63,14 +63,14 @@ def test_opening_many_segments_maps_the_newest_only(tmp_path: Path) -> None:
     fill(tmp_path)
     disk = CountingDisk()
     config = small_config(tmp_path, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
         assert MAPPED_MAX == disk.mapped
         first = store.record_at(0)
         assert first is not None
         assert MAPPED_MAX + 1 == disk.mapped
         assert [b"%06d" % number + BODY for number in range(SEGMENTS * 2)] == bodies(store)
         assert store.store_time("orders", 0, 0) > 0
-        # Nobody but the view keeps this mapping: others have been mapped since.
+        # Only the view keeps this mapping: others have been mapped since.
         assert b"000000" + BODY == bytes(unpack_record(first).body)
 
 
@@ -78,7 +78,7 @@ def test_what_is_not_synced_stays_mapped(tmp_path: Path) -> None:
     """C6: the flush thread finds all it has to sync, however many segments behind it is."""
     disk = TroubledDisk()
     config = small_config(tmp_path, message_index_enable=False)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, threads=False) as store:
         for _ in range(2 * MAPPED_MAX + 20):
             store.put(draft(body=BODY))
         disk.sync_count = 0
@@ -114,7 +114,7 @@ def test_a_reader_of_many_segments_maps_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_vanished_is_named(tmp_path: Path) -> None:
-    """C9: someone else removed a file under us."""
+    """C9: another process removed a file."""
     fill(tmp_path, 2 * MAPPED_MAX)
     with quiet_store(small_config(tmp_path, message_index_enable=False)) as store:
         gone = tmp_path / "commitlog" / f"{0:020d}"

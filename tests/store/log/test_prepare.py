@@ -66,7 +66,7 @@ def test_zeros_never_meet_records(tmp_path: Path) -> None:
         flush_interval_consume_queue=1,
         message_index_enable=False,
     )
-    with MessageStore(config, store_host=HOST, clock=SystemClock()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=SystemClock()) as store:
         for number in range(3000):
             store.put(draft(body=b"%d" % number * 500))
         records = read_all(store, "orders", 0)

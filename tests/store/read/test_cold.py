@@ -98,7 +98,7 @@ def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    """C9: retention does not ask who is reading."""
+    """C9: retention does not wait for readers."""
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         fill(store)
         found = store.get("orders", 0, 0, count_max=1, leave_cold=True)
@@ -127,7 +127,7 @@ def test_reads_run_on_threads_of_their_own(tmp_path: Path) -> None:
             return super().read_at(path, at, length_bytes)
 
     config = small_config(tmp_path, access_message_in_memory_max_ratio=0)
-    with MessageStore(config, store_host=HOST, clock=ManualClock(), disk=Watched()) as store:
+    with MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=Watched()) as store:
         fill(store)
         found = store.get("orders", 0, 0, count_max=4, leave_cold=True)
         assert found.cold is not None
@@ -176,7 +176,7 @@ def test_a_gap_hides_no_time(file_bytes: int, tmp_path: Path) -> None:
 
 
 def test_a_search_by_time_in_deleted_files_says_so(tmp_path: Path) -> None:
-    """C9: whoever asked looks again."""
+    """C9: the caller looks again."""
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         fill(store)
         search = store._query.time_search("orders", 0, 1, upper=False)
@@ -213,7 +213,7 @@ def test_a_key_search_whose_records_are_gone_finds_nothing(tmp_path: Path) -> No
 
 
 def test_old_records_are_filtered_once_they_are_read(tmp_path: Path) -> None:
-    """K2: what is left by ``get`` was not asked; bytes that are no record are left to who asked."""
+    """K2: what is left by ``get`` was not asked; bytes that are no record are left to the caller."""
     asked: list[str] = []
 
     def accepts(properties: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.read.query import GetStatus, Query
 from ternmq.store.store import MessageStore, StoreConfig
 from ternmq.wire.ids import java_hash
@@ -77,7 +78,7 @@ def test_one_read_returns_so_many_messages_and_bytes(tmp_path: Path) -> None:
         assert [3, 1, 1, 1] == counts
         assert 2 == store.get("orders", 0, 0, count_max=2).count
         assert 1 == store.get("orders", 0, 0, count_max=32, bytes_max=1).count
-        # Who limits the bytes gets as many messages as fit.
+        # A caller that limits the bytes gets as many messages as fit.
         assert (4, 2) == (
             store.get("orders", 0, 0, count_max=32, bytes_max=9_999).count,
             store.get("orders", 0, 0, count_max=2, bytes_max=9_999).count,
@@ -116,7 +117,7 @@ def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
         # 40 % of this is what the last ten records take.
         near = Query(
             store.config,
-            store._disk,
+            FileDisk(),
             store._log,
             store._queues,
             None,
@@ -131,7 +132,7 @@ def test_what_lies_far_back_comes_in_small_portions(tmp_path: Path) -> None:
         assert (8, True) == (old.count, old.is_behind)
         assert (8, False) == (fresh.count, fresh.is_behind)
         assert across.count in range(8, 16)
-        # Who limits the bytes gets what fits, from there too.
+        # A caller that limits the bytes gets what fits, from there too.
         assert 20 == near.get("orders", 0, 0, count_max=32, bytes_max=20 * size).count
 
 

@@ -12,8 +12,8 @@ from ternmq.wire.bodies.clients import (
     BatchAcks,
     ConsumedDirectly,
     ConsumeFromWhere,
-    ConsumeResult,
     ConsumeType,
+    DirectResult,
     Heartbeat,
     MessageModel,
     ProcessQueueInfo,
@@ -62,14 +62,14 @@ def test_the_body_of_a_reset_is_raw_and_compact() -> None:
 @pytest.mark.parametrize(
     ("value", "result"),
     [
-        ('"CR_ROLLBACK"', ConsumeResult.ROLLBACK),
-        ("0", ConsumeResult.SUCCESS),
-        ("4", ConsumeResult.THROW_EXCEPTION),
-        ("17", ConsumeResult.LATER),
-        ('"CR_NEW"', ConsumeResult.LATER),
+        ('"CR_ROLLBACK"', DirectResult.ROLLBACK),
+        ("0", DirectResult.SUCCESS),
+        ("4", DirectResult.THROW_EXCEPTION),
+        ("17", DirectResult.LATER),
+        ('"CR_NEW"', DirectResult.LATER),
     ],
 )
-def test_a_result_may_be_a_name_or_a_place(value: str, result: ConsumeResult) -> None:
+def test_a_result_may_be_a_name_or_a_place(value: str, result: DirectResult) -> None:
     """V1: Go sends the place."""
     assert result == decode(f'{{"consumeResult":{value}}}'.encode(), ConsumedDirectly).result
 

@@ -133,8 +133,8 @@ def test_a_body_may_be_any_buffer() -> None:
     ("data", "complaint"),
     [
         (b"", "the body is not JSON"),
-        (b"[]", "the body is no GroupList: Expected `object`, got `array`"),
-        (b'{"groupList":[1]}', "the body is no GroupList: Expected `str`, got `int`"),
+        (b"[]", "the body is not a valid GroupList: Expected `object`, got `array`"),
+        (b'{"groupList":[1]}', "the body is not a valid GroupList: Expected `str`, got `int`"),
         (b"[" * 100_000, "nested more than"),
         (b'{"groupList":["\xff"]}', "utf-8"),
     ],
@@ -191,7 +191,7 @@ def test_bare_and_quoted_queue_keys_are_the_same() -> None:
 
 def test_a_key_that_is_no_queue_is_refused() -> None:
     """B5"""
-    with pytest.raises(RemoteProtocolError, match="the body is no Queue"):
+    with pytest.raises(RemoteProtocolError, match="the body is not a valid Queue"):
         by_queue({QueueKey("{}"): 1})
 
 

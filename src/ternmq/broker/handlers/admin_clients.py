@@ -9,7 +9,7 @@ from ternmq.errors import ConsumerOffline, SystemFailure
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.clients import (
-    Connection,
+    ConnectionInfo,
     ConsumerConnection,
     ProducerConnection,
     ProducerInfo,
@@ -84,8 +84,8 @@ class ConnectionHandlers:
         return Reply(body=encode(ProducerTable(data=table)))
 
 
-def _connection(member: Member, subscriptions: list[SubscriptionData] | None = None) -> Connection:
-    return Connection(
+def _connection(member: Member, subscriptions: list[SubscriptionData] | None = None) -> ConnectionInfo:
+    return ConnectionInfo(
         client_id=member.client_id,
         client_addr=member.peer.address,
         language=member.language,

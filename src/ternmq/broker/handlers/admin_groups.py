@@ -20,7 +20,7 @@ from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import GroupSubscription
 from ternmq.wire.bodies.codec import by_key, decode, encode
 from ternmq.wire.bodies.groups import GroupConfigs, GroupReadable, SubscriptionGroupConfig
-from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats, QueueProgress
+from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats, QueueConsumeStats
 from ternmq.wire.bodies.topics import TopicList
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -183,7 +183,7 @@ class GroupHandlers:
 
     def _progress_of(self, group: str, topics: Iterable[str], store_time: StoreTime) -> ConsumeStats:
         online = self._clients.group_info(group)
-        table: dict[MessageQueue, QueueProgress] = {}
+        table: dict[MessageQueue, QueueConsumeStats] = {}
         rate = 0.0
         for topic in topics:
             config = self._topics.get(topic)
@@ -195,10 +195,10 @@ class GroupHandlers:
             rate += self._stats.got_rate(topic, group)
         return ConsumeStats(offset_table=by_key(table), consume_tps=rate)
 
-    def _queue_progress(self, group: str, topic: str, queue_id: int, store_time: StoreTime) -> QueueProgress:
+    def _queue_progress(self, group: str, topic: str, queue_id: int, store_time: StoreTime) -> QueueConsumeStats:
         consumer_offset = max(self._offsets.get(group, topic, queue_id), 0)
         last_ms = store_time(topic, queue_id, consumer_offset - 1) if consumer_offset > 0 else 0
-        return QueueProgress(
+        return QueueConsumeStats(
             broker_offset=max(self._store.max_offset(topic, queue_id), 0),
             consumer_offset=consumer_offset,
             pull_offset=max(self._offsets.pull_offset(group, topic, queue_id), 0),

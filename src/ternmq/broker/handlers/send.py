@@ -115,7 +115,7 @@ class SendHandlers:
         ).fill
         self._intake = intake
         self._store = intake.store
-        self._waits = intake.waits
+        self._safety = intake.safety
         self._topics = topics
         self._retries = retries
         self._count = stats.put
@@ -190,7 +190,9 @@ class SendHandlers:
             reply: Reply | bytes = self._fill((log_offset, queue_id, queue_offset, unique_key.encode(), request.opaque))
         else:
             reply = Reply(header=self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key))
-        if self._waits and not (_NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"):
+        if self._safety.is_awaited and not (
+            _NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"
+        ):
             late = self._reply_header(self._message_id(log_offset), queue_id, queue_offset, unique_key)
             self._reply_when_safe(peer, request, end_offset, reply, late)
             return None
@@ -366,7 +368,7 @@ class SendHandlers:
         batch_properties = header.properties or ""
         unique_key = props.find(batch_properties, Property.UNIQUE_KEY)
         reply = self._reply_header(ids, queue_id, placed.queue_offset, unique_key)
-        if self._waits and props.find(batch_properties, Property.WAIT) != "false":
+        if self._safety.is_awaited and props.find(batch_properties, Property.WAIT) != "false":
             self._reply_when_safe(peer, request, placed.end_offset, Reply(header=reply), reply)
             return None
         return Reply(header=reply)

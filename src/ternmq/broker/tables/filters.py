@@ -64,10 +64,10 @@ from ternmq.errors import (
 from ternmq.files import TableFile
 from ternmq.filter.bloom import BloomFilter, filter_name
 from ternmq.filter.evaluate import SqlFilter
-from ternmq.filter.sql import Limits
+from ternmq.filter.sql import ExpressionLimits
 from ternmq.filter.tags import TagFilter
 from ternmq.message import Property
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue_ext import Unit
 from ternmq.wire.bodies.clients import SubscriptionData
 from ternmq.wire.bodies.codec import decode, encode
@@ -197,7 +197,7 @@ class Filters:
         self._bloom = BloomFilter.sized(
             error_percent=config.max_error_rate_of_bloom_filter, names=config.expect_consumer_num_use_filter
         )
-        self._limits = Limits(
+        self._limits = ExpressionLimits(
             length=config.max_filter_expression_length,
             terms=config.max_filter_expression_terms,
             depth=config.max_filter_expression_depth,

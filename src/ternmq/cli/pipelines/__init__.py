@@ -1,4 +1,4 @@
-"""``tern pipeline NAME …``: Spark jobs over topics, one module a pipeline (U4, U5)."""
+"""``tern pipeline NAME …``: Spark jobs on topics, one module per pipeline (U4, U5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(
 
 @app.callback()
 def pipeline() -> None:
-    """Makes a group of commands also of one."""
+    """Makes it a group of commands even if there is only one."""
 
 
 app.command()(archive.archive)

@@ -1,4 +1,4 @@
-"""``tern pipeline archive`` and ``compact``: topics into a lake of Parquet files, and few large files there (U4)."""
+"""``tern pipeline archive`` and ``compact``: topics into a lake of Parquet files; merging small files there (U4)."""
 
 from __future__ import annotations
 

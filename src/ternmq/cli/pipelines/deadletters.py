@@ -1,4 +1,4 @@
-"""``tern pipeline deadletters``: why, where, since when; and those chosen sent again (U4, H2)."""
+"""``tern pipeline deadletters``: statistics of dead letters; selected ones are sent again (U4, H2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ternmq.admin.deadletters import Resent
     from ternmq.spark.pipelines.deadletters import LetterReport
 
-#: The longest bar of the hours.
+#: Length of the longest bar in the chart by hour.
 _BAR = 40
 
 
@@ -99,7 +99,7 @@ def deadletters(
             else:
                 report = pipeline.examine(spark, found, watch=watch)
     except BaseException:
-        # What was sent, was sent.
+        # Letters that were sent before the error are still reported.
         if done:
             _show_resent(done, for_real=for_real, as_json=as_json)
         raise

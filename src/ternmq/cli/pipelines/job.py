@@ -1,17 +1,17 @@
-"""What the commands of ``tern pipeline`` share: a session, a line that tells how far the job is, a clean stop (U5).
+"""Shared by the commands of ``tern pipeline``: a session, a line with the progress of the job, a clean stop (U5).
 
 ::
 
     with spark_job("archive", master=master, settings=spark_settings, as_json=as_json) as (spark, watch):
         done = archive(spark, …, watch=watch)
-    Output(as_json=as_json).item(…)  # results after the block, when the line is gone
+    Output(as_json=as_json).item(…)  # results after the block, when the line has been removed
 
-On a terminal the line is a bar where the end is known. ``--json`` makes an event of each progress, one object a line
-on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds. ``--metrics`` gives the
-same numbers to Prometheus.
+On a terminal the line is a bar if the total is known. With ``--json`` each progress is an event, one object per line
+on stdout, before the results; in a pipe without it there is a line on stderr every ten seconds. ``--metrics`` serves
+the same numbers to Prometheus.
 
-Exit codes: 0 done, and for a stream also stopped by Ctrl-C or SIGTERM; 130 stopped before the end of work that has one;
-1 an error.
+Exit codes: 0 done, and for a stream also stopped by Ctrl-C or SIGTERM; 130 stopped before the end of finite work; 1 an
+error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ternmq.errors import ConfigError, TernError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ternmq.spark.runtime.jobs import Progress, Watch
+    from ternmq.spark.runtime.jobs import JobProgress, Watch
 
 Master = Annotated[
     str,
@@ -66,7 +66,7 @@ Metrics = Annotated[
     ),
 ]
 
-#: Between two lines where no terminal shows them.
+#: Between two lines if there is no terminal.
 _PLAIN_INTERVAL_MS: Final = 10_000
 
 
@@ -98,12 +98,12 @@ def spark_job(
         tell = clean_up.enter_context(_telling(name, as_json=as_json))
         clean_up.enter_context(_logging_to(log_file))
         with warnings.catch_warnings():
-            # Where pandas is installed, Spark has something to say about its version.
+            # If pandas is installed, Spark warns about its version.
             warnings.simplefilter("ignore", FutureWarning)
             spark = session(master=master, name=f"tern {name}", settings=_pairs(settings), log_file=log_file)
         clean_up.callback(spark.stop)
         watch = jobs.Watch(tell if metrics_port is None else _both(tell, metrics.take))
-        # After the session, which has a handler of its own for Ctrl-C that cancels its jobs from within.
+        # After the session, which has its own handler for Ctrl-C that cancels its jobs from within.
         clean_up.enter_context(_stopped_by_signals(watch))
         try:
             yield spark, watch
@@ -118,7 +118,7 @@ def spark_job(
 
 
 def new_log_file(name: str) -> Path:
-    """A file of this user's alone. Its name cannot be guessed or replaced by a link: others write in /tmp, too."""
+    """A file readable by this user only. Its name cannot be guessed or replaced by a link: /tmp is shared."""
     descriptor, path = tempfile.mkstemp(prefix=f"tern-pipeline-{name}-", suffix=".log")
     os.close(descriptor)
     return Path(path)
@@ -134,7 +134,7 @@ def _pairs(settings: list[str] | None) -> dict[str, str]:
 
 @contextmanager
 def _logging_to(log_file: Path) -> Iterator[None]:
-    """Our own log of the job, and that of Spark's Python side, stand beside Java's; the terminal has the sentence."""
+    """Log the job, and Spark's Python side, to the file of Java's log; the terminal gets the sentence of an error."""
     handler = logging.FileHandler(log_file, delay=True)
     handler.setFormatter(FieldsFormatter())
     loggers = [logging.getLogger(name) for name in ("ternmq.spark", "pyspark", "py4j")]
@@ -153,7 +153,7 @@ def _logging_to(log_file: Path) -> Iterator[None]:
 
 @contextmanager
 def _stopped_by_signals(watch: Watch) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the job; a second Ctrl-C ends the program where it stands."""
+    """Ctrl-C and SIGTERM stop the job; a second Ctrl-C ends the program immediately."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         if watch.stopped:
@@ -174,8 +174,8 @@ def _stopped_by_signals(watch: Watch) -> Iterator[None]:
 # --- The live line --------------------------------------------------------------------------------------------------
 
 
-def _both(*tells: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
+def _both(*tells: Callable[[JobProgress], None]) -> Callable[[JobProgress], None]:
+    def tell(progress: JobProgress) -> None:
         for one in tells:
             one(progress)
 
@@ -183,7 +183,7 @@ def _both(*tells: Callable[[Progress], None]) -> Callable[[Progress], None]:
 
 
 @contextmanager
-def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]]:
+def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[JobProgress], None]]:
     if as_json:
         output = Output(as_json=True)
         yield lambda progress: output.item(fields_of(progress), "")
@@ -194,15 +194,15 @@ def _telling(name: str, *, as_json: bool) -> Iterator[Callable[[Progress], None]
         yield _plain_lines()
 
 
-def fields_of(progress: Progress) -> dict[str, object]:
-    """An event of ``--json``: what is known, and that it is no result."""
+def fields_of(progress: JobProgress) -> dict[str, object]:
+    """An event of ``--json``: the known values, marked as progress, not as a result."""
     import dataclasses
 
     known = {key: value for key, value in dataclasses.asdict(progress).items() if value is not None}
     return {"event": "progress"} | known
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: JobProgress) -> str:
     """The same for people."""
     parts = []
     if progress.batch is not None:
@@ -221,10 +221,10 @@ def line_of(progress: Progress) -> str:
     return ", ".join(parts)
 
 
-def _plain_lines() -> Callable[[Progress], None]:
+def _plain_lines() -> Callable[[JobProgress], None]:
     clock, told_ms = SystemClock(), -_PLAIN_INTERVAL_MS
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: JobProgress) -> None:
         nonlocal told_ms
         now_ms = clock.now_ms()
         if now_ms - told_ms >= _PLAIN_INTERVAL_MS:
@@ -235,7 +235,7 @@ def _plain_lines() -> Callable[[Progress], None]:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
+def _bar(name: str) -> Iterator[Callable[[JobProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
@@ -250,7 +250,7 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     with Bars(*columns, console=Console(file=sys.stderr), transient=True) as bars:
         task = bars.add_task(name, total=None, line="starting Spark")
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: JobProgress) -> None:
             bars.update(task, completed=progress.done or 0, total=progress.total, line=line_of(progress))
 
         yield tell

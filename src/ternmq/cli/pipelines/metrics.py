@@ -1,7 +1,7 @@
-"""How far a job is, for Prometheus: ``--metrics PORT`` (U5).
+"""The progress of a job for Prometheus: ``--metrics PORT`` (U5).
 
-The last progress, to whoever asks on any path. What is not known is left out. Import this module only where metrics are
-asked for: prometheus-client takes a seventh of a second to load, and comes with the extra ``spark``.
+Any HTTP request gets the last progress; unknown values are left out. Import this module only if metrics are requested:
+prometheus-client takes a seventh of a second to load, and comes with the extra ``spark``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ternmq.cli.output import note
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ternmq.spark.runtime.jobs import Progress
+    from ternmq.spark.runtime.jobs import JobProgress
 
-#: Field of a progress → kind, name, what it is, and the factor to Prometheus' base units.
+#: Field of a progress → kind, name, description, and the factor to Prometheus' base units.
 _METRICS: Final = {
     "rows": (CounterMetricFamily, "tern_pipeline_rows_total", "Messages read by this run.", 1.0),
     "rows_per_s": (GaugeMetricFamily, "tern_pipeline_rows_per_second", "Messages per second in the last batch.", 1.0),
@@ -38,13 +38,13 @@ _METRICS: Final = {
 
 
 class Metrics(Collector):
-    """What is served. ``take`` and ``collect`` may be called from different threads."""
+    """The served values. ``take`` and ``collect`` may be called from different threads."""
 
     def __init__(self) -> None:
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, JobProgress] = {}
 
-    def take(self, progress: Progress) -> None:
-        # A new table instead of a change: another thread may be going through the old one.
+    def take(self, progress: JobProgress) -> None:
+        # A new dict instead of a change: another thread may be iterating over the old one.
         self._progress = self._progress | {progress.job: progress}
 
     def collect(self) -> Iterator[Metric]:
@@ -61,7 +61,7 @@ class Metrics(Collector):
 
 @contextmanager
 def serving_metrics(port: int) -> Iterator[Metrics]:
-    """Serve metrics on a port of all interfaces (0: a free one, which is told) as long as the block lasts."""
+    """Serve metrics on a port of all interfaces (0: a free one, which is printed) during the block."""
     metrics, registry = Metrics(), CollectorRegistry()
     registry.register(metrics)
     try:

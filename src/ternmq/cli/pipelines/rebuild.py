@@ -1,4 +1,4 @@
-"""``tern pipeline rebuild``: queues and index of a huge log, made by many workers (U4)."""
+"""``tern pipeline rebuild``: queues and index of a very large log, built by many workers (U4)."""
 
 from __future__ import annotations
 

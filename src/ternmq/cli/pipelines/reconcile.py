@@ -1,4 +1,4 @@
-"""``tern pipeline reconcile``: sent against stored against consumed (U4)."""
+"""``tern pipeline reconcile``: compares sent, stored and consumed messages (U4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tern pipeline sql``: stream SQL over topics, and its rows in the terminal (U4)."""
+"""``tern pipeline sql``: streaming SQL on topics, with rows in the terminal (U4)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def sql(
     pairs = dict(one.partition("=")[::2] for one in options or ())
     if bad_rows not in ("drop", "fail"):
         raise ConfigError(f"invalid --bad-rows {bad_rows!r}: expected drop or fail")
-    # The live line takes the terminal's stdout for itself while it is there, and must not have a pipe's.
+    # The live line redirects the terminal's stdout while it is shown, and must not redirect a pipe.
     piped = None if sys.stdout.isatty() else sys.stdout
     with spark_job("sql", master=master, settings=settings, metrics_port=metrics, as_json=as_json) as (spark, watch):
         from ternmq.spark.pipelines.sql import run_sql
@@ -119,7 +119,7 @@ def _script(file: Path | None, text: str) -> str:
 
 
 class _Console:
-    """Shows the rows of queries, in a thread of Spark's."""
+    """Prints the rows of queries, in a thread of Spark."""
 
     def __init__(self, output: Output, watch: Watch) -> None:
         self._output = output
@@ -136,7 +136,7 @@ class _Console:
             for row in shown.rows:
                 self._output.item({"event": "row", **place, "row": row}, "")
         except ReaderGone:
-            # As in `… | head`: the end of a pipe is the end of the job, and no error.
+            # As in `… | head`: the end of the pipe ends the job, without an error.
             self.is_closed = True
             self._watch.stop()
 

@@ -33,7 +33,7 @@ from ternmq.errors import SystemFailure
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import ConsumedDirectly, ConsumerData, ConsumeType, MessageModel, RunningInfo
-from ternmq.wire.bodies.clients import ConsumeResult as ToldResult
+from ternmq.wire.bodies.clients import DirectResult as ToldResult
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,15 @@
-"""Where the first record of a slice begins, without a walk from the segment's start; a core (U3).
+"""Finds the first record of a slice without a walk from the segment's start; a core (U3).
 
-Records stand back to back and only tell how long they are, so whoever starts in the middle must find one. To search for
-the next bytes that look like a record is not enough: a body may hold whole records, and whoever sends knows where in
-the log his message will stand. What he forged would become rows.
+Records are contiguous and only contain their length, so a reader that starts in the middle must find one. Searching for
+the next bytes that look like a record is not enough: a body may contain whole records, and a sender may know the
+position of its message in the log. Forged records would become rows.
 
-So the search looks back as well, as far as a record can be long. Then it has seen every record that might reach over
-the place, the real one among them, if it is whole. If there is just one such, it is the real one, and the next record
-begins where it ends. If there are more, or none, or another lies across it, the answer is *doubt*, and the caller walks
-from the segment's start: a forger gains nothing but a slower read.
+So the search also looks back, as far as a record can be long. Then it has seen every record that may extend over the
+position, including the real one, if it is valid. If there is exactly one, it is the real one, and the next record
+begins at its end. If there are more, or none, or another one overlaps it, the result is *doubt*, and the caller walks
+from the segment's start: a forgery only makes the read slower.
 
-Invariant: what ``border`` returns is a place that a walk from the segment's start comes by too, as long as no record
+Invariant: ``border`` returns a position that a walk from the segment's start also reaches, if no record
 before it is longer than ``window_bytes``.
 """
 
@@ -21,7 +21,7 @@ from typing import Final
 from ternmq.store.inspect.scan import Damage, look
 from ternmq.wire.record import BLANK_BYTES, MAGIC_AT, MAGIC_BEGIN, MAGIC_BLANK, RECORD_BYTES_MIN, peek_head, record_size
 
-#: Brokers take bodies of 4 MiB, unless their settings say more.
+#: Brokers accept bodies of 4 MiB by default.
 WINDOW_BYTES: Final = 8 << 20
 
 _BLANK: Final = (MAGIC_BLANK & 0xFFFFFFFF).to_bytes(4, "big")
@@ -30,7 +30,7 @@ _BLANK: Final = (MAGIC_BLANK & 0xFFFFFFFF).to_bytes(4, "big")
 def border(page: memoryview, begin: int, *, start: int, lead: int = 0, window_bytes: int = WINDOW_BYTES) -> int | None:
     """The first position from ``begin`` on in a segment; its size if there is none; None in doubt.
 
-    ``start`` is the log offset of the segment's first byte; ``lead`` bytes stand in front of each record.
+    ``start`` is the log offset of the segment's first byte; ``lead`` bytes precede each record.
     """
     size = len(page)
     window_at = begin - window_bytes
@@ -42,7 +42,7 @@ def border(page: memoryview, begin: int, *, start: int, lead: int = 0, window_by
         return None
     ((at, end),) = reaching
     seen += _candidates(page, begin, end, start=start, lead=lead)
-    # Another one across it means that one of both is forged.
+    # Another one that overlaps it means that one of them is forged.
     across = [begins for begins, ends in seen if begins != at and begins < end and ends > at]
     if any(_is_whole(page, begins, start=start, lead=lead) for begins in across):
         return None
@@ -52,8 +52,8 @@ def border(page: memoryview, begin: int, *, start: int, lead: int = 0, window_by
 
 
 def _candidates(page: memoryview, begin: int, end: int, *, start: int, lead: int) -> Iterator[tuple[int, int]]:
-    """The positions before and behind what, from ``begin`` up to ``end``, looks like a record that knows its place, or
-    like the blank at the segment's end."""
+    """The positions before and after everything between ``begin`` and ``end`` that looks like a record with the right
+    log offset, or like the blank at the segment's end."""
     size = len(page)
     # All bytes of a magic number whose record begins before ``end``.
     data = bytes(page[begin : min(size, end + lead + MAGIC_AT + 4)])

@@ -1,7 +1,7 @@
-"""The columns of a log, those of a topic and some more, and the rows of damaged places (U3).
+"""The columns of a log (those of a topic and some more), and the rows of damaged places (U3).
 
-Records of all topics stand side by side, so topics are texts of the records here. A row of ``damage`` has what is known
-of a place: all columns if only the body is wrong, else where it is and how long.
+Records of all topics are mixed, so topics are texts of the records here. A row of ``damage`` has what is known about a
+place: all columns if only the body is wrong, else position and length.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ternmq.store.inspect.scan import Damage, Damaged
 from ternmq.wire.compress import decompress
 from ternmq.wire.record import Sysflag
 
-#: What stays readable: only the bytes of body, or of topic and properties, are wrong.
+#: Kinds of damage that leave the record readable: only the bytes of body, or of topic and properties, are wrong.
 _READABLE: Final = frozenset({Damage.CRC, Damage.TORN})
 
 
 class LogRows(Rows):
-    """Rows of one segment. ``damage`` tells what is wrong with all of them, if something is."""
+    """Rows of one segment. ``damage`` is the damage of all of them, if there is any."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class LogRows(Rows):
 
     @cached_property
     def topic_names(self) -> pa.Array:
-        """Each topic once."""
+        """The distinct topics."""
         return self.encoded_topics.dictionary.cast(pa.string())
 
     def of_topics(self, selects: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-        """Which rows are of the topics chosen."""
+        """Which rows belong to the selected topics."""
         chosen = np.array([selects(topic) for topic in self.topic_names.to_pylist()], np.bool_)
         which: npt.NDArray[np.bool_] = chosen[self.encoded_topics.indices.to_numpy(zero_copy_only=False)]
         return which
@@ -96,7 +96,7 @@ class LogRows(Rows):
 
 
 def damage_rows(damaged: Damaged, data: bytes, *, segment: str, broker: str) -> LogRows | None:
-    """The row of a record of which ``data`` are the bytes, if its fields can be told in spite of the damage."""
+    """The row of a record with the bytes ``data``, if its fields are readable in spite of the damage."""
     if damaged.kind not in _READABLE:
         return None
     try:
@@ -109,7 +109,7 @@ def damage_rows(damaged: Damaged, data: bytes, *, segment: str, broker: str) -> 
 
 
 def damage_batch(damaged: Damaged, schema: pa.Schema, *, segment: str, broker: str) -> pa.RecordBatch:
-    """One row for a place where nobody can tell what was there."""
+    """One row for a place whose content is unknown."""
     known = {
         "broker": broker or None,
         "log_offset": damaged.begin,
@@ -122,7 +122,7 @@ def damage_batch(damaged: Damaged, schema: pa.Schema, *, segment: str, broker: s
 
 
 def _log_rows(rows: Rows) -> LogRows:
-    assert isinstance(rows, LogRows), "these columns are those of a log"
+    assert isinstance(rows, LogRows), "these columns belong to a log"
     return rows
 
 

@@ -1,14 +1,14 @@
-"""What queues and index get of many records at once: the folds of ``store.derived.dispatch`` in NumPy and Arrow; a core
+"""Queue and index entries of many records at once: the folds of ``store.derived.dispatch`` in NumPy and Arrow; a core
 (U4).
 
-*Queues.* Each record has an entry of 20 bytes in its queue. The entries of a batch are sorted by queue, and those whose
-queue offsets follow each other are one *run*: first queue offset, and the entries side by side.
+*Queues.* Each record has an entry of 20 bytes in its queue. The entries of a batch are sorted by queue; entries with
+consecutive queue offsets are one *run*: the first queue offset, and the contiguous entries.
 
 *Index.* Each key of a record has an entry: hash of ``topic#key``, log offset, store time. ``String.hashCode`` is a sum
-over the key's characters times powers of 31, modulo 2³²; for keys of one length that is one product of a matrix with a
+over the key's characters times powers of 31, modulo 2³²; for keys of one length that is the product of a matrix and a
 vector. Keys that are not ASCII are hashed one by one.
 
-Both give what ``Dispatcher.refold`` would, which tests compare.
+Both give what ``Dispatcher.fold`` would, which tests compare.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ternmq.store.inspect.rebuild import LeftOut
 from ternmq.wire.ids import POWERS, java_hash, java_hash_append
 from ternmq.wire.record import Sysflag
 
-#: An index entry on its way to its file.
+#: An index entry before it is written to its file.
 KEYED: Final = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("store_time_ms", ">i8")])
 
 _SIGN: Final = 0x80000000
@@ -43,7 +43,7 @@ Uint32s = npt.NDArray[np.uint32]
 
 @dataclass(slots=True, frozen=True)
 class Rules:
-    """What a fold must know besides the log. Travels to executors."""
+    """What a fold needs besides the log. Sent to executors."""
 
     left_out: LeftOut
     #: Topic → log offset of its deletion.
@@ -54,7 +54,7 @@ class Rules:
 
 @dataclass(slots=True, frozen=True)
 class Runs:
-    """Entries of queues, run by run: of each the queue, the first queue offset, the first log offset, the entries."""
+    """Entries of queues, run by run: queue, first queue offset, first log offset and entries of each."""
 
     topics: pa.Array
     queue_ids: pa.Array
@@ -88,7 +88,7 @@ def queue_runs(rows: LogRows, rules: Rules) -> Iterator[Runs]:
     chosen = np.flatnonzero(queued)
     if not len(chosen):
         return
-    # One number a queue; queue ids have 32 bits. A stable sort keeps the log's order.
+    # One number per queue; queue ids have 32 bits. A stable sort keeps the log's order.
     queues = (topics[chosen] << 32) + records.queue_ids[chosen]
     chosen = chosen[np.argsort(queues, kind="stable")]
     queues = (topics[chosen] << 32) + records.queue_ids[chosen]
@@ -105,7 +105,7 @@ def queue_runs(rows: LogRows, rules: Rules) -> Iterator[Runs]:
 
 
 def _pieces(values: npt.NDArray[Any], begins: Int64s) -> pa.Array:
-    """The bytes of some values, cut where pieces begin."""
+    """The bytes of some values, split where pieces begin."""
     places = np.append(begins, len(values)) * values.itemsize
     buffers = [None, pa.py_buffer(places.astype(np.int32)), pa.py_buffer(values.tobytes())]
     return pa.Array.from_buffers(pa.binary(), len(begins), buffers)
@@ -133,7 +133,7 @@ def _text(rows: LogRows, row: int) -> str:
 def _light_runs(
     rows: LogRows, entries: npt.NDArray[Any], queued: npt.NDArray[np.bool_], rules: Rules
 ) -> Iterator[Runs]:
-    """Further queues of RocketMQ that records are in, by their properties (``store.derived.light``)."""
+    """Further queues of RocketMQ that contain the records, by their properties (``store.derived.light``)."""
     named = rows.property(OFFSETS_PROPERTY).is_valid().to_numpy(zero_copy_only=False)
     places = [
         (topic, queue_offset, row)
@@ -156,7 +156,7 @@ def _light_runs(
 
 
 def index_entries(rows: LogRows) -> npt.NDArray[Any]:
-    """The index entries of these records, in order: of each its unique key, then all its keys."""
+    """The index entries of these records, in order: for each its unique key, then all its keys."""
     records = rows.records
     prefixes = np.array([java_hash(f"{name}#") & 0xFFFFFFFF for name in rows.topic_names.to_pylist()] or [0], np.uint32)
     prefixes = prefixes[rows.encoded_topics.indices.to_numpy(zero_copy_only=False)]
@@ -170,7 +170,7 @@ def index_entries(rows: LogRows) -> npt.NDArray[Any]:
     order = np.argsort(owner, kind="stable")
     owner, hashed = owner[order], hashed[order]
     made = np.empty(len(owner), KEYED)
-    # Java's Math.abs; the one value without a positive twin counts as 0.
+    # Java's Math.abs; the smallest int, which has no positive counterpart, counts as 0.
     made["hash"] = np.where(hashed < _SIGN, hashed, np.where(hashed == _SIGN, 0, 2 * _SIGN - hashed))
     made["log_offset"] = records.log_offsets[owner]
     made["store_time_ms"] = records.store_times_ms[owner]
@@ -185,7 +185,7 @@ def _values(rows: LogRows, name: str, indexed: npt.NDArray[np.bool_]) -> tuple[p
 
 
 def _keys(rows: LogRows, indexed: npt.NDArray[np.bool_]) -> tuple[pa.Array, Int64s]:
-    """Each of the keys that stand in KEYS, with blanks between, and the row of each."""
+    """The keys in KEYS, which are separated by blanks, and the row of each."""
     texts, owners = _values(rows, Property.KEYS, indexed)
     if not pc.any(pc.match_substring(texts, " ")).as_py():
         return texts, owners
@@ -197,7 +197,7 @@ def _keys(rows: LogRows, indexed: npt.NDArray[np.bool_]) -> tuple[pa.Array, Int6
 
 
 def _hashes(texts: pa.Array, prefixes: Uint32s) -> Uint32s:
-    """Java's hash of each text behind something whose hash is known, modulo 2³²."""
+    """Java's hash of each text after a prefix whose hash is known, modulo 2³²."""
     made = np.zeros(len(texts), np.uint32)
     if not len(texts):
         return made

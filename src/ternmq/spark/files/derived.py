@@ -1,4 +1,4 @@
-"""All that queues and index get of one slice of a log, in the form in which it travels to who writes it (U4)."""
+"""The queue and index entries of one slice of a log, in the form in which they are sent to their writers (U4)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ternmq.spark.files.reading import SliceReader
 from ternmq.store.inspect.scan import Damaged
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
-#: Entries of queues that are gathered before they go on their way.
+#: Bytes of queue entries that are gathered before they are sent.
 _GATHERED_BYTES_MAX: Final = 32 << 20
 
 
 class QueueKey(NamedTuple):
-    """Which queue, and which part of it. Sorts by queue and log order."""
+    """A queue, and a part of it. Sorts by queue and log order."""
 
     topic: str
     queue_id: int
@@ -27,19 +27,19 @@ class QueueKey(NamedTuple):
 
     @property
     def partition(self) -> int:
-        """The same number for all of a queue, in every process."""
+        """The same number for all parts of a queue, in every process."""
         return crc32(f"{self.topic}/{self.queue_id}".encode())
 
 
-class Run(NamedTuple):
-    """Entries of one queue whose queue offsets follow each other."""
+class EntryRun(NamedTuple):
+    """Entries of one queue with consecutive queue offsets."""
 
     key: QueueKey
     entries: bytes
 
 
 class Keys(NamedTuple):
-    """Entries of the index (``derive.KEYED``), and how many of the slice come before them."""
+    """Entries of the index (``derive.KEYED``), and how many entries of the slice precede them."""
 
     slice: int
     before: int
@@ -47,7 +47,7 @@ class Keys(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What a slice had in all; ``log_end`` is -1 if it had nothing."""
+    """The totals of a slice; ``log_end`` is -1 if it was empty."""
 
     slice: int
     records: int
@@ -55,8 +55,8 @@ class Sum(NamedTuple):
     log_end: int
 
 
-def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[Run | Keys | Damaged | Sum]:
-    """Read a slice, the one of this ``number``. Raises ``StoreError``."""
+def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[EntryRun | Keys | Damaged | Sum]:
+    """Read the slice with this ``number``. Raises ``StoreError``."""
     records = keys = 0
     log_end = -1
     gathered = _Gathered()
@@ -84,14 +84,14 @@ def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[Run | Keys | 
 
 
 class _Gathered:
-    """Runs that go on where the last one of their queue ended are made one: a slice has few records of each of ten
-    thousand queues, and each run that travels costs."""
+    """Joins consecutive runs of a queue: a slice has few records of each of ten thousand queues, and each run that is
+    sent has a cost."""
 
     def __init__(self) -> None:
         #: By queue: the first key of its last run, and the entries.
         self._last: dict[tuple[str, int], tuple[QueueKey, list[bytes]]] = {}
         self._next: dict[tuple[str, int], int] = {}
-        self._done: list[Run] = []
+        self._done: list[EntryRun] = []
         self.total_bytes = 0
 
     def add(self, key: QueueKey, entries: bytes) -> None:
@@ -105,12 +105,12 @@ class _Gathered:
         self._next[queue] = key.queue_offset + len(entries) // ENTRY_BYTES
         self.total_bytes += len(entries)
 
-    def take(self) -> Iterator[Run]:
-        """All runs; none are left."""
+    def take(self) -> Iterator[EntryRun]:
+        """All runs; afterwards it is empty."""
         yield from self._done
         yield from (_run(key, pieces) for key, pieces in self._last.values())
         self._last, self._next, self._done, self.total_bytes = {}, {}, [], 0
 
 
-def _run(key: QueueKey, pieces: list[bytes]) -> Run:
-    return Run(key, b"".join(pieces))
+def _run(key: QueueKey, pieces: list[bytes]) -> EntryRun:
+    return EntryRun(key, b"".join(pieces))

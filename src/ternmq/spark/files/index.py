@@ -1,7 +1,7 @@
 """The entries of a store's index as a table (U3, C4): hashes of keys, and the records that have them.
 
-How many slots a file has is read off the files (``store.inspect.sizes``); behind them stand the entries, 20 bytes each,
-which NumPy names the columns of. One task reads one file.
+The number of slots of a file is derived from the files (``store.inspect.sizes``); after the slots come the entries,
+20 bytes each, whose columns NumPy defines. One task reads one file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ternmq.wire.layouts.index_file import (
     index_entries_at,
 )
 
-#: An entry as a file has it; what the parts mean stands in ``store.derived.index``.
+#: An entry in a file; ``store.derived.index`` explains its parts.
 INDEX_ENTRIES: Final = np.dtype([(name, f">i{length_bytes}") for name, length_bytes in INDEX_ENTRY_FIELDS])
 
 _BATCH_ENTRIES: Final = 100_000
@@ -41,7 +41,7 @@ SCHEMA: Final = StructType(
 )
 
 
-class IndexFile(InputPartition):
+class IndexPartition(InputPartition):
     """One file, and where its entries begin."""
 
     def __init__(self, path: Path, entries_at: int) -> None:
@@ -50,7 +50,7 @@ class IndexFile(InputPartition):
         self.entries_at = entries_at
 
 
-class IndexReader(DataSourceReader):
+class IndexTableReader(DataSourceReader):
     """Planner, then executor: the entries of all index files."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:
@@ -67,12 +67,12 @@ class IndexReader(DataSourceReader):
             if slots is None:
                 raise StoreError(f"nothing in {root} shows how large its index files are: they have no entries")
             entries_at = index_entries_at(slots)
-            found += [IndexFile(root / "index" / name, entries_at) for name in files]
+            found += [IndexPartition(root / "index" / name, entries_at) for name in files]
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Executor."""
-        if not isinstance(partition, IndexFile):
+        if not isinstance(partition, IndexPartition):
             return
         disk, path = FileDisk(writable=False), partition.path
         count = INDEX_HEADER.unpack(disk.read_at(path, 0, INDEX_HEADER_BYTES))[5]

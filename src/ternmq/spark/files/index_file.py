@@ -1,8 +1,9 @@
-"""One file of the index, made of all its entries (U4, C4).
+"""One file of the index, built from all its entries (U4, C4).
 
-``store.derived.index.IndexFile`` adds entries as they come. Here they come by the ten thousands: the entries of a batch
-are sorted by slot, so each has the one before it as its neighbour, and a slot gets its last. The bytes are the same,
-which tests compare. What is mapped was reserved before, so that a full disk is an error and not the end of the process.
+``store.derived.index.IndexFile`` adds entries one by one. Here tens of thousands are added at once: the entries of a
+batch are sorted by slot, so the previous entry of each is its neighbour, and a slot gets its last. The bytes are the
+same, which tests compare. Mapped pages are reserved first, so that a full disk is an error and does not kill the
+process.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _SLOT: Final = np.dtype(">i4")
 
 
 class IndexWriter:
-    """Makes a file. ``count`` entries will be added; ``before_ms`` is the store time of the last entry of the file
-    before, 0 for the first file. Raises ``StoreError``."""
+    """Writes a file. ``count`` entries will be added; ``before_ms`` is the store time of the last entry of the previous
+    file, 0 for the first file. Raises ``StoreError``."""
 
     def __init__(self, path: Path, *, slots: int, entries: int, count: int, before_ms: int) -> None:
         assert 0 < count < entries, "number 0 of a file is unused"
@@ -46,12 +47,12 @@ class IndexWriter:
         self._begin_offset = self._end_ms = self._end_offset = 0
 
     def add(self, keyed: npt.NDArray[Any]) -> None:
-        """The next entries, as ``derive.KEYED``."""
+        """Add the next entries, as ``derive.KEYED``."""
         if not len(keyed):
             return
         if self._next == 1:
             self._put(keyed[:1])
-            # Only the first entry of a file counts its seconds from the end of the file before.
+            # Only the first entry of a file counts its seconds from the end of the previous file.
             self._begin_ms, self._begin_offset = int(keyed["store_time_ms"][0]), int(keyed["log_offset"][0])
             keyed = keyed[1:]
         if len(keyed):
@@ -79,8 +80,8 @@ class IndexWriter:
         self._end_ms, self._end_offset = int(times_ms[-1]), int(keyed["log_offset"][-1])
 
     def close(self) -> None:
-        """Write the header and have all on the disk."""
-        assert self._next == len(self._entries), "as many as were promised"
+        """Write the header and sync the file."""
+        assert self._next == len(self._entries), "as many as announced"
         INDEX_HEADER.pack_into(
             self._segment.page,
             0,

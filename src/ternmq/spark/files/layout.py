@@ -1,13 +1,13 @@
-"""Where the segments of a log are, and how they are cut into tasks; for the planner (U3).
+"""The segments of a log, and how they are cut into tasks; for the planner (U3).
 
-A path is the directory of a store, which has a ``commitlog``, or a directory of segments itself. Several stores are
-read side by side; several directories of segments are taken for one log that is spread over disks (C1), so that a
-segment which is missing between them shows.
+A path is the directory of a store, which has a ``commitlog``, or a directory of segments. Several stores are
+read in parallel; several directories of segments are one log that is spread over disks (C1), so that a
+missing segment between them is noticed.
 
-A log that retention has cut begins later than 0. Behind its end there may be segments that were made in advance and
-hold zeros; the *tail* is the last one that a record was written to.
+A log from which retention has deleted begins later than 0. After its end there may be segments that were created in
+advance and contain zeros; the *tail* is the last one with records.
 
-A segment has 1 GiB, more than one task should read, so it is cut into *slices*: a task reads the records that begin
+A segment has 1 GiB, too much for one task, so it is cut into *slices*: a task reads the records that begin
 inside its slice, wherever they end. It finds the first of them itself (``files.borders``).
 """
 
@@ -34,25 +34,25 @@ _ZEROS: Final = bytes(8)
 
 
 @dataclass(slots=True, frozen=True)
-class Segment:
+class SegmentFile:
     """One file of a log; ``start`` is the log offset of its first byte."""
 
     path: Path
     start: int
     size_bytes: int
-    #: The last one that has records: behind the last of them the log ends.
+    #: The last one that has records: the log ends after the last of them.
     is_tail: bool = False
-    #: In a store that was closed as it should be, the last record is whole.
+    #: In a store that was closed properly, the last record is complete.
     is_closed: bool = False
     #: Bytes in front of each record (``store.log.protocol``).
     lead: int = 0
 
 
 class LogSlice(InputPartition):
-    """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Travels to the
+    """The records of a segment that begin from ``begin`` up to ``end``, counted from its first byte. Sent to the
     executor that reads it."""
 
-    def __init__(self, segment: Segment, begin: int, end: int) -> None:
+    def __init__(self, segment: SegmentFile, begin: int, end: int) -> None:
         super().__init__((segment, begin, end))
         self.segment = segment
         self.begin = begin
@@ -61,11 +61,11 @@ class LogSlice(InputPartition):
 
 def find_segments(
     paths: Sequence[Path], *, segment_bytes: int | None = None, lead: int = 0, lenient: bool = False
-) -> list[Segment]:
+) -> list[SegmentFile]:
     """The segments of all logs, each log in order, up to its tail.
 
-    Raises ``StoreError`` for a path that holds no log, ``CorruptFile`` for a file that does not fit to the others; one
-    of those is read as far as it goes if ``lenient``.
+    Raises ``StoreError`` for a path without a log, ``CorruptFile`` for a file that does not match the others; with
+    ``lenient`` such a file is read as far as possible.
     """
     disk = FileDisk(writable=False)
     stores = [path for path in paths if _is_directory(path / "commitlog")]
@@ -74,9 +74,9 @@ def find_segments(
         _check_is_log(disk, path)
     logs = [([path / "commitlog"], not (path / "abort").exists()) for path in stores]
     if bare:
-        # Nobody can tell how the broker ended.
+        # Whether the broker stopped cleanly is unknown.
         logs.append((bare, False))
-    found: list[Segment] = []
+    found: list[SegmentFile] = []
     for directories, is_closed in logs:
         segments = _of_log(disk, directories, segment_bytes, lenient=lenient)
         segments = [replace(segment, lead=lead) for segment in segments] if lead else segments
@@ -84,10 +84,10 @@ def find_segments(
     return found
 
 
-def segments_of(view: StoreView) -> list[Segment]:
-    """The segments of a store that was opened, up to its tail."""
+def segments_of(view: StoreView) -> list[SegmentFile]:
+    """The segments of an opened store, up to its tail."""
     size = view.sizes.segment
-    segments = [Segment(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
+    segments = [SegmentFile(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
     return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
 
 
@@ -113,17 +113,17 @@ def _check_is_log(disk: FileDisk, path: Path) -> None:
         )
 
 
-def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenient: bool) -> list[Segment]:
+def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenient: bool) -> list[SegmentFile]:
     listed = [(entry, directory) for directory in directories for entry in disk.list(directory)]
     size = size or usual_length(entry for entry, _ in listed)
     if size is None:
         return []
     if not lenient:
         files = segment_files(disk, directories, size=size, key=KEY)
-        return [Segment(path, start, size) for start, path in files.items()]
+        return [SegmentFile(path, start, size) for start, path in files.items()]
     return sorted(
         (
-            Segment(directory / entry.name, int(entry.name), min(entry.length_bytes, size))
+            SegmentFile(directory / entry.name, int(entry.name), min(entry.length_bytes, size))
             for entry, directory in listed
             if entry.length_bytes and entry.name.isdigit() and len(entry.name) == NAME_DIGITS
         ),
@@ -131,7 +131,7 @@ def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenien
     )
 
 
-def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> list[Segment]:
+def _up_to_tail(disk: FileDisk, segments: list[SegmentFile], *, is_closed: bool) -> list[SegmentFile]:
     while segments and disk.read_at(segments[-1].path, segments[-1].lead, len(_ZEROS)) in (_ZEROS, b""):
         segments.pop()
     if segments:
@@ -140,8 +140,8 @@ def _up_to_tail(disk: FileDisk, segments: list[Segment], *, is_closed: bool) -> 
     return segments
 
 
-def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | None) -> list[Segment]:
-    """Without those segments that, by the store times of their first records, hold nothing of a time."""
+def between(segments: Sequence[SegmentFile], begin_ms: int | None, end_ms: int | None) -> list[SegmentFile]:
+    """The segments that may have records of a time range, by the store times of their first records."""
     if begin_ms is None and end_ms is None:
         return list(segments)
     disk = FileDisk(writable=False)
@@ -158,15 +158,15 @@ def between(segments: Sequence[Segment], begin_ms: int | None, end_ms: int | Non
     return kept
 
 
-def _first_time_ms(disk: FileDisk, segment: Segment) -> int | None:
+def _first_time_ms(disk: FileDisk, segment: SegmentFile) -> int | None:
     head = disk.read_at(segment.path, segment.lead, HEAD_BYTES)
     if len(head) < HEAD_BYTES or not record_size(head, segment.start + segment.lead):
         return None
     return head_store_time(head)
 
 
-def cut(segments: Iterable[Segment], *, slice_bytes: int) -> list[LogSlice]:
-    """Slices of about ``slice_bytes``, in log order; those of one segment are of equal length."""
+def cut(segments: Iterable[SegmentFile], *, slice_bytes: int) -> list[LogSlice]:
+    """Slices of about ``slice_bytes``, in log order; those of one segment have equal length."""
     slices: list[LogSlice] = []
     for segment in segments:
         count = max(1, round(segment.size_bytes / slice_bytes))

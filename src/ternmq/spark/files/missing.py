@@ -1,11 +1,11 @@
-"""Records that are in the log and that nobody gets: what a broker has lost (U3).
+"""Records in the log that no consumer gets: what a broker has lost (U3).
 
-The log is the truth. A consumer finds a record through the ConsumeQueue alone, so a record without its entry is lost
-although it is there. ``lost`` compares what the log holds with what the queues of the same directory lead to, or with
-what a running broker serves; both are joins on topic, queue id, queue offset and log offset.
+The log is authoritative. A consumer finds a record only through the ConsumeQueue, so a record without its entry is lost
+although it exists. ``lost`` compares the records of the log with the entries of the queues of the same directory, or
+with what a running broker serves; both are joins on topic, queue id, queue offset and log offset.
 
-Not lost: prepared halves and rollbacks of transactions, which have no entry; records of topics that were deleted, also
-of those made again since, whose queue offsets began with 0 again; topics in RocketMQ 5's batch queues.
+Not lost: prepared halves and rollbacks of transactions, which have no entry; records of deleted topics, also if the
+topic was created again, with queue offsets from 0; topics in RocketMQ 5's batch queues.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ def lost(
     until_ms: int | None = None,
     clock: Clock | None = None,
 ) -> DataFrame:
-    """The records of a store's log that its own queues do not lead to; with ``name_servers``, that ``broker`` does not
+    """The records of a store's log that its own queues do not refer to; with ``name_servers``, that ``broker`` does not
     serve. One row each, with the column ``why``.
 
-    Damaged places of the log are passed over. Only records stored before ``until_ms`` count, by default those stored
-    before now: what comes while it is compared is not lost. Raises ``StoreError``, ``ConfigError``, ``NetworkError``.
+    Damaged places of the log are skipped. Only records stored before ``until_ms`` count, by default those stored
+    before now: later records are not lost. Raises ``StoreError``, ``ConfigError``, ``NetworkError``.
     """
     root = Path(store)
     until_ms = until_ms if until_ms is not None else (clock or SystemClock()).now_ms()
     reader = spark.read.format(NAME).option("onCorrupt", "skip").option("endingTimestamp", until_ms)
     if topics:
         reader = reader.option("topics", ",".join(topics))
-    # A topic that RocketMQ deleted and somebody made again: where its last queue offset 0 stands, its queue begins.
+    # If a topic was deleted on RocketMQ and created again, its queue begins at its last record with queue offset 0.
     places = reader.schema("topic STRING, queue_id INT, queue_offset BIGINT, log_offset BIGINT").load(str(root))
     begins = places.where("queue_offset = 0").groupBy(_QUEUE).agg(F.max("log_offset").alias("queue_begin"))
     records = (
@@ -95,12 +95,12 @@ def lost(
 
 
 def _is_store(root: Path) -> bool:
-    """Whether there is more than a log."""
+    """Whether the directory has more than a log."""
     return (root / "config").is_dir() or (root / "consumequeue").is_dir()
 
 
 def _of_topics(records: DataFrame, root: Path) -> DataFrame:
-    """Without the records of topics that were deleted, or have queues of another kind."""
+    """The records without those of topics that were deleted, or have queues of another kind."""
     view = StoreView(root, on_corrupt=_pass_over)
     topic = F.col("topic")
     known = view.known_topics()
@@ -137,7 +137,7 @@ def _not_served(
         try:
             queues += cluster.queues([topic])
         except RouteMissing:
-            continue  # all its records show as «no queue»
+            continue  # all its records are reported as "no queue"
     brokers = sorted({queue.broker_name for queue in queues})
     if not broker and len(brokers) > 1:
         raise ConfigError(f"the topics are on {', '.join(brokers)}; name the one that wrote the store: broker=…")
@@ -146,7 +146,7 @@ def _not_served(
     bounds = cluster.bounds(queues, timeout_ms=RETRY_TIMEOUT_MS)
     rows = [(queue.topic, queue.queue_id, bound.first, bound.end) for queue, bound in bounds.items()]
     if not topics:
-        # Retries, dead letters and what belongs to the system are no topics of applications.
+        # Retries, dead letters and system topics are not topics of applications.
         records = records.where(F.col("topic").isin(sorted({queue.topic for queue in queues})))
     held = spark.createDataFrame(rows, _BOUNDS)
     records = records.join(F.broadcast(held), _QUEUE, "left")
@@ -170,7 +170,7 @@ def _served(spark: SparkSession, name_servers: str, broker: str, topics: list[st
         spark.read.format("ternmq")
         .option("nameServers", name_servers)
         .option("topics", ",".join(topics))
-        # What the broker has lost is just what is looked for.
+        # Messages that the broker has lost are what is searched for, so they are not an error.
         .option("failOnDataLoss", "false")
         .schema("topic STRING, broker STRING, queue_id INT, queue_offset BIGINT, log_offset BIGINT")
         .load()
@@ -180,4 +180,4 @@ def _served(spark: SparkSession, name_servers: str, broker: str, topics: list[st
 
 
 def _pass_over(_error: StoreError) -> None:
-    """Queue files that do not fit hold no entries."""
+    """Queue files of a wrong size have no entries."""

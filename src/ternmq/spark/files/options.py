@@ -14,7 +14,7 @@ from ternmq.spark.source.options import MAX_BODY_BYTES, OptionTexts, local_path,
 
 NAME: Final = "ternmq_files"
 
-#: One task's share of a segment: 16 tasks for a GiB.
+#: Bytes of a segment for one task: 16 tasks per GiB.
 SLICE_BYTES: Final = 64 << 20
 
 _OPTIONS: Final = (
@@ -34,15 +34,15 @@ _OPTIONS: Final = (
 
 
 class OnCorrupt(enum.StrEnum):
-    """What becomes of places in the log that are no records."""
+    """How to treat damaged places in the log."""
 
     FAIL = "fail"
     SKIP = "skip"
     KEEP = "keep"
 
 
-class Part(enum.StrEnum):
-    """Which table of a store: the records of its log, or the entries of its ConsumeQueues or its index."""
+class StorePart(enum.StrEnum):
+    """The table of a store: the records of its log, or the entries of its ConsumeQueues or its index."""
 
     LOG = "log"
     QUEUES = "queues"
@@ -54,20 +54,20 @@ class FilesOptions:
     """What to read, and how."""
 
     paths: tuple[Path, ...]
-    part: Part
-    #: By name, or else by pattern; all if there is neither.
+    part: StorePart
+    #: By name, or else by pattern; without both, all topics.
     topics: tuple[str, ...]
     topic_pattern: str
-    #: Store time of the first and behind the last, in ms since 1970.
+    #: Store times: from the first, before the second, in ms since 1970.
     begin_ms: int | None
     end_ms: int | None
     on_corrupt: OnCorrupt
-    #: What the column ``broker`` says: files do not know whose they are.
+    #: The value of the column ``broker``: files do not contain the name of their broker.
     broker: str
     slice_bytes: int
-    #: A body that is larger than this after decompression cannot be had.
+    #: A body that is larger than this after decompression is an error.
     max_body_bytes: int
-    #: Read off the files where it is not given.
+    #: Derived from the files if it is not given.
     segment_bytes: int | None
 
     @classmethod
@@ -78,7 +78,7 @@ class FilesOptions:
         begin, end = texts.text("startingTimestamp"), texts.text("endingTimestamp")
         return cls(
             paths=_paths(texts.text("path")),
-            part=texts.choice("part", Part, Part.LOG),
+            part=texts.choice("part", StorePart, StorePart.LOG),
             topics=topic_names(texts.text(chosen)) if chosen in ("topic", "topics") else (),
             topic_pattern=topic_pattern(texts.text("topicPattern")),
             begin_ms=time_ms("startingTimestamp", begin) if begin else None,
@@ -95,14 +95,14 @@ class FilesOptions:
         return bool(self.topics or self.topic_pattern)
 
     def selects(self, topic: str) -> bool:
-        """Whether a topic is one of those chosen."""
+        """Whether a topic is selected."""
         if self.topic_pattern:
             return re.fullmatch(self.topic_pattern, topic) is not None
         return not self.topics or topic in self.topics
 
 
 def _paths(text: str) -> tuple[Path, ...]:
-    # Spark makes an address of a path that it takes for a file's.
+    # Spark converts a path that looks like a file to an address.
     cure = "mount what it names where Spark's workers can read it as files"
     paths = dict.fromkeys(local_path(part.strip(), cure=cure) for part in text.split(",") if part.strip())
     if not paths:

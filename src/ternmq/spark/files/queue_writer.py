@@ -1,8 +1,8 @@
-"""Writes the files of queues from runs of their entries, in log order (U4, C2).
+"""Writes the files of queues from runs of entries, in log order (U4, C2).
 
-The queues are the broker's own (``store.derived.queues``), and so are the rules for what does not follow: a queue that
-starts over, queue offsets that are left out, a record that cannot belong to its queue. A run that does follow is added
-as it is, all its entries at once.
+It uses the broker's own queues (``store.derived.queues``), with their rules for irregular cases: a queue that starts
+again at 0, missing queue offsets, a record that cannot belong to its queue. A regular run is added unchanged, with all
+its entries at once.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from pathlib import Path
 import numpy as np
 
 from ternmq.spark.files.queues import ENTRIES
-from ternmq.store.derived.dispatch import Fact
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 
 class QueueWriter:
-    """Queues below an empty directory. Raises ``StoreError``."""
+    """Writes queues to an empty directory. Raises ``StoreError``."""
 
     def __init__(self, directory: Path, *, file_bytes: int) -> None:
         self._queues = ConsumeQueues(FileDisk(), directory, file_bytes=file_bytes)
-        # There is no put that could be refused later: a full disk ends the work at once.
-        self._queues.on_trouble = _raise
 
     def add(self, topic: str, queue_id: int, queue_offset: int, data: bytes) -> None:
-        """The next run of a queue: its first queue offset, and its entries."""
+        """Add the next run of a queue: its first queue offset, and its entries."""
         entries = np.frombuffer(data, ENTRIES)
         for number in range(len(entries)):
             log_offset, size, tags_code = entries[number].tolist()
@@ -36,14 +34,10 @@ class QueueWriter:
                 last = entries[-1]
                 queue.extend(data[number * ENTRY_BYTES :], int(last["log_offset"]) + int(last["size"]))
                 return
-            # Sysflag 0: what has no entry was left out by whoever made the run.
+            # Sysflag 0: records without an entry are not part of the run.
             self._queues.fold(Fact(topic, queue_id, queue_offset + number, log_offset, size, 0, 0, tags_code, 0, ""))
 
     def close(self) -> list[tuple[str, int]]:
-        """Have everything on the disk; returns the queues."""
+        """Sync all files; returns the queues."""
         self._queues.close()
         return list(self._queues.table)
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -1,7 +1,7 @@
 """The entries of a store's ConsumeQueues as a table (U3, C2).
 
-A queue file is 20 bytes an entry, so a file *is* a table: NumPy names the columns of its bytes. Fillers are left out; a
-queue ends where an entry has no size. One task reads some files, of one queue or of many.
+A queue file has 20 bytes per entry, so a file *is* a table: NumPy defines the columns of its bytes. Fillers are
+skipped; a queue ends at an entry without a size. One task reads some files, of one queue or of many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TASK_FILES: Final = 500
 
 @dataclass(slots=True, frozen=True)
 class QueueFile:
-    """One file of a queue; ``start`` counts bytes of the queue."""
+    """One file of a queue; ``start`` is its position in the queue in bytes."""
 
     path: Path
     topic: str
@@ -46,7 +46,7 @@ class QueueFiles(InputPartition):
         self.files = files
 
 
-class QueueReader(DataSourceReader):
+class QueueTableReader(DataSourceReader):
     """Planner, then executor: the entries of all queues."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:
@@ -54,7 +54,7 @@ class QueueReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Planner: files by their bytes, as many a task as a slice has."""
+        """Planner: group files by their bytes; a task gets as many as fit into a slice."""
         tasks: list[InputPartition] = []
         files: list[QueueFile] = []
         total_bytes = 0
@@ -78,7 +78,7 @@ class QueueReader(DataSourceReader):
                 if not is_topic or not self._options.selects(topic):
                     continue
                 for queue, _, is_queue in disk.list(directory / topic):
-                    # RocketMQ skips what is no number, and so do we.
+                    # RocketMQ skips names that are not numbers, and so do we.
                     if not (is_queue and queue.isascii() and queue.isdigit()):
                         continue
                     for name, length_bytes, _ in disk.list(directory / topic / queue):
@@ -91,7 +91,7 @@ class QueueReader(DataSourceReader):
         disk = FileDisk(writable=False)
         names = [field.name for field in self._schema.fields]
         for file in partition.files if isinstance(partition, QueueFiles) else ():
-            # A file that retention has deleted meanwhile tells nothing, and nothing leads to it.
+            # A file that retention has deleted meanwhile has no entries that are still needed.
             data = disk.read(file.path) or b""
             batch = _batch(file, data[: len(data) // ENTRY_BYTES * ENTRY_BYTES])
             yield batch.select(names)
@@ -117,7 +117,7 @@ def _batch(file: QueueFile, data: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
-#: A batch is made whole and then cut down to the columns asked for.
+#: A batch has all columns first, of which the requested ones are selected.
 SCHEMA: Final = StructType(
     [
         StructField("topic", StringType()),

@@ -1,14 +1,14 @@
-"""Reads one slice of a segment: whole records, many at a time, and what is damaged between them (U3, C8).
+"""Reads one slice of a segment: complete records, many at a time, and the damaged places between them (U3, C8).
 
-The quick way takes some megabytes, follows the sizes, and checks all records of them at once with NumPy: lengths, the
-log offset each one has of itself, CRC, a topic that is text, and the sectors behind the body that a power cut may have
-taken (``store.derived.follower``). Only if something is wrong are they looked at one by one, by the same rules as those
-of ``store.inspect.scan``, whose words tell the damage and where the log goes on.
+The fast path reads some megabytes, follows the sizes, and checks all records at once with NumPy: lengths, log offset,
+CRC, a topic in UTF-8, and the sectors after the body that a power cut may have lost (``store.derived.follower``). Only
+if a check fails are they checked one by one, by the rules of ``store.inspect.scan``, which reports the damage and where
+the log continues.
 
-What is not whole behind the last whole record of the log was being written when somebody looked, or when the broker
-died; it is told with no ``records_behind``. Zeros there are nothing.
+An incomplete record after the last complete one of the log was being written during the read, or when the broker was
+killed; it is reported without ``records_behind``. Zeros there are not reported.
 
-Invariant: the slices of a segment, read by anybody in any order, give every whole record once.
+Invariant: the slices of a segment, read in any order by any process, yield every complete record once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damage, Damaged, look, resume
 from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, unpack_head
 
-#: What is read and handed on together: enough to make the fixed cost small, little enough for a batch of Spark.
+#: Bytes that are read together: enough to make the fixed cost small, few enough for a batch of Spark.
 PIECE_BYTES: Final = 4 << 20
-#: After damage, as there may be more of it.
+#: After a damaged place, because there may be more.
 _SMALL_BYTES: Final = 64 << 10
 
 
@@ -47,7 +47,7 @@ class SliceReader:
         self._piece_bytes = piece_bytes
         self._window_bytes = window_bytes
         self._mapped: memoryview | None = None
-        #: Position in the segment of what comes next.
+        #: Position in the segment of the next record.
         self._at = 0
 
     def __iter__(self) -> Iterator[Records | Damaged]:
@@ -79,7 +79,7 @@ class SliceReader:
             yield replace(waiting[0], records_behind=0)
 
     def _first(self) -> int:
-        """Where the first record of the slice begins, or the damage before it; the segment's size if there is none."""
+        """Start of the first record of the slice, or of the damage before it; the segment's size if there is none."""
         begin = self._part.begin
         if not begin:
             return 0
@@ -93,7 +93,7 @@ class SliceReader:
         return self._at
 
     def _is_empty_from(self, at: int) -> bool:
-        """Whether nothing but zeros follows in the segment."""
+        """Whether only zeros follow in the segment."""
         while at < self._size:
             data_at = self._disk.next_data(self._segment.path, at)
             if data_at is None:
@@ -105,7 +105,7 @@ class SliceReader:
         return True
 
     def _goes_on(self) -> bool:
-        """Whether a whole record follows behind the slice."""
+        """Whether a complete record follows after the slice."""
         at = self._at
         while at + BLANK_BYTES <= self._size:
             found = look(self._page, self._segment.start, at, self._size, lead=self._lead)
@@ -115,7 +115,7 @@ class SliceReader:
         return False
 
     def _scan(self, at: int, limit: int) -> Iterator[Records | Damaged]:
-        """What begins from ``at``, where a record should, up to ``limit``; ``_at`` tells where what follows begins."""
+        """Records and damage from ``at``, where a record should begin, up to ``limit``; sets ``_at`` to their end."""
         size, piece_bytes = self._size, self._piece_bytes
         self._at = at
         while (at := self._at) < limit:
@@ -132,7 +132,7 @@ class SliceReader:
                 continue
             found = self._look_closely(at, starts)
             if found is None:
-                # A blank, or all are whole and only looked odd.
+                # A blank, or all are valid and only looked damaged.
                 if starts:
                     yield Records(data, starts=np.array(starts, np.int64))
                     self._at = at + end
@@ -153,8 +153,8 @@ class SliceReader:
             piece_bytes = _SMALL_BYTES
 
     def _look_closely(self, at: int, starts: list[int]) -> tuple[int, Damage] | int | None:
-        """How many records are whole before the first that is not, and what is wrong with that one; without ``starts``
-        the size of the record that stands there. None if nothing is wrong, or a blank stands there."""
+        """How many records are valid before the first damaged one, and its damage; without ``starts`` the size of the
+        record there. None if there is no damage, or a blank."""
         page, start, size, lead = self._page, self._segment.start, self._size, self._lead
         for number, each in enumerate(starts):
             found = look(page, start, at + each - lead, size, lead=lead)
@@ -175,7 +175,7 @@ class SliceReader:
 
     def _damaged(self, kind: Damage, at: int, end: int) -> Damaged:
         start = self._segment.start
-        # At least one: whoever finds out that there is none says so.
+        # At least one: if there is none, the check of the records reports it.
         return Damaged(kind, start + at, start + end, records_behind=1)
 
     def _read(self, at: int, length_bytes: int) -> bytes:
@@ -189,8 +189,8 @@ class SliceReader:
 
 
 def _walk(data: bytes, limit: int, *, lead: int) -> tuple[list[int], int]:
-    """Where records begin, by their sizes, as far as they lie in ``data`` and the position before them is before
-    ``limit``; and their end. ``lead`` bytes stand in front of each."""
+    """Starts of records, by their sizes, as far as they are in ``data`` and the position before them is below
+    ``limit``; and their end. ``lead`` bytes precede each."""
     starts: list[int] = []
     at, end = lead, len(data)
     last = min(limit + lead, end - RECORD_BYTES_MIN + 1)
@@ -204,7 +204,7 @@ def _walk(data: bytes, limit: int, *, lead: int) -> tuple[list[int], int]:
 
 
 def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -> Records | None:
-    """The records if all of them are whole beyond doubt. ``log_offset`` and ``in_segment`` are those of ``data``."""
+    """The records if all of them are certainly valid. ``log_offset`` and ``in_segment`` are those of ``data``."""
     try:
         records = Records(data, starts=np.array(starts, np.int64))
         records.check_bodies()
@@ -217,7 +217,7 @@ def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -
 
 
 def _may_be_torn(records: Records, in_segment: int) -> bool:
-    """Whether a sector behind a body is empty, up to its end or the record's, as if it never reached the disk."""
+    """Whether a sector after a body is empty, up to its end or the record's, as if it had not reached the disk."""
     octets = np.frombuffer(records.data, np.uint8)
     ends: Int64s = records.starts + records.sizes
     behind_body = records.body_at + records.body_bytes
@@ -227,7 +227,7 @@ def _may_be_torn(records: Records, in_segment: int) -> bool:
         if not inside.any():
             return False
         sectors, ends = sectors[inside], ends[inside]
-        # Most begin with something; a length may begin with a zero.
+        # Most begin with another byte; a length may begin with a zero.
         for number in np.flatnonzero(octets[sectors] == 0).tolist():
             begin = int(sectors[number])
             if not octets[begin : min(begin + SECTOR_BYTES, int(ends[number]))].any():

@@ -1,16 +1,16 @@
-"""The format ``ternmq_files``: the log of a store directory as a table, with no broker (U3).
+"""The format ``ternmq_files``: the log of a store directory as a table, without a broker (U3).
 
 ::
 
     records = spark.read.format("ternmq_files").load("/data/broker-a")
     entries = spark.read.format("ternmq_files").option("part", "queues").load("/data/broker-a")
 
-The directory may be TernMQ's or RocketMQ's, and a broker may run on it; nothing is written. *Planner*: ``partitions``
-lists the files and cuts segments into slices. *Executor*: ``read``, one slice a task; each needs the files under the
-same path.
+The directory may be TernMQ's or RocketMQ's, and a broker may be running on it; nothing is written. *Planner*:
+``partitions`` lists the files and cuts segments into slices. *Executor*: ``read``, one slice per task; each needs the
+files under the same path.
 
-Where a log is being written, its end is where the task that reads it finds it. ``endingTimestamp`` makes a read that
-can be repeated.
+If a log is being written, its end is determined by the task that reads it. With ``endingTimestamp`` a read can
+be repeated with the same result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ternmq.errors import CorruptRecord
 from ternmq.spark.files import index, layout, queues
 from ternmq.spark.files.columns import LOG_COLUMNS, LogRows, damage_batch, damage_rows
 from ternmq.spark.files.layout import LogSlice
-from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, Part
+from ternmq.spark.files.options import NAME, FilesOptions, OnCorrupt, StorePart
 from ternmq.spark.files.reading import SliceReader
 from ternmq.spark.runtime.garbage import keep_loaded
 from ternmq.spark.source.columns import Batches, check_schema, spark_schema
@@ -38,7 +38,11 @@ from ternmq.store.inspect.scan import Damaged
 
 log = logging.getLogger(__name__)
 
-_SCHEMAS: Final = {Part.LOG: spark_schema(LOG_COLUMNS), Part.QUEUES: queues.SCHEMA, Part.INDEX: index.SCHEMA}
+_SCHEMAS: Final = {
+    StorePart.LOG: spark_schema(LOG_COLUMNS),
+    StorePart.QUEUES: queues.SCHEMA,
+    StorePart.INDEX: index.SCHEMA,
+}
 
 
 class FilesSource(DataSource):
@@ -49,22 +53,22 @@ class FilesSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        # Called by ``load``: a wrong option shows there, not at the first action.
+        # Called by ``load``: an invalid option is reported there, not at the first action.
         return _SCHEMAS[FilesOptions.parse(self.options).part]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = FilesOptions.parse(self.options)
         check_schema(schema, _SCHEMAS[options.part])
         match options.part:
-            case Part.LOG:
-                return LogReader(options, schema)
-            case Part.QUEUES:
-                return queues.QueueReader(options, schema)
-            case Part.INDEX:
-                return index.IndexReader(options, schema)
+            case StorePart.LOG:
+                return LogTableReader(options, schema)
+            case StorePart.QUEUES:
+                return queues.QueueTableReader(options, schema)
+            case StorePart.INDEX:
+                return index.IndexTableReader(options, schema)
 
 
-class LogReader(DataSourceReader):
+class LogTableReader(DataSourceReader):
     """Planner, then executor: the records of all segments."""
 
     def __init__(self, options: FilesOptions, schema: StructType) -> None:
@@ -72,7 +76,7 @@ class LogReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Planner: one task a slice."""
+        """Planner: one task per slice."""
         options = self._options
         segments = layout.find_segments(
             options.paths,
@@ -84,7 +88,7 @@ class LogReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Executor."""
-        # Spark makes one partition of its own where there is none.
+        # Spark creates one partition of its own if there are none.
         if not isinstance(partition, LogSlice):
             return iter(())
         return _SliceRows(self._options, self._schema, partition).batches()

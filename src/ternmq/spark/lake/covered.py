@@ -1,4 +1,4 @@
-"""Which messages are somewhere, by their places: spans of queue offsets (U4)."""
+"""Sets of messages, as spans of queue offsets (U4)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 class Covered:
-    """Which offsets of which queues are there: for each, spans in order that do not touch."""
+    """A set of queue offsets: for each queue, ordered spans that neither overlap nor touch."""
 
     def __init__(self, spans: Mapping[MessageQueue, Sequence[Span]] | None = None) -> None:
         self._spans: dict[MessageQueue, list[Span]] = {}
@@ -29,7 +29,7 @@ class Covered:
     __hash__ = None  # type: ignore[assignment]
 
     def add(self, queue: MessageQueue, span: Span) -> None:
-        """Count a span as there; it may overlap what is."""
+        """Add a span; it may overlap existing ones."""
         start, end = span
         if start >= end:
             return
@@ -49,5 +49,5 @@ class Covered:
         return self._spans.get(queue, ())
 
     def first_missing(self, queue: MessageQueue, *, since: int) -> int:
-        """The first offset at or after ``since`` that is not there."""
+        """The first offset at or after ``since`` that is not in the set."""
         return next((end for start, end in self.of(queue) if start <= since < end), since)

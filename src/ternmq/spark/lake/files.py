@@ -1,4 +1,4 @@
-"""What a lake needs of a file system: names that are on the disk, and directories that change places (U4)."""
+"""File system operations of a lake: durable names, and the exchange of two directories (U4)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Final
 from ternmq.files import sync_directory
 from ternmq.spark.source import options
 
-#: Of the kernel: names in the current directory, and «let the two names change places».
+#: Constants of the kernel: names relative to the current directory, and "exchange the two names".
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _CANNOT_SWAP: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def local_path(path: str | Path) -> Path:
-    """A path of a file system; raises ``ConfigError`` for others that Spark knows."""
+    """A path of a file system; raises ``ConfigError`` for other addresses that Spark supports."""
     cure = "a lake needs renames and locks, so mount it and give that path"
     return options.local_path(str(path), cure=cure).absolute()
 
 
 def sync_directories(paths: Iterable[Path], *, up_to: Path) -> None:
-    """Have the names of files on the disk, and those of the directories that they are in."""
+    """Make the names of files, and of the directories above them, durable."""
     for directory in {parent for path in paths for parent in path.parents if parent.is_relative_to(up_to)}:
         if directory.exists():
             sync_directory(directory)
 
 
 def swap(new: Path, live: Path) -> None:
-    """Let two directories change places. Where the file system cannot, the old one goes before the new one comes:
-    readers then miss its rows for a moment, as ever better than seeing them twice."""
+    """Exchange two directories. If the file system cannot do that, the old one is removed before the new one is moved:
+    readers then miss its rows for a moment, which is better than reading them twice."""
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if exchange is not None and live.exists():
         if exchange(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(live), _RENAME_EXCHANGE) == 0:

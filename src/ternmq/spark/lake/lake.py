@@ -2,24 +2,24 @@
 
 ::
 
-    LAKE/topic=orders/date=2026-11-16/hour=03/0000000012-0000.parquet    what any reader of Parquet sees
-    LAKE/_ternmq/state.json      which queue offsets are in the lake, and files that are on their way
-    LAKE/_ternmq/lock            held for the moment of a change, by one process at a time
-    LAKE/_ternmq/staging/ID/…    files in the making; readers pass over names with an underscore in front
+    LAKE/topic=orders/date=2026-11-16/hour=03/0000000012-0000.parquet    visible to any reader of Parquet
+    LAKE/_ternmq/state.json      which queue offsets are in the lake, and files that are still to be moved
+    LAKE/_ternmq/lock            held during a change, by one process at a time
+    LAKE/_ternmq/staging/ID/…    files being written; readers ignore names that begin with an underscore
 
-The lake itself says what is in it: ranges of offsets for each queue. No checkpoint is asked, so a batch that is written
-again, by whatever run, finds that its offsets are there already. A change has three steps, under the lock:
+The lake records its own content: ranges of offsets for each queue. No checkpoint is used, so a batch that is written
+again, by any run, finds that its offsets are already there. A change has three steps, under the lock:
 
 1. files are complete in ``staging``, and on the disk;
-2. ``state.json`` is replaced by one that has their offsets, and the moves that are left to do: from here on it counts;
+2. ``state.json`` is replaced by one that has their offsets, and the pending moves: from here on the change is valid;
 3. the moves are done, each an atomic rename.
 
-Killed before 2, nothing has happened, and the staging directory is swept by the next run. Killed after it, the next
-one that takes the lock does the moves first; they may be done again and again. Meanwhile readers miss some rows, and
-see none twice and none that is wrong. ``replace`` does the same for files that others were merged into: two
-directories change places in one call of the kernel.
+If a process is killed before step 2, the change has not happened, and the next run removes the staging directory. If
+it is killed later, the next process that takes the lock does the moves first; they can be repeated. Meanwhile readers
+miss some rows, but see none twice and no wrong ones. ``replace`` does the same for merged files: two directories are
+exchanged in one system call.
 
-All this takes a file system with atomic renames and locks (a disk, NFS); object stores have neither.
+This requires a file system with atomic renames and locks (a disk, NFS); object stores have neither.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from ternmq.message import MessageQueue
 from ternmq.spark.lake.covered import Covered, Span
 from ternmq.spark.lake.files import local_path, swap, sync_directories
 
-#: Stands in ``state.json``; a lake with other columns or other rules has another number.
+#: Stored in ``state.json``; a lake with other columns or other rules has another number.
 FORMAT: Final = 1
 
 _HOME: Final = "_ternmq"
 
 
 class _Move(msgspec.Struct, frozen=True, tag="move"):
-    """A file that goes from staging to its place. Paths are inside the lake."""
+    """A file to be moved from staging to its place. Paths are relative to the lake."""
 
     source: str
     target: str
 
 
 class _Swap(msgspec.Struct, frozen=True, tag="swap"):
-    """A staged directory that takes the place of another; ``mark`` is a file that only the new one has."""
+    """A staged directory that replaces another one; ``mark`` is a file that only the new one has."""
 
     source: str
     target: str
@@ -65,11 +65,11 @@ class _Swap(msgspec.Struct, frozen=True, tag="swap"):
 
 class _State(msgspec.Struct):
     format: int
-    #: Names this lake: a checkpoint belongs to one.
+    #: Identifies this lake: a checkpoint belongs to one lake.
     lake: str
-    #: Changes so far; names files.
+    #: Number of changes so far; part of file names.
     changes: int = 0
-    #: Changes so far of ``covered``.
+    #: Number of changes of ``covered`` so far.
     version: int = 0
     rows: int = 0
     #: topic → broker → queue id → spans
@@ -79,7 +79,7 @@ class _State(msgspec.Struct):
 
 @dataclass(slots=True, frozen=True)
 class Content:
-    """What is in a lake. ``version`` grows whenever ``covered`` does."""
+    """The content of a lake. ``version`` grows whenever ``covered`` does."""
 
     lake_id: str
     version: int
@@ -88,8 +88,8 @@ class Content:
 
 
 @dataclass(slots=True, frozen=True)
-class Stage:
-    """A directory for files in the making; whoever has it holds its lock."""
+class StagingDirectory:
+    """A directory for files being written; its owner holds its lock."""
 
     path: Path
     _descriptor: int = field(repr=False)
@@ -114,7 +114,7 @@ class Lake:
 
     @classmethod
     def at(cls, path: str | Path, *, make: bool = False) -> Lake:
-        """The lake of a path, which must be one; or, with ``make``, a new one where there is nothing yet.
+        """The existing lake of a path; or, with ``make``, a new one if the directory is empty or does not exist.
         Raises ``ConfigError`` in one sentence."""
         lake = cls(local_path(path))
         if not (lake.home / "state.json").exists():
@@ -134,7 +134,7 @@ class Lake:
             if not (self.home / "state.json").exists():
                 self._save(_State(FORMAT, f"{self._env.random.getrandbits(64):016x}"))
 
-    # --- What is there --------------------------------------------------------------------------------------------
+    # --- Content --------------------------------------------------------------------------------------------------
 
     def content(self) -> Content:
         state = self._load()
@@ -150,7 +150,7 @@ class Lake:
     # --- Changes --------------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Finish what a process that was killed has begun, and sweep what it has left."""
+        """Finish the change of a killed process, and remove its staging directory."""
         with self._changing():
             pass
         with self._lock():
@@ -160,22 +160,22 @@ class Lake:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(left, ignore_errors=True)
                 except BlockingIOError:
-                    pass  # somebody is at work there
+                    pass  # in use by another process
                 finally:
                     os.close(descriptor)
 
     @contextmanager
-    def stage(self) -> Iterator[Stage]:
-        """A new directory for files; what is left in it at the end is removed, unless it is still to be moved."""
+    def stage(self) -> Iterator[StagingDirectory]:
+        """A new directory for files; remaining files are removed at the end, unless they are still to be moved."""
         with self._lock():
             path = self.home / "staging" / f"{self._env.random.getrandbits(64):016x}"
             path.mkdir()
             descriptor = os.open(path, os.O_RDONLY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
-            yield Stage(path, descriptor)
+            yield StagingDirectory(path, descriptor)
         except BaseException:
-            # It may be an error after the moment that counts. Then the files are needed, now or by a later run.
+            # The error may have occurred after the change became valid. Then the files are still needed.
             os.close(descriptor)
             with suppress(OSError):
                 self.tidy()
@@ -183,11 +183,13 @@ class Lake:
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
-    def add(self, stage: Stage, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None) -> bool:
-        """Take in the files of a stage, which hold the offsets ``found``.
+    def add(
+        self, stage: StagingDirectory, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None
+    ) -> bool:
+        """Add the files of a stage, which contain the offsets ``found``.
 
-        ``apart_from`` is the ``version`` of the content that the files were made to leave out, None if they were
-        not. False, with nothing changed, where the lake may have some of the rows: make them again without.
+        ``apart_from`` is the ``version`` of the content whose offsets the files leave out, None if they leave out none.
+        Returns False, without a change, if the lake may have some of the rows: write the files again without them.
         """
         files = stage.files()
         for path in files:
@@ -215,8 +217,8 @@ class Lake:
         return True
 
     def replace(self, hour: str, merged: Collection[str], new: Sequence[Path]) -> bool:
-        """Have the files ``new``, which lie alone in a directory of a stage, take the place of the files ``merged`` in
-        the directory ``hour``, all at once. False, with nothing changed, where one of those is gone: somebody else has
+        """Replace the files ``merged`` in the directory ``hour`` by the files ``new``, which are alone in a directory
+        of a stage, all at once. Returns False, without a change, if one of those does not exist: another process has
         merged it."""
         staged = new[0].parent / "new"
         for path in new:
@@ -240,7 +242,7 @@ class Lake:
         return True
 
     def _finish(self, state: _State) -> None:
-        """Do what is pending; done again, nothing happens."""
+        """Do the pending moves; repeating it has no effect."""
         for one in state.pending:
             source, target = self.path / one.source, self.path / one.target
             match one:
@@ -251,7 +253,7 @@ class Lake:
                 case _Swap(mark=mark):
                     if source.exists() and not (target / mark).exists():
                         swap(source, target)
-        # Before anybody removes the staging directory, or writes a state in which these are not pending.
+        # Before the staging directory is removed, or a state is written in which these are not pending.
         sync_directories((self.path / one.target for one in state.pending), up_to=self.path)
 
     # --- Files ----------------------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ class Lake:
 
 
 def _others(path: Path) -> list[Path]:
-    """What lies in a directory beside a lake that was begun and has no state yet."""
+    """Other files in the directory of a lake that was begun and has no state yet."""
     return [one for one in path.iterdir() if one.name != _HOME]
 
 

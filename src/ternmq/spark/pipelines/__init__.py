@@ -1,1 +1,1 @@
-"""What others write a Spark program for: each a function here, and a command of ``tern pipeline`` (U4)."""
+"""Ready-made Spark jobs: each is a function here, and a command of ``tern pipeline`` (U4)."""

@@ -1,9 +1,9 @@
 """*archive*: topics into a Parquet lake, by topic, date and hour, each message once (U4).
 
-A stream of the topics; each micro-batch is written beside the lake and then taken in by ``lake.Lake.add``, which
-knows by offsets what is there. Spark's checkpoint only tells where to go on: a batch that comes again, a checkpoint
-that was lost, two runs at once, none of them makes a row double or lets one be forgotten. A run without a checkpoint
-begins at the first message of each queue that the lake does not have.
+A stream of the topics; each micro-batch is written beside the lake and then added by ``lake.Lake.add``, which knows
+by offsets what the lake has. Spark's checkpoint only says where to continue: a repeated batch, a lost checkpoint, or
+two runs at once neither duplicate nor lose a row. A run without a checkpoint begins at the first message of each queue
+that the lake does not have.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
 from ternmq.spark.lake.covered import Covered, Span
 from ternmq.spark.lake.files import local_path
-from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.lake.lake import Lake, StagingDirectory
 from ternmq.spark.runtime.jobs import LEFT_OUT, JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 from ternmq.spark.source import columns
 from ternmq.spark.source.options import EARLIEST, BadMessages, OffsetTable, SourceOptions, offset_table
-from ternmq.spark.source.reading import Reading, columns_of
+from ternmq.spark.source.reading import TopicReading, columns_of
 from ternmq.spark.source.source import NAME
 
 JOB: Final = "archive"
@@ -46,14 +46,14 @@ _QUEUE: Final = ("topic", "broker", "queue_id")
 
 @dataclass(slots=True, frozen=True)
 class Archived:
-    """What a run of ``archive`` did."""
+    """The result of ``archive``."""
 
-    #: Messages that came into the lake, and messages that were read; those that it had before are in the second only.
+    #: Messages added to the lake, and messages read; those that it already had are only in the second number.
     rows: int
     rows_read: int
     #: Messages in the lake now.
     rows_in_lake: int
-    #: Messages that were read and left out, as their bodies cannot be had.
+    #: Messages that were read and skipped, because their bodies cannot be read.
     rows_skipped: int = 0
 
 
@@ -73,12 +73,12 @@ def archive(
     skip_bad: bool = False,
     watch: Watch | None = None,
 ) -> Archived:
-    """Copy the messages of topics into a lake: what is there now (``once``), or on and on until ``watch.stop()``.
+    """Copy the messages of topics to a lake: the present messages (``once``), or all until ``watch.stop()``.
 
-    ``checkpoint`` is a directory that only this job uses; by default it lies in the lake. A new batch begins every
-    ``interval_s``, with ``rows_per_batch`` messages at most. ``skip_bad`` leaves out, and counts, messages whose bodies
-    are damaged or do not decompress; otherwise one of them ends the job. Raises ``ConfigError`` before anything is
-    written, or ``JobFailed``; what was taken in before stays.
+    ``checkpoint`` is a directory that only this job uses; by default it is in the lake. A new batch begins every
+    ``interval_s``, with ``rows_per_batch`` messages at most. ``skip_bad`` skips and counts messages whose bodies
+    are damaged or cannot be decompressed; otherwise one of them ends the job. Raises ``ConfigError`` before anything is
+    written, or ``JobFailed``; messages added before stay in the lake.
     """
     texts = {
         "nameServers": name_servers,
@@ -91,8 +91,8 @@ def archive(
     }
     given = {name: text for name, text in texts.items() if text}
     options = SourceOptions.parse(given)
-    # Asked before the lake is made: a topic that is not there leaves nothing behind.
-    reading = Reading(options, columns.spark_schema(columns_of(options)))
+    # Checked before the lake is created: for a missing topic no files are created.
+    reading = TopicReading(options, columns.spark_schema(columns_of(options)))
     queues = reading.queues()
     into = Lake.at(lake, make=True)
     into.tidy()
@@ -117,13 +117,13 @@ def archive(
             raise writer.error from None
         raise JobFailed(sentence_of(error)) from error
     finally:
-        # A stream that was stopped leaves its last batch to end by itself.
+        # The last batch of a stopped stream ends by itself.
         writer.idle.acquire()
     return Archived(writer.rows, last.rows or 0, into.content().rows, last.left_out or 0)
 
 
-def _starts(reading: Reading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
-    """Where a stream without a checkpoint begins; queues that the lake has nothing of begin at their first message."""
+def _starts(reading: TopicReading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
+    """Where a stream without a checkpoint begins; queues that are not in the lake begin at their first message."""
     known = [queue for queue in queues if covered.of(queue)]
     if not known:
         return {}
@@ -133,8 +133,8 @@ def _starts(reading: Reading, queues: Sequence[MessageQueue], covered: Covered) 
 
 
 def _checkpoint(given: str | Path | None, lake: Lake, lake_id: str, what: str) -> Path:
-    """The directory of the checkpoint, marked as this lake's. One of another lake would leave out all that the other
-    has."""
+    """The directory of the checkpoint, marked as this lake's. With the checkpoint of another lake, the messages of
+    that lake would be missing in this one."""
     if given is None:
         place = lake.home / "checkpoints" / hashlib.sha256(what.encode()).hexdigest()[:16]
     else:
@@ -146,19 +146,19 @@ def _checkpoint(given: str | Path | None, lake: Lake, lake_id: str, what: str) -
         mark.write_text(lake_id)
     elif not mark.exists() or mark.read_text() != lake_id:
         raise ConfigError(
-            f"the checkpoint {place} is not of the lake {lake.path}; give it one of its own, or none at all: "
-            "the archive goes on where the lake ends"
+            f"the checkpoint {place} does not belong to the lake {lake.path}; give another one, or none: "
+            "the archive continues where the lake ends"
         )
     return place
 
 
 class _Writer:
-    """Driver: takes the micro-batches into the lake, in the thread that Spark calls it in."""
+    """Driver: adds the micro-batches to the lake, in the thread in which Spark calls it."""
 
     def __init__(self, lake: Lake, tasks: int) -> None:
         self.rows = 0
         self.error: Exception | None = None
-        #: Held while a batch is written.
+        #: Held while a batch is being written.
         self.idle = threading.Lock()
         self._lake = lake
         self._tasks = tasks
@@ -166,8 +166,8 @@ class _Writer:
     def write(self, batch: DataFrame, _number: int) -> None:
         with self.idle:
             try:
-                # Whole numbers, which every reader knows, instead of Spark's twelve bytes of old. The session is the
-                # stream's own.
+                # Whole numbers, which every reader supports, instead of Spark's old format of twelve bytes. The
+                # session belongs to the stream.
                 batch.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
                 self._take_in(batch)
             except Exception as error:
@@ -189,17 +189,17 @@ class _Writer:
                 return 0
             return rows if self._lake.add(stage, found, rows=rows, apart_from=apart_from) else None
 
-    def _write_files(self, batch: DataFrame, stage: Stage) -> None:
+    def _write_files(self, batch: DataFrame, stage: StagingDirectory) -> None:
         seconds = F.unix_seconds("store_time")
         by_hour = batch.withColumns(
             {
-                # UTC, whatever the session's zone is.
+                # UTC, independent of the session's zone.
                 "date": F.date_from_unix_date(F.floor(seconds / 86_400).cast("int")),
                 "hour": F.lpad(F.pmod(F.floor(seconds / 3_600), F.lit(24)).cast("string"), 2, "0"),
             }
         )
         place = ("topic", "date", "hour")
-        # As many files for each hour as there are cores, not as there are queues; each in the order of its queues.
+        # As many files per hour as there are cores, not as there are queues; each in the order of its queues.
         sorted_rows = by_hour.coalesce(self._tasks).sortWithinPartitions(*place, "broker", "queue_id", "queue_offset")
         sorted_rows.write.partitionBy(*place).mode("append").parquet(str(stage.path))
 
@@ -216,9 +216,9 @@ def _without(batch: DataFrame, covered: Covered) -> DataFrame:
     return batch.join(known, [*same, inside], "left_anti")
 
 
-def _found(stage: Stage) -> tuple[Mapping[MessageQueue, Span], int]:
-    """Which offsets the files of a stage hold, and how many rows. A batch has all offsets of a queue between its first
-    and its last, but for messages that are to be left out, so these two tell all."""
+def _found(stage: StagingDirectory) -> tuple[Mapping[MessageQueue, Span], int]:
+    """The offsets and the number of rows in the files of a stage. A batch has all offsets of a queue between its first
+    and its last, except for skipped messages, so these two are enough."""
     found: dict[MessageQueue, Span] = {}
     rows = 0
     for path in stage.files():

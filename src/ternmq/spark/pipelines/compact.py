@@ -1,9 +1,9 @@
-"""*compact*: many small files of a lake become few large ones (U4).
+"""*compact*: merges many small files of a lake into few large ones (U4).
 
-Each hour's small files are put together in groups; a task reads the files of a group one after the other and writes
-them into one. Rows are neither sorted nor changed. Then the hour's directory and a new one that has the large files
-change places (``lake.Lake.replace``), so that readers find either all old files or all new ones. An archive may run
-meanwhile, and so may a second compaction: of two that merged the same files the first wins.
+Each hour's small files are grouped; a task reads the files of a group one after the other and writes them into one
+file. Rows are neither sorted nor changed. Then the hour's directory is exchanged with a new one that has the large
+files (``lake.Lake.replace``), so that readers find either all old files or all new ones. An archive may run meanwhile,
+and so may a second compaction: of two that merged the same files the first wins.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ternmq.errors import CorruptFile
-from ternmq.spark.lake.lake import Lake, Stage
+from ternmq.spark.lake.lake import Lake, StagingDirectory
 from ternmq.spark.runtime.jobs import Watch
 
 TARGET_BYTES: Final = 128 << 20
 
-#: A row group is written when this much has come together; it is what a task holds in memory.
+#: A row group is written when it has this size; a task holds it in memory.
 _GROUP_BYTES: Final = 32 << 20
 _BATCH_ROWS: Final = 16_384
 _FILES_AT_ONCE: Final = 64
 
-#: Files that become one, for each new file.
+#: For each new file, the files that are merged into it.
 Groups: TypeAlias = list[list[Path]]
 
 
 @dataclass(slots=True, frozen=True)
 class Compacted:
-    """What a run of ``compact`` did: hours that changed, and their files before and after."""
+    """The result of ``compact``: changed hours, and their files before and after."""
 
     hours: int
     files_before: int
@@ -45,7 +45,7 @@ def compact(
     spark: SparkSession, *, lake: str | Path, target_bytes: int = TARGET_BYTES, watch: Watch | None = None
 ) -> Compacted:
     """Merge files of less than ``target_bytes`` into files of about that size. Raises ``ConfigError`` or
-    ``JobFailed``; hours that were done before stay done."""
+    ``JobFailed``; hours that were finished before stay merged."""
     watch = watch or Watch()
     at = Lake.at(lake)
     at.tidy()
@@ -66,7 +66,7 @@ def compact(
 
 
 def _portions(plans: Mapping[str, Groups]) -> Iterator[dict[str, Groups]]:
-    """Hours that are done together: enough files for all cores, and not the whole lake twice on the disk."""
+    """Hours that are processed together: enough files for all cores, without the whole lake twice on the disk."""
     portion: dict[str, Groups] = {}
     for hour, groups in plans.items():
         portion[hour] = groups
@@ -78,7 +78,7 @@ def _portions(plans: Mapping[str, Groups]) -> Iterator[dict[str, Groups]]:
 
 
 def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> Groups:
-    """Which files to put into one, in order; those that are large enough, and one that would be alone, are left."""
+    """Which files to merge into one, in order; files that are large enough, and single ones, are left out."""
     groups: Groups = []
     size = target_bytes
     for path, file_bytes in files:
@@ -93,9 +93,9 @@ def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> Groups:
 
 
 def _merge(
-    spark: SparkSession, stage: Stage, plans: Mapping[str, Groups], watch: Watch
+    spark: SparkSession, stage: StagingDirectory, plans: Mapping[str, Groups], watch: Watch
 ) -> Mapping[str, Sequence[Path]]:
-    """Make the new files of some hours, each hour's in a directory of its own."""
+    """Write the new files of some hours, each hour's into a separate directory."""
     new: dict[str, list[Path]] = {}
     work: list[tuple[list[str], str]] = []
     for number, (hour, groups) in enumerate(plans.items()):
@@ -109,7 +109,7 @@ def _merge(
 
 
 def merge(sources: Sequence[str], target: str) -> None:
-    """Executor: write the rows of some files into one, in order. A task that is done again writes it anew."""
+    """Executor: write the rows of some files into one, in order. A repeated task writes it again."""
     schema = pq.read_schema(sources[0])
     rows = 0
     with pq.ParquetWriter(target, schema, compression="snappy") as writer:
@@ -122,7 +122,7 @@ def merge(sources: Sequence[str], target: str) -> None:
 
 
 def _tables(sources: Sequence[str], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of some files in tables of a fair size."""
+    """The rows of some files in tables of suitable size."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for source in sources:

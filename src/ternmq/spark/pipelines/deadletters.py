@@ -1,15 +1,15 @@
-"""Dead letters: why, where, since when; and those chosen sent again (U4, H2).
+"""Dead letters: their reasons, topics and times; selected ones are sent again (U4, H2).
 
-``letters`` is the table of them, from the topics ``%DLQ%group`` of as many groups as wanted, one row each. ``examine``
-counts them by group, topic they came from, tag, reason and hour. ``redrive`` sends those again for which a condition on
-the same columns holds.
+``letters`` is the table of dead letters, from the topics ``%DLQ%group`` of the given groups, one row each. ``examine``
+counts them by group, original topic, tag, reason and hour. ``redrive`` sends those again that match a condition on
+the same columns.
 
-*Why* brokers do not know. Some consumers, and some frameworks around them, put the reason into a property of the
-message before they give it up; ``why`` is the first property whose name speaks of an exception, an error, a cause or a
-reason. For counting, its numbers are taken out: «timeout after 31 ms» and «timeout after 47 ms» are one reason.
+Brokers do not know *why* a message failed. Some consumers, and some frameworks, put the reason into a property of the
+message before they give it up; ``why`` is the first property whose name contains exception, error, cause or
+reason. For counting, its numbers are removed: "timeout after 31 ms" and "timeout after 47 ms" are one reason.
 
-Spark chooses; ``admin.dead_letters`` sends, on the driver, with all that it promises: to the group's retry topic or to
-where they came from, with the same id, none of them twice, also in a second run after a first that was interrupted.
+Spark selects; ``admin.dead_letters`` sends, on the driver, with all its guarantees: to the group's retry topic or to
+the original topic, with the same id, none of them twice, also in a second run after an interrupted one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ternmq.spark.runtime.jobs import JobStopped, Watch
 from ternmq.spark.session import sentence_of
 from ternmq.spark.source.options import offset_table
 
-#: What RocketMQ 5 writes in addition to RETRY_TOPIC.
+#: RocketMQ 5 writes it in addition to RETRY_TOPIC.
 _DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
 _WHY: Final = "(?i)exception|error|cause|reason"
-#: Reasons are compared up to here: behind it there is often a stack.
+#: Reasons are compared up to this length: the rest is often a stack trace.
 _WHY_LENGTH: Final = 200
 _BODY_LENGTH: Final = 100
 
-#: For an empty table, as there is no topic to ask.
+#: For an empty table, when there is no topic to get the schema from.
 _SCHEMA: Final = (
     "group STRING, origin_topic STRING, origin_id STRING, message_id STRING, keys STRING, tags STRING, why STRING, "
     "attempts INT, given_up TIMESTAMP, born_time TIMESTAMP, properties MAP<STRING, STRING>, body BINARY, "
@@ -51,7 +51,7 @@ COLUMNS: Final = tuple(column.split()[0] for column in _SCHEMA.replace("<STRING,
 
 @dataclass(slots=True, frozen=True)
 class LetterGroup:
-    """Dead letters that are alike, and one of them. Times are ms since 1970."""
+    """Similar dead letters, and one of them. Times are ms since 1970."""
 
     group: str
     origin_topic: str | None
@@ -70,7 +70,7 @@ class LetterGroup:
 
 @dataclass(slots=True, frozen=True)
 class LetterHour:
-    """How many a group gave up in one hour."""
+    """How many messages a group gave up in one hour."""
 
     group: str
     hour_ms: int
@@ -79,10 +79,10 @@ class LetterHour:
 
 @dataclass(slots=True, frozen=True)
 class LetterReport:
-    """What there is of dead letters."""
+    """Counts of dead letters."""
 
     total: int
-    #: Most first.
+    #: The largest first.
     groups: tuple[LetterGroup, ...]
     hours: tuple[LetterHour, ...]
 
@@ -97,9 +97,9 @@ def letters(
     end_ms: int | None = None,
     handled: bool = False,
 ) -> DataFrame:
-    """The dead letters of some groups, of those whose whole name fits ``pattern``, or of all.
+    """The dead letters of some groups, of those whose whole name matches ``pattern``, or of all.
 
-    Those given up from ``begin_ms`` to before ``end_ms``; those that are dealt with only with ``handled``.
+    Those given up from ``begin_ms`` to before ``end_ms``; handled ones only with ``handled``.
     """
     if groups and pattern:
         raise ConfigError("give either groups or a pattern, not both")
@@ -118,9 +118,9 @@ def letters(
         spark.read.format("ternmq")
         .option("nameServers", name_servers)
         .option("topics", ",".join(dict.fromkeys(queue.topic for queue in starts)))
-        # What the log has forgotten meanwhile cannot be sent again.
+        # Letters that expired meanwhile cannot be sent again.
         .option("failOnDataLoss", "false")
-        # A body that does not decompress may be why it is here.
+        # A body that cannot be decompressed may be the reason of the failure.
         .option("badMessages", "null")
     )
     if not handled:
@@ -159,7 +159,7 @@ def _named(messages: DataFrame) -> DataFrame:
 
 
 def where(found: DataFrame, condition: str) -> DataFrame:
-    """Those for which a condition in Spark's SQL holds. Raises ``ConfigError``, with the columns that there are."""
+    """The letters that match a condition in Spark's SQL. Raises ``ConfigError``, with the existing columns."""
     if not condition:
         return found
     try:
@@ -171,10 +171,10 @@ def where(found: DataFrame, condition: str) -> DataFrame:
 
 
 def examine(spark: SparkSession, found: DataFrame, *, watch: Watch | None = None) -> LetterReport:
-    """Count dead letters by what they have in common, and by hour."""
+    """Count dead letters by common properties, and by hour."""
 
     def work() -> LetterReport:
-        # Alike but for the reason's numbers; the text itself has no place in a table.
+        # Equal except for the numbers in the reason; the text itself is not grouped by.
         kept = found.withColumn("why", F.regexp_replace(F.substring("why", 1, _WHY_LENGTH), "[0-9]+", "#")).persist()
         try:
             return _count(kept)
@@ -239,10 +239,10 @@ def redrive(
     on_resent: Callable[[Resent], None] | None = None,
     watch: Watch | None = None,
 ) -> list[Resent]:
-    """Send these letters again (rows of ``letters``), or with ``dry_run`` only say which, and which were before.
+    """Send these letters again (rows of ``letters``), or with ``dry_run`` only return which, and which were before.
 
-    To the retry topic of their group, or with ``to_topic`` to where they came from. One that is dealt with is left
-    alone; so is one that was sent again before, unless ``again``. ``on_resent`` is told of each as it is done.
+    They go to the retry topic of their group, or with ``to_topic`` to the original topic. Handled ones are skipped, and
+    so are those that were sent again before, unless ``again``. ``on_resent`` is called with each one when it is done.
     """
     watch = watch or Watch()
     rows = watch.run(
@@ -273,7 +273,7 @@ def redrive(
 def _among(places: dict[tuple[MessageQueue, int], int], watch: Watch) -> Callable[[DeadLetter], bool]:
     def chosen(letter: DeadLetter) -> bool:
         if watch.stopped:
-            # Between two pages: what was sent so far is marked, and will not be sent again.
+            # Between two pages: the letters sent so far are marked, and will not be sent again.
             raise JobStopped("deadletters was stopped before its end; run it again to continue")
         return (letter.message.queue, letter.message.queue_offset) in places
 

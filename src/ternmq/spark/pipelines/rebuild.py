@@ -1,20 +1,20 @@
-"""*rebuild*: ConsumeQueues and index made anew from a huge log, by many workers (U4, C5).
+"""*rebuild*: ConsumeQueues and index rebuilt from a very large log, by many workers (U4, C5).
 
-``tern store rebuild`` folds the log with one process. Here it is three steps of Spark, whose result is the same to the
-byte::
+``tern store rebuild`` folds the log with one process. Here there are three steps of Spark, with an identical
+result::
 
-    scan    one task a slice of the log: entries of queues and of the index, side by side (``files.derive``)
+    scan    one task per slice of the log: entries of queues and of the index (``files.derive``)
     queues  entries shuffled by queue, in log order; a task writes the files of its queues
-    index   entries are numbered through: how many a slice has is known after the scan, so which file each belongs to
-            is, too. They are shuffled by file, and a task writes one file from its first entry to its last
+    index   entries are numbered: the number of entries of each slice is known after the scan, so the file of each
+            entry is known, too. They are shuffled by file, and a task writes one file from its first entry to its last
 
-Queues are folded by ``store.derived.queues``, the broker's own code, run by run. An index file depends on the one
-before by one number, the store time of its last entry; that entry is sent to both.
+Queues are folded by ``store.derived.queues``, the broker's own code, run by run. An index file depends on the previous
+one by one number, the store time of its last entry; that entry is sent to both.
 
-Workers write under names of their own, each attempt another, and the driver moves what the attempts that counted made
-to its place: a task that was done twice leaves nothing. All is built aside and takes the place of the old files at the
-very end (``store.inspect.rebuild``); if anything fails, nothing of it is left. The directory must be reachable for all
-workers under one path.
+Workers write under separate names, another one for each attempt, and the driver moves the files of the successful
+attempts to their places: repeated tasks leave no files. Everything is built aside and replaces the old files at the
+end (``store.inspect.rebuild``); after a failure no new files remain. All workers need the directory under the same
+path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ternmq.env import Clock, SystemClock
 from ternmq.spark.files import layout
 from ternmq.spark.files.derive import KEYED, Rules
-from ternmq.spark.files.derived import Keys, QueueKey, Run, Sum, derived
+from ternmq.spark.files.derived import EntryRun, Keys, QueueKey, Sum, derived
 from ternmq.spark.files.index_file import IndexWriter
 from ternmq.spark.files.options import NAME, SLICE_BYTES
 from ternmq.spark.files.queue_writer import QueueWriter
@@ -55,22 +55,22 @@ _QUEUE_COLUMNS: Final = (
 
 _INDEX_COLUMNS: Final = "key_hash INT, log_offset BIGINT"
 
-#: Queue entries that make one more task worth its while.
+#: Queue entries for which one more task is worthwhile.
 _TASK_RECORDS: Final = 250_000
 
-#: Where workers put what they make, below the directory that is built.
+#: Directory for the files of workers, below the directory that is built.
 _PARTS: Final = "parts.tmp"
 
 
 @dataclass(slots=True, frozen=True)
-class Rebuilt:
-    """What was made."""
+class RebuildResult:
+    """The result of ``rebuild``."""
 
     records: int
     log_bytes: int
     queues: int
     index_files: int
-    #: Places in the log that hold no records although some follow.
+    #: Places in the log without records although some follow.
     damages: list[Damaged]
 
 
@@ -83,11 +83,11 @@ def rebuild(
     slice_bytes: int = SLICE_BYTES,
     watch: Watch | None = None,
     clock: Clock | None = None,
-) -> Rebuilt:
-    """Make queues and index of a store anew, in place, or in a new directory ``output``; then the store stays as it is.
+) -> RebuildResult:
+    """Rebuild queues and index of a store, in place, or in a new directory ``output``; then the store is not changed.
 
-    Raises ``StoreLocked`` while a broker holds a store that is to be changed, other ``StoreError``s for what cannot be
-    read or written, ``JobFailed`` and ``JobStopped``; then the old files are as they were.
+    Raises ``StoreLocked`` while a broker uses a store that is to be changed, other ``StoreError``s for files that
+    cannot be read or written, ``JobFailed`` and ``JobStopped``; then the old files are unchanged.
     """
     out = _path(output) if output is not None else None
     with fresh_parts(_path(store_dir), config, out=out) as (view, fresh):
@@ -97,10 +97,10 @@ def rebuild(
 
 @dataclass(slots=True, frozen=True)
 class Checked:
-    """How the queues and the index that are there differ from what the log makes, in entries."""
+    """How the existing queues and index differ from the log, in entries."""
 
-    rebuilt: Rebuilt
-    #: Entries that should be there and are not, or differ; and those that belong to no record.
+    rebuilt: RebuildResult
+    #: Entries that are missing or differ; and entries without a record.
     queue_missing: int
     queue_extra: int
     index_missing: int
@@ -119,9 +119,9 @@ def check(
     slice_bytes: int = SLICE_BYTES,
     watch: Watch | None = None,
 ) -> Checked:
-    """Rebuild beside the store, as ``STORE_DIR.check``, compare, and remove it again: the store stays as it is.
+    """Rebuild beside the store, as ``STORE_DIR.check``, compare, and remove it again: the store is not changed.
 
-    Entries of records that the log has forgotten are no difference. Raises as ``rebuild``.
+    Entries of expired records do not count as a difference. Raises as ``rebuild``.
     """
     root, watch = _path(store_dir), watch or Watch()
     fresh = root.with_name(f"{root.name}.check")
@@ -165,7 +165,7 @@ class _Rebuild:
         self._index_slots, self._index_entries = index_sizes(view)
         self._slices = layout.cut(layout.segments_of(view), slice_bytes=slice_bytes)
 
-    def run(self) -> Rebuilt:
+    def run(self) -> RebuildResult:
         view = self._view
         self._parts.mkdir(parents=True)
         rules = Rules(left_out(view), dict(view.deleted.ends), view.queues.has_light, view.delays_ms)
@@ -180,13 +180,13 @@ class _Rebuild:
         finally:
             scanned.unpersist()
         if records and not files:
-            # None at all would mean that the index was thrown away.
+            # No files at all would mean that the index was deleted.
             files = [self._empty_index()]
         self._place_index(files)
         self._disk.remove(self._parts)
         log_end = max((each.log_end for each in sums), default=0)
         damages = sorted((each for each in told if isinstance(each, Damaged)), key=lambda damaged: damaged.begin)
-        return Rebuilt(records, max(log_end - view.log.begin, 0), queues, len(files), damages)
+        return RebuildResult(records, max(log_end - view.log.begin, 0), queues, len(files), damages)
 
     # --- Queues -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class _Rebuild:
         tasks_max = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         tasks = min(tasks_max, records // _TASK_RECORDS + 1)
         written: list[tuple[str, int, Path]] = (
-            scanned.filter(lambda each: isinstance(each, Run))
+            scanned.filter(lambda each: isinstance(each, EntryRun))
             .map(lambda run: (run.key, run.entries))
             .repartitionAndSortWithinPartitions(tasks, lambda key: key.partition)
             .mapPartitions(lambda runs: _write_queues(runs, parts, file_bytes))
@@ -219,7 +219,7 @@ class _Rebuild:
         """The files of the index, in order."""
         parts, slots, entries = self._parts, self._index_slots, self._index_entries
         counts = itertools.accumulate((each.keys for each in sums), initial=0)
-        # zip ends with the sums; the last count is that of all.
+        # zip ends with the sums; the last number is the total.
         firsts = {each.slice: count for each, count in zip(sums, counts, strict=False)}
         total = sum(each.keys for each in sums)
         if not total:
@@ -257,7 +257,7 @@ def _attempt() -> int:
 def _write_queues(
     runs: Iterable[tuple[QueueKey, bytes]], parts: Path, file_bytes: int
 ) -> Iterator[tuple[str, int, Path]]:
-    """Write queues whose runs come in order; tells each and the directory it is in."""
+    """Write queues whose runs arrive in order; yields each queue and its directory."""
     directory = parts / f"queues-{_attempt()}"
     writer = QueueWriter(directory, file_bytes=file_bytes)
     for key, entries in runs:
@@ -267,8 +267,8 @@ def _write_queues(
 
 
 def _to_files(keys: Keys, first: int, per_file: int, total: int) -> Iterator[tuple[tuple[int, int], bytes]]:
-    """Cut entries, whose numbers in the whole index begin at ``first`` for their slice, into those of each file: by
-    file and number in it. Number -1 is the last one of the file before."""
+    """Split the entries of a slice, whose numbers in the whole index begin at ``first``, by file: yields file and
+    number in it. Number -1 is the last one of the previous file."""
     width, data = KEYED.itemsize, keys.entries
     begin = first + keys.before
     end = begin + len(data) // width
@@ -280,7 +280,7 @@ def _to_files(keys: Keys, first: int, per_file: int, total: int) -> Iterator[tup
 def _write_index(
     pieces: Iterable[tuple[tuple[int, int], bytes]], parts: Path, slots: int, entries: int, total: int
 ) -> Iterator[tuple[int, Path]]:
-    """Write the one file whose entries come in order."""
+    """Write one file whose entries arrive in order."""
     writer: IndexWriter | None = None
     before_ms = 0
     for (file, number), data in pieces:

@@ -1,19 +1,19 @@
-"""Reconciliation: what was sent against what is stored against what was consumed (U4).
+"""Reconciliation: compares sent, stored and consumed messages (U4).
 
-Each of the three is a *side*, a table of ``id`` and ``time`` (``reconcile_sides`` makes them): what an application
-believes that it sent, what the topic holds, what somebody acknowledges to have consumed. They are counted for each id,
-and each side is held against the one before it:
+Each of the three is a *side*, a table of ``id`` and ``time`` (``reconcile_sides`` builds them): the messages that an
+application has sent, those in the topic, and those that were consumed. They are counted for each id,
+and each side is compared with the one before it:
 
 - *missing* in the topic: sent more often than stored; for the consumer: stored more often than consumed;
 - *double*: stored more often than sent, consumed more often than stored. Without a side of what was sent, an id is
   expected once;
-- *late*: more than ``late_ms`` from the first of one side to the first of the next, where both know the time;
-- *unexpected*: stored, and nobody says that he sent it;
-- *waiting* instead of missing: it has been there for less than ``late_ms``, and may still come;
-- *gone* instead of missing: consumed, so it was stored once, and the log has forgotten it.
+- *late*: more than ``late_ms`` from the first of one side to the first of the next, if both have a time;
+- *unexpected*: stored, but not sent according to the side of sent messages;
+- *waiting* instead of missing: younger than ``late_ms``, so it may still arrive;
+- *gone* instead of missing: consumed, so it was stored once, and has expired.
 
-Only ids with a time between begin and end are judged, and the sides are read a bit further, as a message that was sent
-before the end may be stored behind it.
+Only ids with a time between begin and end are judged; the sides are read a bit further, because a message that was sent
+before the end may be stored after it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ UNEXPECTED: Final = "unexpected"
 WAITING: Final = "waiting"
 GONE: Final = "gone"
 
-#: Where a problem shows.
+#: The side of a problem.
 STORED: Final = "stored"
 CONSUMED: Final = "consumed"
 
-#: All kinds that there are, in the order of a report's columns.
+#: All kinds, in the order of a report's columns.
 KINDS: Final = (
     *((MISSING, STORED), (DOUBLE, STORED), (LATE, STORED), (UNEXPECTED, STORED), (WAITING, STORED), (GONE, STORED)),
     *((MISSING, CONSUMED), (DOUBLE, CONSUMED), (LATE, CONSUMED), (WAITING, CONSUMED)),
@@ -53,22 +53,22 @@ KINDS: Final = (
 
 @dataclass(slots=True, frozen=True)
 class Hour:
-    """The counts of an hour, by the first time that is known of an id; None: no time is."""
+    """The counts of an hour, by the first known time of an id; None: without a time."""
 
     hour_ms: int | None
     sent: int
     stored: int
     consumed: int
-    #: Messages by ``problem`` and where it shows, such as ``missing stored``; those that are 0 are left out.
+    #: Messages by ``problem`` and side, such as ``missing stored``; without those that are 0.
     problems: dict[str, int]
 
 
 @dataclass(slots=True, frozen=True)
-class Difference:
+class Discrepancy:
     """A message with a problem. ``count``: how many of its id are missing, too many, …"""
 
     problem: str
-    #: Where it shows.
+    #: Its side.
     side: str
     id: str
     count: int
@@ -84,23 +84,23 @@ class Difference:
 
 @dataclass(slots=True, frozen=True)
 class Reconciled:
-    """How the sides agree."""
+    """The result of a comparison."""
 
     topic: str
     late_ms: int
     sent: int
     stored: int
     consumed: int
-    #: Messages of the topic that have no id, and so cannot be compared.
+    #: Messages of the topic without an id, which cannot be compared.
     nameless: int
     problems: dict[str, int]
     hours: tuple[Hour, ...]
     #: The first few of each problem.
-    differences: tuple[Difference, ...]
+    differences: tuple[Discrepancy, ...]
 
     @property
     def missing(self) -> int:
-        """Messages that are not where they should be."""
+        """Messages that are missing in the topic or at the consumer."""
         return sum(count for name, count in self.problems.items() if name.startswith(MISSING))
 
 
@@ -119,7 +119,7 @@ def reconcile(
     out_format: str = "parquet",
     watch: Watch | None = None,
 ) -> Reconciled:
-    """Compare the sides; one of ``sent`` and ``consumed`` must be there.
+    """Compare the sides; ``sent`` or ``consumed`` must be given.
 
     ``out``: all messages with a problem are written to this directory, which must not exist. Raises ``ConfigError``.
     """
@@ -152,7 +152,7 @@ def reconcile(
 
 
 def compare(stored: DataFrame, *, sent: DataFrame | None, consumed: DataFrame | None) -> DataFrame:
-    """One row for each id that was sent or stored: how often on each side, and when first."""
+    """One row for each id that was sent or stored: how often on each side, and its first times."""
     place = F.concat_ws(":", "broker", "queue_id", "queue_offset")
     both = _counted(stored, "stored", F.min_by(place, F.struct("time", "queue_offset")).alias("place"))
     for name, side in (("sent", sent), ("consumed", consumed)):
@@ -173,7 +173,7 @@ def _counted(side: DataFrame, name: str, *more: Column) -> DataFrame:
 
 
 def _between(messages: DataFrame, begin_ms: int | None, end_ms: int | None) -> DataFrame:
-    """Those whose first time is in the span; without a time they may be."""
+    """Messages whose first time is in the range; those without a time are included."""
     time = F.col("first_time")
     if begin_ms is not None:
         messages = messages.where(time.isNull() | (time >= F.timestamp_millis(F.lit(begin_ms))))
@@ -183,12 +183,12 @@ def _between(messages: DataFrame, begin_ms: int | None, end_ms: int | None) -> D
 
 
 def judge(messages: DataFrame, *, has_sent: bool, has_consumed: bool, late_ms: int, judged_until_ms: int) -> DataFrame:
-    """The same with ``found``: a list of problem, where it shows, and how many."""
+    """The same with ``found``: a list of problem, side, and number."""
     sent, stored, consumed = map(F.col, ("sent", "stored", "consumed"))
     is_gone = (stored == 0) & (consumed > 0)
 
     def absent(count: Column, time: str, side: str) -> Column:
-        """Missing, or too young for that."""
+        """Missing, or too young to be missing."""
         is_young = F.coalesce(F.col(time) > F.timestamp_millis(F.lit(judged_until_ms)), F.lit(False))
         return F.when(count > 0, _found(F.when(is_young, WAITING).otherwise(MISSING), side, count))
 
@@ -221,7 +221,7 @@ def _found(problem: Column, side: str, count: Column) -> Column:
 
 
 def differences(messages: DataFrame) -> DataFrame:
-    """Messages with a problem, a row for each: the table that ``out`` gets."""
+    """Messages with a problem, one row each: the table of ``out``."""
     return messages.select(F.explode("found").alias("one"), "*").select(
         "one.*",
         "id",
@@ -269,15 +269,15 @@ def _report(messages: DataFrame, *, topic: str, late_ms: int, nameless: int) -> 
     )
 
 
-def _samples(listed: DataFrame) -> tuple[Difference, ...]:
+def _samples(listed: DataFrame) -> tuple[Discrepancy, ...]:
     first = "coalesce(sent_time, stored_time)"
     rows = (
         listed.withColumn("number", F.expr(f"row_number() OVER (PARTITION BY problem, side ORDER BY {first}, id)"))
         .where(F.col("number") <= SAMPLES)
         .withColumns({f"{name}_ms": F.unix_millis(f"{name}_time") for name in ("sent", "stored", "consumed")})
-        .select("number", *Difference.__dataclass_fields__)
+        .select("number", *Discrepancy.__dataclass_fields__)
         .collect()
     )
     rows.sort(key=lambda row: (KINDS.index((row["problem"], row["side"])), row["number"]))
-    names = Difference.__dataclass_fields__
-    return tuple(Difference(**{name: row[name] for name in names}) for row in rows)
+    names = Discrepancy.__dataclass_fields__
+    return tuple(Discrepancy(**{name: row[name] for name in names}) for row in rows)

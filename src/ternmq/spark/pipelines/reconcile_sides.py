@@ -1,16 +1,16 @@
-"""The sides of a reconciliation: what was sent, what is stored, what was consumed (U4).
+"""The sides of a reconciliation: sent, stored and consumed messages (U4).
 
-Each is a table of ``id`` (text; null where a row has none) and ``time``. What names a message is up to the
-application: its message id, its keys, a property, a field of a JSON body. So ``by`` is an expression in Spark's SQL on
-the columns of a message; ids in files have an expression of their own.
+Each is a table of ``id`` (text; null if a row has none) and ``time``. The application chooses what identifies a
+message: its message id, its keys, a property, a field of a JSON body. So ``by`` is an expression in Spark's SQL on
+the columns of a message; ids in files have a separate expression.
 
-Sides by text, for the command line:
+Sides as texts, for the command line:
 
 ==================  ============================================================================================
-``trace``           sent: what producers traced; consumed, as ``trace:GROUP``: calls of the group with success
-``group:GROUP``     consumed: what lies before the offsets that the group has committed; it tells no time
+``trace``           sent: traces of producers; consumed, as ``trace:GROUP``: successful calls of the group
+``group:GROUP``     consumed: messages before the committed offsets of the group; they have no time
 ``topic:TOPIC``     messages of another topic, such as acknowledgements
-``table:NAME``      a table that Spark knows
+``table:NAME``      a table of Spark's catalog
 anything else       a path that Spark can read: ``.parquet``, ``.csv``, ``.json``, ``.jsonl``, or a directory of Parquet
 ==================  ============================================================================================
 """
@@ -36,10 +36,10 @@ from ternmq.spark.source.columns import COLUMNS
 MESSAGE_ID: Final = "message_id"
 KEYS: Final = "keys"
 
-#: How much further than the span in question messages are looked for.
+#: How far beyond the time range messages are read.
 MARGIN_MS: Final = 600_000
 
-#: Columns of files that are taken for the id and the time, where nobody names one.
+#: Columns of files that are used as id and time by default.
 _ID_NAMES: Final = ("id", "message_id", "key", "keys")
 _TIME_NAMES: Final = ("time", "timestamp", "time_ms", "sent_time", "consumed_time", "ts")
 _FORMATS: Final = {
@@ -54,7 +54,7 @@ _FORMATS: Final = {
 
 @dataclass(slots=True, frozen=True)
 class Sides:
-    """Makes sides of one topic: where it is, what names a message, and which time is in question."""
+    """Builds the sides of one topic: its cluster, what identifies a message, and the time range."""
 
     spark: SparkSession
     topic: str
@@ -64,10 +64,10 @@ class Sides:
     end_ms: int | None = None
     trace_topic: str = TRACE_TOPIC
 
-    # --- By text ------------------------------------------------------------------------------------------------------
+    # --- From texts ---------------------------------------------------------------------------------------------------
 
     def sent(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
-        """What was sent. ``by`` and ``time`` are expressions on the columns of a file, table or other topic."""
+        """The sent messages. ``by`` and ``time`` are expressions on the columns of a file, table or other topic."""
         if text == "trace":
             return self.sent_by_trace()
         if text.startswith(("group:", "trace:")):
@@ -77,7 +77,7 @@ class Sides:
         return self._of_text(text, by=by, time=time)
 
     def consumed(self, text: str, *, by: str = "", time: str = "") -> DataFrame:
-        """What was consumed."""
+        """The consumed messages."""
         kind, _, name = text.partition(":")
         if kind == "trace":
             if not name:
@@ -96,16 +96,16 @@ class Sides:
     # --- Topics -------------------------------------------------------------------------------------------------------
 
     def stored(self) -> DataFrame:
-        """What the topic holds, with the place of each message."""
+        """The messages of the topic, each with its queue and offset."""
         end_ms = None if self.end_ms is None else self.end_ms + MARGIN_MS
         return self._messages(self.topic, self.by, end_ms=end_ms)
 
     def of_topic(self, topic: str, *, by: str = "") -> DataFrame:
-        """Messages of another topic; what they are about is said by ``by``, or by what names those of the first."""
+        """Messages of another topic; ``by`` (default: as in the first topic) is the id of the message they refer to."""
         return self._messages(topic, by or self.by, end_ms=None).select("id", "time")
 
     def _messages(self, topic: str, by: str, *, end_ms: int | None) -> DataFrame:
-        # A message whose body cannot be had is stored all the same.
+        # A message whose body cannot be read counts as stored.
         reader = self.spark.read.format("ternmq").option("topic", topic).option("badMessages", "null")
         if self.name_servers:
             reader = reader.option("nameServers", self.name_servers)
@@ -114,7 +114,7 @@ class Sides:
         if end_ms is not None:
             reader = reader.option("endingTimestamp", str(end_ms))
         places = ("broker", "queue_id", "queue_offset", "store_time")
-        # Only what the expression asks for is decoded.
+        # Only the columns of the expression are decoded.
         columns = [name for name in COLUMNS if name in places or name in by]
         schema = ", ".join(f"{name} {COLUMNS[name].spark_type.simpleString()}" for name in columns)
         found = reader.schema(schema).load()
@@ -127,12 +127,12 @@ class Sides:
     # --- Traces and offsets -------------------------------------------------------------------------------------------
 
     def sent_by_trace(self) -> DataFrame:
-        """What producers traced to have sent to the topic with success."""
+        """Successful sends to the topic, traced by producers."""
         sent = trace_rows.sends(self._traces()).where((F.col("topic") == self.topic) & F.col("success"))
         return sent.where("is_visible").select(self._traced_id(), F.timestamp_millis("sent_ms").alias("time"))
 
     def consumed_by_trace(self, group: str) -> DataFrame:
-        """Calls of a group's listeners with success. A trace does not name the topic, so others' are among them."""
+        """Successful calls of a group's listeners. A trace does not contain the topic, so other topics are included."""
         called = trace_rows.calls(self._traces()).where((F.col("group") == group) & F.col("success"))
         ended = F.coalesce("end_ms", F.col("begin_ms") + F.col("cost_ms"))
         return called.select(self._traced_id(), F.timestamp_millis(ended).alias("time"))
@@ -149,7 +149,7 @@ class Sides:
         return F.col(self.by).alias("id")
 
     def consumed_by_offsets(self, group: str) -> DataFrame:
-        """What lies before the committed offsets of a group. Such as failed and will come again is among it."""
+        """Messages before the committed offsets of a group, including failed ones that will be retried."""
         with SyncAdmin(self.name_servers) as admin:
             offsets = admin.offsets.of(group, topic=self.topic)
         if not offsets:
@@ -179,7 +179,7 @@ class Sides:
             raise ConfigError(f"cannot read {text!r}: {sentence_of(error)}") from error
 
     def of_table(self, table: DataFrame, *, what: str = "the table", by: str = "", time: str = "") -> DataFrame:
-        """Any table that has something like an id, and perhaps a time."""
+        """Any table that has an id, and perhaps a time."""
         by = by or next((name for name in _ID_NAMES if name in table.columns), "")
         if not by:
             raise ConfigError(
@@ -197,7 +197,7 @@ def _id(table: DataFrame, by: str, *, where: str) -> Column:
 
 
 def _time(table: DataFrame, time: str, *, where: str) -> Column:
-    """A time of any form: a timestamp, its text, or ms since 1970."""
+    """A time in any form: a timestamp, its text, or ms since 1970."""
     if not time:
         return F.lit(None).cast("timestamp").alias("time")
     match _type_of(table, time, where=where):
@@ -206,7 +206,7 @@ def _time(table: DataFrame, time: str, *, where: str) -> Column:
         case NumericType():
             return F.timestamp_millis(F.expr(f"CAST(({time}) AS BIGINT)")).alias("time")
         case StringType():
-            # CSV knows texts only.
+            # CSV has only texts.
             ms = F.timestamp_millis(F.expr(f"try_cast(({time}) AS BIGINT)"))
             return F.coalesce(ms, F.expr(f"try_cast(({time}) AS TIMESTAMP)")).alias("time")
         case other:

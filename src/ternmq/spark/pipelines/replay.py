@@ -1,13 +1,13 @@
-"""*replay*: messages of a lake into a topic, chosen by time, key, tag or any SQL, at a rate (U4).
+"""*replay*: messages of a lake into a topic, selected by time, key, tag or any SQL, with a rate limit (U4).
 
-Body, keys, tags and the user's properties stay; ``REPLAYED_FROM`` says where a message was, ``REPLAYED_ID`` what its id
-was. All messages of one original queue go to one queue of the target, in their old order: the queue's name is their
-sharding key.
+Body, keys, tags and the user's properties are kept; ``REPLAYED_FROM`` is the original position of a message,
+``REPLAYED_ID`` its original id. All messages of one original queue go to one queue of the target, in their old order:
+the queue's name is their sharding key.
 
-Rows reach the topic by the exactly-once sink. With a rate they are sent in *portions*, each what may be sent in a few
-seconds and a write of its own; a portion has the same share of every original queue. With a name (``replay_id``) a run
-that ended early can be run again: which rows there are, and in how many portions, was noted in the lake, and the sink
-knows which portions were sent.
+Rows are written by the exactly-once sink. With a rate they are sent in *portions*, each the messages of a few seconds
+and a separate write; a portion has the same share of every original queue. With a name (``replay_id``) a run that ended
+early can be run again: its rows and the number of portions are recorded in the lake, and the sink knows which portions
+were sent.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ternmq.errors import ConfigError, RouteMissing
 from ternmq.message import MessageQueue
 from ternmq.spark.lake.lake import Lake
 from ternmq.spark.runtime.cluster import cluster_at
-from ternmq.spark.runtime.jobs import JobStopped, Progress, Watch
+from ternmq.spark.runtime.jobs import JobProgress, JobStopped, Watch
 from ternmq.spark.session import sentence_of
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.source import columns
 from ternmq.spark.source.source import NAME
 
-#: Properties that a replayed message has beside its own.
+#: Properties that a replayed message has in addition to its own.
 REPLAYED_FROM: Final = "REPLAYED_FROM"
 REPLAYED_ID: Final = "REPLAYED_ID"
 
-#: A portion is what may be sent in this time. A write takes a second or two, however small it is.
+#: A portion has the messages of this time. A write takes a second or two, however small it is.
 PORTION_S: Final = 5
 
 SAMPLE_ROWS: Final = 5
@@ -51,7 +51,7 @@ _QUEUE: Final = ("topic", "broker", "queue_id")
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Selection:
-    """Which messages of a lake: all that is given must hold."""
+    """Selects messages of a lake: all given conditions must hold."""
 
     topics: Sequence[str] = ()
     #: By store time: from the first to before the second.
@@ -63,7 +63,7 @@ class Selection:
     where: str = ""
 
     def of(self, table: DataFrame) -> DataFrame:
-        """The rows chosen; raises ``ConfigError`` where the condition cannot be."""
+        """The selected rows; raises ``ConfigError`` for an invalid condition."""
         for condition in self._conditions():
             table = table.where(condition)
         if self.where:
@@ -80,7 +80,7 @@ class Selection:
             if time_ms is not None:
                 time = F.timestamp_millis(F.lit(time_ms))
                 yield getattr(F.col("store_time"), name)(time)
-                # Directories that cannot have any are not even opened.
+                # Directories without matching rows are not opened.
                 day = F.date_from_unix_date(F.lit(time_ms // 86_400_000))
                 yield F.col("date") >= day if name == "__ge__" else F.col("date") <= day
         if self.key:
@@ -90,7 +90,7 @@ class Selection:
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """What a named replay is of: of each queue, how many rows and the last one's offset. Kept in the lake."""
+    """The content of a named replay: for each queue, the number of rows and the last offset. Kept in the lake."""
 
     to: str
     selection: str
@@ -104,7 +104,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, frozen=True)
 class Replayed:
-    """What a run of ``replay`` did: messages, of which those that an earlier run of the same name sent are a part."""
+    """The result of ``replay``: number of messages, including those sent by an earlier run of the same name."""
 
     rows: int
     portions: int
@@ -112,7 +112,7 @@ class Replayed:
 
 @dataclass(slots=True, frozen=True)
 class Preview:
-    """What a replay would send: messages by topic, date and hour, and the first few of them."""
+    """What a replay would send: number of messages by topic, date and hour, and the first few of them."""
 
     hours: Sequence[Row]
     sample: Sequence[Row]
@@ -123,7 +123,7 @@ class Preview:
 
 
 def lake_table(spark: SparkSession, lake: Lake) -> DataFrame:
-    """All messages of a lake. Unlike a plain reader's, a topic of digits is a text here."""
+    """All messages of a lake. Unlike with plain Parquet readers, a topic name of digits stays a text."""
     lake.tidy()
     if not lake.hours():
         raise ConfigError(f"the lake {lake.path} is empty; fill it with `tern pipeline archive`")
@@ -133,7 +133,7 @@ def lake_table(spark: SparkSession, lake: Lake) -> DataFrame:
 
 
 def preview(spark: SparkSession, *, lake: str | Path, selection: Selection, watch: Watch | None = None) -> Preview:
-    """What ``replay`` would send. Nothing is sent."""
+    """What ``replay`` would send, without sending it."""
     chosen = selection.of(lake_table(spark, Lake.at(lake)))
     by_hour = ("topic", "date", "hour")
     counted = chosen.groupBy(*by_hour).agg(F.count("*").alias("rows")).orderBy(*by_hour)
@@ -154,9 +154,9 @@ def replay(
     watch: Watch | None = None,
     env: Env | None = None,
 ) -> Replayed:
-    """Send the chosen messages of a lake to a topic, ``rate`` messages a second at most, on average.
+    """Send the selected messages of a lake to a topic, at most ``rate`` messages per second on average.
 
-    With a ``replay_id`` a second run of the same sends what is missing and nothing twice. Raises ``ConfigError``,
+    With a ``replay_id``, a second run sends only what is missing, and nothing twice. Raises ``ConfigError``,
     ``JobStopped`` or ``JobFailed``.
     """
     watch, selection, env = watch or Watch(), selection or Selection(), env or Env()
@@ -174,7 +174,7 @@ def replay(
     sent = 0
     with _kept(rows, plan.portions > 1):
         for number in range(plan.portions):
-            # The first goes at once, and each other one when its time has come.
+            # The first one is sent at once, the others when they are due.
             due_s = began_s + number * PORTION_S
             if watch.stopped_within(max(0.0, due_s - env.clock.monotonic()) if rate else 0):
                 again = f"; run it again with --id {replay_id} to continue" if replay_id else ""
@@ -183,7 +183,7 @@ def replay(
             write = portion.write.format(NAME).options(**options | {"writeId": f"{write_id}.{number}"}).mode("append")
             watch.run("replay", spark, write.save)
             sent = round(plan.rows * (number + 1) / plan.portions)
-            watch.tell(Progress(job="replay", rows=sent, done=sent, total=plan.rows))
+            watch.tell(JobProgress(job="replay", rows=sent, done=sent, total=plan.rows))
     return Replayed(plan.rows, plan.portions)
 
 
@@ -207,14 +207,14 @@ def _planned(
     replay_id: str,
     watch: Watch,
 ) -> _Plan:
-    """What this run is of: as an earlier run of the same name noted it, or as it is now."""
+    """The plan of this run: as recorded by an earlier run of the same name, or from the current content."""
     note = lake.home / "replays" / f"{replay_id}.json"
     text = msgspec.json.encode(selection).decode()
     if replay_id and note.exists():
         known = msgspec.json.decode(note.read_bytes(), type=_Plan)
         if (known.to, known.selection) != (to, text):
             raise ConfigError(f"the replay {replay_id!r} had other messages or another topic; use another --id")
-        # What was archived since then is none of it.
+        # Messages archived since then do not belong to it.
         found = _counted(_up_to_the_last(spark, chosen, known), spark, watch)
         if found != known.queues:
             raise ConfigError(
@@ -242,7 +242,7 @@ def _counted(chosen: DataFrame, spark: SparkSession, watch: Watch) -> dict[str, 
 
 
 def _up_to_the_last(spark: SparkSession, chosen: DataFrame, plan: _Plan) -> DataFrame:
-    """The rows of a plan, each with how many its queue has."""
+    """The rows of a plan, each with the number of rows of its queue."""
     schema = "replayed_queue STRING, queue_rows BIGINT, queue_last BIGINT"
     queues = spark.createDataFrame([(name, *ends) for name, ends in plan.queues.items()], schema)
     named = chosen.withColumn("replayed_queue", _queue_name())
@@ -250,7 +250,7 @@ def _up_to_the_last(spark: SparkSession, chosen: DataFrame, plan: _Plan) -> Data
 
 
 def _in_portions(spark: SparkSession, chosen: DataFrame, plan: _Plan) -> DataFrame:
-    """The rows of each original queue together and in order, and the number of the portion that each goes with."""
+    """The rows of each original queue together and in order, and the number of the portion of each."""
     rows = _up_to_the_last(spark, chosen, plan)
     if plan.portions > 1:
         rank = F.row_number().over(Window.partitionBy("replayed_queue").orderBy("queue_offset"))
@@ -266,7 +266,7 @@ def _as_messages(rows: DataFrame) -> DataFrame:
         F.lit(REPLAYED_ID),
         F.col("message_id"),
     )
-    # What was replayed before is marked anew.
+    # The marks of an earlier replay are replaced.
     old = F.map_filter("properties", lambda name, _: ~name.isin(REPLAYED_FROM, REPLAYED_ID))
     kept = ["body", "keys", "tags", *(["portion"] if "portion" in rows.columns else [])]
     return rows.select(

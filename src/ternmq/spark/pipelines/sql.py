@@ -1,4 +1,4 @@
-"""The pipeline *sql*: stream SQL from topics to topics, tables and the console (U4).
+"""The pipeline *sql*: streaming SQL from topics to topics, tables and the console (U4).
 
 ::
 
@@ -10,15 +10,15 @@
             FROM orders GROUP BY customer, window(at, '1 minute') HAVING sum(amount) > 1000
     ''', name_servers="127.0.0.1:9876", checkpoint="/var/lib/alerts")
 
-``sql_script`` reads the statements, ``topic_views`` makes views of topics, and Spark's SQL does the rest. A name
-that is no view is looked for among the topics, and its columns are found by looking at messages.
+``sql_script`` parses the statements, ``topic_views`` makes views of topics, and Spark's SQL does the rest. A name
+that is not a view is searched among the topics, and its columns are detected from messages.
 
-First everything is planned, then everything is started: a script with a mistake in its last statement writes nothing.
-Each query that writes is a stream of its own, with a checkpoint of its own under ``checkpoint``, named after what it
-writes to: a script that was stopped, or changed in another place, goes on where each of them was.
+First all statements are planned, then all are started: a script with an error in its last statement writes nothing.
+Each query that writes is a separate stream, with its own checkpoint under ``checkpoint``, named after its target: a
+script that was stopped, or changed in another place, continues each of them.
 
-Columns whose names begin with ``_`` are the message's on the way out as on the way in (``_keys``, ``_tags``,
-``_properties``, ``_sharding_key``, …); the others make the JSON body, or ``_body`` is all of it.
+Columns whose names begin with ``_`` are attributes of the message, for input and output (``_keys``, ``_tags``,
+``_properties``, ``_sharding_key``, …); the others make the JSON body, or ``_body`` is the whole body.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from ternmq.spark.pipelines.sql_script import (
     CONSOLE,
     TOPIC,
     Command,
-    Query,
     ScriptError,
+    ScriptQuery,
     Target,
     TopicView,
     statements_of,
 )
-from ternmq.spark.pipelines.topic_views import BAD_SUFFIX, BadRows, Reading
+from ternmq.spark.pipelines.topic_views import BAD_SUFFIX, BadRows, ViewSettings
 from ternmq.spark.runtime.jobs import JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 
 SAMPLE_MESSAGES: Final = 1000
-#: How many rows are shown at a time; a batch has as many times as it needs.
+#: Rows that are passed to ``show`` at a time.
 SHOWN_ROWS: Final = 500
 
 _POSITION: Final = re.compile(r"\bline (\d+),? pos (\d+)")
@@ -65,7 +65,7 @@ _POSITION: Final = re.compile(r"\bline (\d+),? pos (\d+)")
 
 @dataclass(slots=True, frozen=True)
 class Shown:
-    """Rows of a query for the console, as JSON has them: times are texts. ``batch`` is None for what is no stream."""
+    """Rows of a query for the console, as in JSON: times are texts. ``batch`` is None if the query is not a stream."""
 
     statement: str
     batch: int | None
@@ -74,8 +74,8 @@ class Shown:
 
 
 @dataclass(slots=True, frozen=True)
-class Done:
-    """What became of a query: messages that were read, and how many of them did not fit."""
+class SqlResult:
+    """The result of a query: messages read, and how many of them did not match the columns."""
 
     statement: str
     messages: int
@@ -96,18 +96,18 @@ def run_sql(
     show: Callable[[Shown], None] | None = None,
     note: Callable[[str], None] | None = None,
     watch: Watch | None = None,
-) -> list[Done]:
-    """Run the statements of a script until its streams end (``once``: when what is there now is read) or are stopped.
+) -> list[SqlResult]:
+    """Run the statements of a script until its streams end (``once``: with the present messages) or are stopped.
 
-    ``checkpoint`` is a directory that Spark reaches, needed by ``INSERT``. ``every`` is the time between micro-batches,
-    such as ``10 seconds``. ``options`` are those of the source, for all topics; without one that says where to start,
-    topics are read from their first message on. Rows of plain queries go to ``show``, remarks to ``note``.
+    ``checkpoint`` is a directory that Spark can access, needed by ``INSERT``. ``every`` is the time between
+    micro-batches, such as ``10 seconds``. ``options`` are those of the source, for all topics; without an option for
+    the start, topics are read from their first message. Rows of plain queries go to ``show``, remarks to ``note``.
 
     Raises ``ScriptError`` and ``ConfigError`` before anything is written, and ``JobFailed`` afterwards.
     """
     statements = statements_of(script)
     trigger = _trigger(once=once, every=every)
-    reading = Reading(
+    reading = ViewSettings(
         name_servers=";".join(ClientConfig(name_servers).addresses),
         options=dict(options or {}),
         message_columns=topic_views.message_columns_in(script),
@@ -120,7 +120,7 @@ def run_sql(
             match statement:
                 case TopicView():
                     run.declare(statement)
-                case Query():
+                case ScriptQuery():
                     run.plan(statement, checkpoint=checkpoint)
                 case Command():
                     run.command(statement)
@@ -145,7 +145,7 @@ class _Run:
     def __init__(
         self,
         spark: SparkSession,
-        reading: Reading,
+        reading: ViewSettings,
         sample_messages: int,
         show: Callable[[Shown], None],
         note: Callable[[str], None],
@@ -181,8 +181,8 @@ class _Run:
         self._views[view.name.lower()] = (view, columns)
         self._make(view.name, topic_views.topic_frame(spark, view, columns, reading))
 
-    def plan(self, query: Query, *, checkpoint: str) -> None:
-        """Have Spark resolve a query, and see how its rows can go where they are to go."""
+    def plan(self, query: ScriptQuery, *, checkpoint: str) -> None:
+        """Let Spark resolve a query, and check how its rows can be written to the target."""
         frame = self._resolve(query.sql, query.line)
         if not frame.isStreaming:
             if query.target.kind != CONSOLE:
@@ -205,13 +205,13 @@ class _Run:
         self._planned[name] = _Planned(name, query.target, frame, mode)
 
     def command(self, command: Command) -> None:
-        """Have Spark do something, such as making a view of its own."""
+        """Let Spark run a command, such as one that creates a view."""
         frame = self._resolve(command.sql, command.line)
         if frame.columns and not frame.isStreaming:
             self._show_once(command, frame)
 
     def _resolve(self, sql: str, line: int) -> DataFrame:
-        # Each turn makes one view; a query has so many names and no more.
+        # Each turn creates one view; their number is limited by the names in the query.
         while True:
             try:
                 return topic_views.without_doubles(self._spark.sql(sql))
@@ -224,7 +224,7 @@ class _Run:
                     raise ScriptError(_place(error, line), f"{sentence}; see `tern topic list`") from error
 
     def _find(self, name: str) -> bool:
-        """Make the view that a query asks for, if it is a topic, or what does not fit one."""
+        """Create the view that a query needs, if it is a topic, or the view of messages that do not match."""
         known = self._views.get(name.lower().removesuffix(BAD_SUFFIX))
         if name.lower().endswith(BAD_SUFFIX) and known is not None and known[1] is not None:
             view, columns = known[0], known[1]
@@ -241,8 +241,8 @@ class _Run:
 
     # --- Run ------------------------------------------------------------------------------------------------------
 
-    def follow(self, trigger: Mapping[str, Any], *, checkpoint: str) -> list[Done]:
-        """Start what was planned, and wait for it."""
+    def follow(self, trigger: Mapping[str, Any], *, checkpoint: str) -> list[SqlResult]:
+        """Start the planned streams, and wait for them."""
         started: dict[str, StreamingQuery] = {}
         try:
             for one in self._planned.values():
@@ -257,7 +257,7 @@ class _Run:
                 raise JobFailed(sentence_of(error)) from error
             raise
         last = self._watch.follow_all(started)
-        return [Done(name, progress.rows or 0, progress.left_out or 0) for name, progress in last.items()]
+        return [SqlResult(name, progress.rows or 0, progress.left_out or 0) for name, progress in last.items()]
 
     def _writer(self, one: _Planned) -> DataStreamWriter:
         if one.target.kind == CONSOLE:
@@ -269,13 +269,13 @@ class _Run:
         return writer.partitionBy(*one.target.partition_by)
 
     def forget(self) -> None:
-        """Leave the session as it was, but for what commands of Spark's have done."""
+        """Restore the session, except for the effects of Spark commands."""
         for name in self._made:
             self._spark.catalog.dropTempView(name)
 
     # --- Show -----------------------------------------------------------------------------------------------------
 
-    def _show_once(self, statement: Query | Command, frame: DataFrame) -> None:
+    def _show_once(self, statement: ScriptQuery | Command, frame: DataFrame) -> None:
         name = f"line {statement.line}"
         self._watch.run("select", self._spark, lambda: self._show_batch(name, frame, None))
 
@@ -294,7 +294,7 @@ def _trigger(*, once: bool, every: str) -> dict[str, Any]:
 
 
 def _free_name(target: Target, taken: Collection[str]) -> str:
-    """What a query is called: its checkpoint, in progress, and for the console."""
+    """The name of a query: for its checkpoint, the progress and the console."""
     last = PurePosixPath(target.name).name
     name = f"{target.kind}-{last}" if last else target.kind
     if name not in taken:
@@ -303,7 +303,7 @@ def _free_name(target: Target, taken: Collection[str]) -> str:
 
 
 def _shown(field: StructField) -> Column:
-    """A column for the console: bytes as the text that they mostly are, others as JSON has them, in base64."""
+    """A column for the console: bytes as text if they are text, other values as in JSON, in base64."""
     column = F.col(f"`{field.name}`")
     if isinstance(field.dataType, BinaryType):
         text = column.cast("string")
@@ -312,7 +312,7 @@ def _shown(field: StructField) -> Column:
 
 
 def _at_place(error: PySparkException, line: int) -> ScriptError:
-    """Spark's sentence, at its place in the script."""
+    """Spark's error message, with its position in the script."""
     return ScriptError(_place(error, line), sentence_of(error))
 
 
@@ -323,8 +323,8 @@ def _place(error: PySparkException, line: int) -> int:
 
 def _print(shown: Shown) -> None:
     for row in shown.rows:
-        print(json.dumps(row))  # noqa: T201, who gives no `show` wants to see them
+        print(json.dumps(row))  # noqa: T201, the default of `show`
 
 
 def _print_nothing(_remark: str) -> None:
-    """For runs that nobody reads."""
+    """For runs without remarks."""

@@ -1,4 +1,4 @@
-"""How the rows of a query reach their target: as messages, and in which output mode (U4)."""
+"""How the rows of a query are written to their target: as messages, and in which output mode (U4)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pyspark.sql import functions as F  # noqa: N812, as everywhere
 from pyspark.sql.types import ArrayType, DataType
 
 from ternmq.errors import ConfigError
-from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, Query, ScriptError
+from ternmq.spark.pipelines.sql_script import CONSOLE, TABLE, TOPIC, ScriptError, ScriptQuery
 from ternmq.spark.session import sentence_of
 from ternmq.spark.sink.options import checked_topic
 from ternmq.spark.sink.rows import READ_ONLY, WRITTEN, check_schema
 
-#: The output modes to try, in this order: the console shows what changed, others take rows that stay as they are.
+#: The output modes to try, in order: the console shows changes, other targets need rows that do not change.
 _MODES: Final = {CONSOLE: ("Update", "Append", "Complete"), TOPIC: ("Append",), TABLE: ("Append",)}
 
 
-def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
-    """The output mode that suits a query; raises ``ScriptError`` if there is none.
+def output_mode(spark: SparkSession, frame: DataFrame, query: ScriptQuery) -> str:
+    """The output mode for a query; raises ``ScriptError`` if there is none.
 
-    Spark checks this when a stream starts. The same check is asked for here, by its own name, so that a script is known
-    to be sound before its first stream writes.
+    Spark checks this when a stream starts. The same internal check is called here, so that a script is known to be
+    valid before its first stream writes.
     """
     # ruff: noqa: SLF001
     jvm = spark._jvm
@@ -47,8 +47,8 @@ def output_mode(spark: SparkSession, frame: DataFrame, query: Query) -> str:
     raise ScriptError(query.line, sentence) from refused[0]
 
 
-def check_columns(frame: DataFrame, query: Query) -> None:
-    """Raise ``ScriptError`` for two columns of one name, and for parts of a table by a column that is not there."""
+def check_columns(frame: DataFrame, query: ScriptQuery) -> None:
+    """Raise ``ScriptError`` for duplicate column names, and for a partition column that does not exist."""
     names = [name.lower() for name in frame.columns]
     for name in names:
         if names.count(name) > 1:
@@ -63,15 +63,15 @@ def check_columns(frame: DataFrame, query: Query) -> None:
             )
 
 
-def as_messages(frame: DataFrame, query: Query) -> DataFrame:
-    """The columns of the sink: the message's own by their names, and a body of all others. Raises ``ScriptError``."""
+def as_messages(frame: DataFrame, query: ScriptQuery) -> DataFrame:
+    """The columns of the sink: attributes of the message, and a body of all others. Raises ``ScriptError``."""
     fields: list[Column] = []
     columns: dict[str, Column] = {}
     for field in frame.schema.fields:
         name, column = field.name.lower().removeprefix("_"), F.col(f"`{field.name}`")
         if not field.name.startswith("_") or name not in (*WRITTEN, *READ_ONLY):
             fields.append(column)
-        # The statement names the topic, and what a sender cannot choose is passed over, as the sink does.
+        # The statement contains the topic; columns that a sender cannot set are ignored, as in the sink.
         elif name in WRITTEN and name != TOPIC:
             columns[name] = _typed(name, column, field.dataType).alias(name)
     if "body" in columns and fields:
@@ -95,7 +95,7 @@ def as_messages(frame: DataFrame, query: Query) -> DataFrame:
 
 
 def _typed(name: str, column: Column, given: DataType) -> Column:
-    """A column of a type that the sink takes, where there is no doubt how."""
+    """A column converted to a type of the sink, if the conversion is unambiguous."""
     if name in ("keys", "tags", "sharding_key") and not isinstance(given, ArrayType):
         return column.cast("string")
     return column.cast("int") if name == "delay_level" else column

@@ -1,6 +1,6 @@
-"""What a script of the pipeline *sql* says: its statements, before Spark sees them (U4). A core.
+"""The statements of a script of the pipeline *sql*, before Spark sees them (U4). A core.
 
-Spark's SQL is left to Spark. Only what Spark has no words for is read here, and it is three statements::
+Spark parses Spark's SQL. Only three statements that Spark does not have are parsed here::
 
     CREATE VIEW name [(column TYPE [NOT NULL], …)] FROM TOPIC topic [, topic …]
         [FORMAT TEXT]
@@ -9,9 +9,9 @@ Spark's SQL is left to Spark. Only what Spark has no words for is read here, and
     INSERT INTO TOPIC topic  query
     INSERT INTO TABLE 'path' [PARTITIONED BY (column, …)]  query
 
-A query on its own is for the console; anything else (``CREATE TEMPORARY VIEW … AS``, ``SET``, ``CREATE FUNCTION``) goes
-to Spark as it stands. What is handed on keeps its place: in front of it are as many blanks and line ends as the script
-has characters there, so that a position that Spark names is one of the user's file.
+A query alone is for the console; any other statement (``CREATE TEMPORARY VIEW … AS``, ``SET``, ``CREATE FUNCTION``) is
+passed to Spark unchanged. Passed text keeps its position: it is preceded by as many blanks and line ends as the script
+has characters there, so that positions in Spark's errors are those of the user's file.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-#: With these a query begins; what begins otherwise is a command of Spark's.
+#: The first words of queries; other statements are Spark commands.
 _QUERY_WORDS: Final = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "(")
 _CLAUSES: Final = ("FORMAT", "WATERMARK", "OPTIONS")
 
 
 @dataclass(slots=True, frozen=True)
 class TopicView:
-    """Messages of topics as rows. Without ``columns``, they are found by looking at messages."""
+    """Messages of topics as rows. Without ``columns``, they are detected from messages."""
 
     name: str
     topics: tuple[str, ...]
     #: As in a ``CREATE TABLE``, without the parentheses.
     columns: str = ""
-    #: The body is one text, no JSON.
+    #: The body is one text, not JSON.
     is_text: bool = False
-    #: An expression and the column it becomes, which are the same for a column of the body; and how late rows may be.
+    #: An expression and its column name, which are equal for a column of the body; and how late rows may be.
     watermark: str = ""
     watermark_column: str = ""
     delay: str = ""
@@ -62,7 +62,7 @@ class TopicView:
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """Where the rows of a query go: a topic, a table in a directory, or the console."""
+    """The target of a query: a topic, a table in a directory, or the console."""
 
     kind: str
     name: str = ""
@@ -73,8 +73,8 @@ class Target:
 
 
 @dataclass(slots=True, frozen=True)
-class Query:
-    """A query, and where its rows go."""
+class ScriptQuery:
+    """A query, and its target."""
 
     target: Target
     sql: str
@@ -83,17 +83,17 @@ class Query:
 
 @dataclass(slots=True, frozen=True)
 class Command:
-    """A statement that is Spark's own affair."""
+    """A statement that is passed to Spark."""
 
     sql: str
     line: int
 
 
-Statement: TypeAlias = TopicView | Query | Command
+Statement: TypeAlias = TopicView | ScriptQuery | Command
 
 
 class ScriptError(ConfigError):
-    """A script says what cannot be; the sentence names the line."""
+    """An error in a script; the sentence contains the line."""
 
     def __init__(self, line: int, sentence: str) -> None:
         self.line = line
@@ -131,11 +131,11 @@ def _statement(reader: _Reader) -> Statement:
         return view
     reader.rewind()
     if reader.next_is(*_QUERY_WORDS):
-        return Query(Target(CONSOLE), reader.rest(), reader.line)
+        return ScriptQuery(Target(CONSOLE), reader.rest(), reader.line)
     return Command(reader.rest(), reader.line)
 
 
-def _insert(reader: _Reader) -> Query:
+def _insert(reader: _Reader) -> ScriptQuery:
     reader.need("INTO")
     if reader.take("TOPIC"):
         target = Target(TOPIC, reader.name("a topic"))
@@ -148,11 +148,11 @@ def _insert(reader: _Reader) -> Query:
         target = Target(TABLE, path, reader.names() if is_partitioned else ())
     if not reader.next_is(*_QUERY_WORDS):
         raise reader.wrong(f"expected a query after INSERT INTO {str(target).upper()}")
-    return Query(target, reader.rest(), reader.line)
+    return ScriptQuery(target, reader.rest(), reader.line)
 
 
 def _topic_view(reader: _Reader) -> TopicView | None:
-    """None if it is another statement, one of Spark's."""
+    """None if it is a statement of Spark."""
     if not reader.take("CREATE"):
         return None
     reader.take("OR", "REPLACE")
@@ -225,7 +225,7 @@ class _Reader:
         return not self.at_end and self._tokens[self._at]["quoted"] is not None
 
     def take(self, *words: str) -> bool:
-        """Step over these words if they come next."""
+        """Skip these words if they come next."""
         found = [token.group().upper() for token in self._tokens[self._at : self._at + len(words)]]
         if found != list(words):
             return False
@@ -237,7 +237,7 @@ class _Reader:
             raise self.wrong(f"expected {word}")
 
     def name(self, of: str) -> str:
-        """A name, in quotes of any kind or without."""
+        """A name, with or without quotes of any kind."""
         if self.at_end or self._tokens[self._at]["mark"]:
             raise self.wrong(f"expected the name of {of}")
         token = self._tokens[self._at]
@@ -263,7 +263,7 @@ class _Reader:
         return pairs
 
     def parenthesis(self) -> str:
-        """What stands in parentheses, if they come next."""
+        """The text in parentheses, if they come next."""
         if not self.take("("):
             return ""
         begin, depth = self._at, 1
@@ -281,7 +281,7 @@ class _Reader:
         return self._between(begin, self._at)
 
     def rest(self) -> str:
-        """What is left of the statement, at its place in the script."""
+        """The rest of the statement, at its position in the script."""
         begin, end = self._tokens[self._at].start(), self._tokens[-1].end()
         return re.sub(r"[^\n]", " ", self._script[:begin]) + self._script[begin:end]
 

@@ -1,12 +1,12 @@
-"""Topics as views: JSON bodies become columns, and what does not fit is never lost unseen (U4).
+"""Topics as views: JSON bodies become columns; messages that do not match are counted, or end the query (U4).
 
-A row of a view is the body's fields, by name. The message itself has columns too, whose names begin with ``_``:
-``_tags``, ``_keys``, ``_store_time`` and all others of the source. Only those that are asked for are read.
+A row of a view has the body's fields, by name. The attributes of the message are columns, too, whose names begin with
+``_``: ``_tags``, ``_keys``, ``_store_time`` and all others of the source. Only the requested ones are read.
 
-A body *fits* if it is a JSON object in UTF-8 whose fields can be read as the types of their columns, and none is
-missing that is ``NOT NULL``. A field that is missing otherwise is null; a field without a column is passed over. Spark
-would make nulls of what does not fit. Here such a message is left out and counted (``LEFT_OUT``, which
-``jobs.Progress`` shows), or ends the query, as ``BadRows`` says; ``name_bad`` is the view of them.
+A body *matches* if it is a JSON object in UTF-8 whose fields can be converted to the types of their columns, and no
+``NOT NULL`` field is missing. Other missing fields are null; fields without a column are ignored. Spark would return
+nulls for a body that does not match. Here such a message is skipped and counted (``LEFT_OUT``, which
+``jobs.JobProgress`` shows), or ends the query, as ``BadRows`` says; ``name_bad`` is the view of these messages.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from ternmq.spark.session import sentence_of
 from ternmq.spark.source.columns import COLUMNS, COLUMNS_AND_PROBLEM, PROBLEM
 from ternmq.spark.source.options import EARLIEST, RETRY_TIMEOUT_MS, BadMessages, SourceOptions, offset_table
 
-#: The end of the name of a view of what did not fit.
+#: The end of the name of a view of messages that do not match.
 BAD_SUFFIX: Final = "_bad"
-#: Where a message is.
+#: The position of a message.
 _PLACE: Final = ("topic", "broker", "queue_id", "queue_offset")
 #: The columns of such a view.
 _BAD_COLUMNS: Final = (*_PLACE, "store_time", "keys", "tags", "properties", "body")
 
-#: Where Spark puts a body that it could not read.
+#: Spark's column for a body that it could not read.
 _UNREADABLE: Final = "_ternmq_unreadable"
 _PARSED: Final = "_ternmq_parsed"
 
 
 class BadRows(Enum):
-    """What becomes of messages that do not fit."""
+    """How to treat messages that do not match."""
 
     DROP = "drop"
     FAIL = "fail"
 
 
 @dataclass(slots=True, frozen=True)
-class Reading:
+class ViewSettings:
     """How topics are read, the same for all views of a script."""
 
     name_servers: str
-    #: Of the source, for all views; those of a view stand above them.
+    #: Options of the source, for all views; those of a view override them.
     options: dict[str, str]
-    #: Columns of messages that are asked for, without the ``_``.
+    #: Requested columns of messages, without the ``_``.
     message_columns: tuple[str, ...] = ()
     bad_rows: BadRows = BadRows.DROP
 
@@ -71,7 +71,7 @@ class Reading:
             given["startingOffsets"] = EARLIEST
         given |= view.options
         if self.bad_rows is BadRows.DROP and not any(name.lower() == "badmessages" for name in given):
-            # A body that does not decompress does not fit either.
+            # A body that cannot be decompressed does not match, either.
             given["badMessages"] = BadMessages.NULL
         return given
 
@@ -81,12 +81,12 @@ def _without_start(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def message_columns_in(text: str) -> tuple[str, ...]:
-    """The columns of messages that a text names."""
+    """The columns of messages that occur in a text."""
     named = set(re.findall(r"\b_([a-z_]+)\b", text, re.IGNORECASE))
     return tuple(name for name in COLUMNS if name in {one.lower() for one in named})
 
 
-def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None, reading: Reading) -> DataFrame:
+def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None, reading: ViewSettings) -> DataFrame:
     """A stream of the rows of a view. ``columns`` are those of the body; None for a text."""
     needed = list(reading.message_columns)
     if reading.bad_rows is BadRows.FAIL:
@@ -108,21 +108,21 @@ def topic_frame(spark: SparkSession, view: TopicView, columns: StructType | None
         fits = _fits(columns)
         if reading.bad_rows is BadRows.FAIL:
             read = read.filter(F.when(fits, F.lit(True)).otherwise(_complaint(view).cast("boolean")))
-        # Also a wall: no filter of the query comes before the count, and none hides what does not fit.
+        # Also a barrier: no filter of the query is applied before the count, and none hides messages that do not match.
         counted = read.observe(f"{LEFT_OUT} {view.name}", F.count_if(~fits).alias(LEFT_OUT))
         fields = [F.col(f"{_PARSED}.`{field.name}`") for field in columns.fields]
         rows = counted.filter(fits).select(*fields, *kept)
     return _with_watermark(rows, view) if view.watermark else rows
 
 
-def bad_frame(spark: SparkSession, view: TopicView, columns: StructType, reading: Reading) -> DataFrame:
-    """A stream of the messages that do not fit, as they are."""
+def bad_frame(spark: SparkSession, view: TopicView, columns: StructType, reading: ViewSettings) -> DataFrame:
+    """A stream of the messages that do not match, unchanged."""
     messages = _messages(spark, view, reading, _BAD_COLUMNS).select("*", _parsed(columns).alias(_PARSED))
     return messages.filter(~_fits(columns)).select(*(F.col(name).alias(f"_{name}") for name in _BAD_COLUMNS))
 
 
 def without_doubles(frame: DataFrame) -> DataFrame:
-    """The rows of a query with each column of messages once. ``SELECT *, _tags`` names it twice, as ``*`` has it."""
+    """The rows of a query without duplicate columns of messages: ``SELECT *, _tags`` has it twice."""
     names = frame.columns
     unique = [f"{name} {at}" if _is_of_message(name) and name in names[:at] else name for at, name in enumerate(names)]
     if unique == names:
@@ -131,7 +131,7 @@ def without_doubles(frame: DataFrame) -> DataFrame:
 
 
 def given_columns(view: TopicView) -> StructType:
-    """The columns that a view names; raises ``ScriptError``."""
+    """The declared columns of a view; raises ``ScriptError``."""
     try:
         columns = StructType.fromDDL(view.columns)
     except (ParseException, AnalysisException) as error:
@@ -146,8 +146,10 @@ def given_columns(view: TopicView) -> StructType:
     return columns
 
 
-def inferred_columns(spark: SparkSession, view: TopicView, reading: Reading, *, sample_messages: int) -> StructType:
-    """The columns that the last messages of a view's topics have; raises ``ConfigError`` if they have none."""
+def inferred_columns(
+    spark: SparkSession, view: TopicView, reading: ViewSettings, *, sample_messages: int
+) -> StructType:
+    """The columns of the last messages of a view's topics; raises ``ConfigError`` if there are none."""
     options = _without_start(reading.options_of(view)) | _last(reading, view.topics, sample_messages)
     options["badMessages"] = BadMessages.SKIP
     bodies = spark.read.format("ternmq").options(**options).schema("body BINARY").load()
@@ -173,18 +175,18 @@ def inferred_columns(spark: SparkSession, view: TopicView, reading: Reading, *, 
 
 
 def statement_of(view: TopicView, columns: StructType) -> str:
-    """The view as one would write it."""
+    """The statement that declares the view."""
     listed = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString().upper()}" for field in columns.fields)
     return f"CREATE VIEW {quoted(view.name)} ({listed}) FROM TOPIC {', '.join(map(quoted, view.topics))}"
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it."""
+    """A name as it is written in SQL."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else f"`{name}`"
 
 
-def check_topics(view: TopicView, reading: Reading) -> None:
-    """Raise ``ConfigError`` for a topic that is not there, or options that cannot be."""
+def check_topics(view: TopicView, reading: ViewSettings) -> None:
+    """Raise ``ConfigError`` for a topic that does not exist, or for invalid options."""
     SourceOptions.parse(reading.options_of(view)).check_for_stream()
     _queues(reading, view.topics)
 
@@ -200,8 +202,8 @@ def _is_of_message(name: str) -> bool:
     return name.startswith("_") and name[1:].lower() in COLUMNS
 
 
-def _messages(spark: SparkSession, view: TopicView, reading: Reading, names: Collection[str]) -> DataFrame:
-    """The topics with the columns of these names, and no others decoded."""
+def _messages(spark: SparkSession, view: TopicView, reading: ViewSettings, names: Collection[str]) -> DataFrame:
+    """The topics with these columns; others are not decoded."""
     known = COLUMNS_AND_PROBLEM.items()
     schema = StructType([StructField(name, column.spark_type) for name, column in known if name in names])
     return spark.readStream.format("ternmq").options(**reading.options_of(view)).schema(schema).load()
@@ -226,7 +228,7 @@ def _fits(columns: StructType) -> Column:
 def _complaint(view: TopicView) -> Column:
     where = F.concat("topic", F.lit("@"), "broker", F.lit(":"), "queue_id", F.lit(", queue offset "), "queue_offset")
     body = F.substring(F.col("body").cast("string"), 1, 100)
-    return F.raise_error(F.concat(F.lit("the body at "), where, F.lit(f" does not fit {view.name}: "), body))
+    return F.raise_error(F.concat(F.lit("the body at "), where, F.lit(f" does not match {view.name}: "), body))
 
 
 def _with_watermark(rows: DataFrame, view: TopicView) -> DataFrame:
@@ -245,7 +247,7 @@ def _with_watermark(rows: DataFrame, view: TopicView) -> DataFrame:
         raise ScriptError(view.line, f"the watermark of {view.name}: {sentence_of(error)}") from error
 
 
-def _queues(reading: Reading, topics: Sequence[str]) -> list[MessageQueue]:
+def _queues(reading: ViewSettings, topics: Sequence[str]) -> list[MessageQueue]:
     try:
         return cluster_at(reading.name_servers).queues(topics)
     except RouteMissing as error:
@@ -254,8 +256,8 @@ def _queues(reading: Reading, topics: Sequence[str]) -> list[MessageQueue]:
         ) from error
 
 
-def _last(reading: Reading, topics: Sequence[str], count: int) -> dict[str, str]:
-    """Where the last so many messages begin, as options of the source."""
+def _last(reading: ViewSettings, topics: Sequence[str], count: int) -> dict[str, str]:
+    """The start of the last ``count`` messages, as options of the source."""
     queues = _queues(reading, topics)
     bounds = cluster_at(reading.name_servers).bounds(queues, timeout_ms=RETRY_TIMEOUT_MS)
     each = -(-count // len(queues))

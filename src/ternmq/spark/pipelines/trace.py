@@ -1,4 +1,4 @@
-"""Trace analytics: what the trace topic tells of latency, and of messages lost, duplicated and slow (U4)."""
+"""Analysis of the trace topic: latency, and lost, duplicated and slow messages (U4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
 from ternmq.spark.pipelines.trace_records import AFTER, BAD, BEFORE, END_TRANSACTION, PUB
-from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, Sending, Step, TraceReport
+from ternmq.spark.pipelines.trace_report import (
+    ConsumeReport,
+    Finding,
+    Percentiles,
+    Point,
+    SendReport,
+    TraceReport,
+    TraceStep,
+)
 from ternmq.spark.pipelines.trace_rows import (
     DUPLICATED,
     FAILED,
@@ -29,14 +37,14 @@ from ternmq.spark.runtime.jobs import Watch
 
 SLOW_MS: Final = 1_000
 GRACE_MS: Final = 60_000
-#: How many messages of each problem in each group, and how many records that cannot be read, a report shows.
+#: How many messages of each problem in each group, and how many unreadable records, a report shows.
 SAMPLES: Final = 20
-#: Points of time in a report's plots, at most.
+#: Maximum number of points in a plot.
 _POINTS: Final = 60
 _STEPS_MS: Final = tuple(
     1_000 * step for step in (1, 5, 10, 30, 60, 300, 900, 3_600, 4 * 3_600, 12 * 3_600, 24 * 3_600)
 )
-#: Of percentiles; ten times Spark's own, and exact for as many values.
+#: Accuracy of percentiles; ten times Spark's default, and exact for this many values.
 _ACCURACY: Final = 100_000
 
 
@@ -56,10 +64,10 @@ def trace(
     grace_ms: int = GRACE_MS,
     watch: Watch | None = None,
 ) -> TraceReport:
-    """Read the trace topic from ``begin_ms`` to before ``end_ms`` (store time) and say what it tells.
+    """Read the trace topic from ``begin_ms`` to before ``end_ms`` (store time) and return a report.
 
-    ``topics``: only these. ``by_tag``: a group is expected to consume only those tags of a topic that it was called
-    with once at least, which fits groups that choose by tag. Raises ``NotFound`` where there is no trace.
+    ``topics``: only these. ``by_tag``: a group is expected to consume only the tags of a topic that it got
+    at least once, which suits groups that filter by tag. Raises ``NotFound`` if there is no trace.
     """
     records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
 
@@ -84,11 +92,11 @@ def path(
     begin_ms: int | None = None,
     end_ms: int | None = None,
     watch: Watch | None = None,
-) -> list[Step]:
-    """The stations of one message, in the order of the clients' clocks. Raises ``NotFound``."""
+) -> list[TraceStep]:
+    """The steps of one message, in the order of the clients' clocks. Raises ``NotFound``."""
     records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
 
-    def work() -> list[Step]:
+    def work() -> list[TraceStep]:
         mine = records.where(F.col("message_id") == message_id).distinct().persist()
         try:
             published = [row for row in mine.where(F.col("kind") == PUB).collect() if row["time_ms"] is not None]
@@ -119,7 +127,7 @@ def report(
     slow_ms: int = SLOW_MS,
     grace_ms: int = GRACE_MS,
 ) -> TraceReport:
-    """What some records tell; runs several jobs over them, so keep (``persist``) them before."""
+    """The report of some records; runs several jobs on them, so ``persist`` them first."""
     if slow_ms < 0 or grace_ms < 0:
         raise ConfigError(f"invalid slow_ms={slow_ms} or grace_ms={grace_ms}: expected 0 or more")
     (span,) = records.agg(
@@ -162,7 +170,7 @@ def _bad(records: DataFrame) -> list[Row]:
     return records.where(F.col("kind") == BAD).select("text").limit(SAMPLES).collect()
 
 
-def _sending(sent: DataFrame) -> tuple[Sending, ...]:
+def _sending(sent: DataFrame) -> tuple[SendReport, ...]:
     rows = (
         sent.groupBy("topic", "group")
         .agg(
@@ -173,10 +181,12 @@ def _sending(sent: DataFrame) -> tuple[Sending, ...]:
         .orderBy("topic", "group")
         .collect()
     )
-    return tuple(Sending(row["topic"], row["group"], row["sent"], row["failed"], _ms(row, "cost_ms")) for row in rows)
+    return tuple(
+        SendReport(row["topic"], row["group"], row["sent"], row["failed"], _ms(row, "cost_ms")) for row in rows
+    )
 
 
-def _consuming(made: DataFrame) -> tuple[Consuming, ...]:
+def _consuming(made: DataFrame) -> tuple[ConsumeReport, ...]:
     rows = (
         made.groupBy("topic", "group")
         .agg(
@@ -190,7 +200,7 @@ def _consuming(made: DataFrame) -> tuple[Consuming, ...]:
         .collect()
     )
     return tuple(
-        Consuming(
+        ConsumeReport(
             topic=row["topic"],
             group=row["group"],
             messages=row["messages"],
@@ -252,10 +262,10 @@ def _step_ms(span_ms: int) -> int:
     return next((step for step in _STEPS_MS if span_ms <= step * _POINTS), _STEPS_MS[-1])
 
 
-def _told(row: Row, sent_ms: int | None) -> Step:
-    """A step of a record that stands for itself."""
+def _told(row: Row, sent_ms: int | None) -> TraceStep:
+    """The step of a single record."""
     results: dict[str, Any] = {PUB: "sent" if row["success"] else "not safe", END_TRANSACTION: row["state"]}
-    return Step(
+    return TraceStep(
         time_ms=row["time_ms"],
         since_send_ms=_since(row["time_ms"], sent_ms),
         what={PUB: "send", END_TRANSACTION: "end of transaction"}.get(row["kind"], row["kind"].lower()),
@@ -266,9 +276,9 @@ def _told(row: Row, sent_ms: int | None) -> Step:
     )
 
 
-def _called(row: Row, sent_ms: int | None) -> Step:
+def _called(row: Row, sent_ms: int | None) -> TraceStep:
     results = {True: "success", False: f"failed (code {row['code']})", None: "no end"}
-    return Step(
+    return TraceStep(
         time_ms=row["begin_ms"],
         since_send_ms=_since(row["begin_ms"], sent_ms),
         what="consume" if not row["retries"] else f"consume, retry {row['retries']}",

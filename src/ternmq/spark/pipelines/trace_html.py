@@ -1,9 +1,9 @@
 """A trace report as one HTML file (U4): tables, and a plot for each topic and group.
 
-Nothing is loaded from anywhere, and nothing runs: style and plots (SVG) stand in the file, so it can be mailed and
-kept, and its policy forbids a browser all else. Colours follow the reader's setting, light or dark. Whatever came from
-messages is escaped, and kept from turning the text around it (``bdi``). Wide tables scroll for themselves; plots stand
-beside each other where there is room, all over the same time.
+The file loads nothing and runs no scripts: style and plots (SVG) are in the file, so it can be mailed and kept, and its
+policy forbids everything else. Colours follow the reader's setting, light or dark. Texts from messages are escaped, and
+isolated (``bdi``) so that they cannot change the direction of the text around them. Wide tables scroll separately;
+plots are side by side if there is room, all with the same time axis.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from ternmq.spark.pipelines.trace_report import Consuming, Finding, Percentiles, Point, TraceReport
+from ternmq.spark.pipelines.trace_report import ConsumeReport, Finding, Percentiles, Point, TraceReport
 
-#: Plots, at most: those of the groups with the most messages.
+#: Maximum number of plots: those of the groups with the most messages.
 PLOTS_MAX: Final = 24
 
-# About what a telephone has and a third of a desk's screen: a plot's text is as large as the page's on both.
+# About the width of a phone and a third of a desktop screen: the text of a plot has the size of the page's on both.
 _WIDTH: Final = 400
 _HEIGHT: Final = 200
 _RIGHT: Final = 8
 _TOP: Final = 12
 _BOTTOM: Final = 28
-#: Of a character of the axes' text, at most.
+#: Maximum width of a character of the axes' text.
 _CHARACTER: Final = 7.5
 
 _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
-#: Scripts, requests, frames: no.
+#: No scripts, requests or frames.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
-# The shades at a table's ends say that it goes on there: those that scroll with it hide those that stay.
+# The shades at a table's ends show that it continues there: those that scroll with it hide the fixed ones.
 _STYLE: Final = """
 :root { color-scheme: light dark; --ink: #1d2733; --paper: #fff; --soft: #566575; --line: #d9e0e7;
   --p50: #2166ac; --p95: #b34c12; --bars: #ccd6e0; --bad: #b3261e; --shade: #8fa0b088; }
@@ -76,7 +76,7 @@ def page(report: TraceReport) -> str:
             ((one.topic, one.group, one.sent, _Bad(one.failed), *_cells(one.cost_ms)) for one in report.sending),
         ),
         "<h2>Consuming</h2>",
-        "<p>From send to consume is told by two clocks, the producer's and the consumer's, as right as they agree. "
+        "<p>The time from send to consume compares the clocks of producer and consumer; it is as accurate as they are. "
         f"Slow is more than {_duration(report.slow_ms)}. Waiting: delayed, or sent or tried in the last "
         f"{_duration(report.grace_ms)}.</p>",
         _table(
@@ -133,7 +133,7 @@ def _time(time_ms: int) -> str:
 
 
 def _duration(time_ms: int) -> str:
-    """In the largest unit that tells it in a whole number."""
+    """In the largest unit that gives a whole number."""
     unit = next((unit for unit, unit_ms in _UNITS.items() if time_ms and time_ms % unit_ms == 0), "ms")
     return f"{time_ms // _UNITS[unit]:,} {unit}"
 
@@ -145,7 +145,7 @@ class _Bad(int):
     """A count that should be 0."""
 
 
-def _consuming_row(one: Consuming) -> list[object]:
+def _consuming_row(one: ConsumeReport) -> list[object]:
     problems = map(_Bad, (one.lost, one.failed, one.duplicated, one.slow))
     figures = (*_cells(one.to_consume_ms), *_cells(one.consume_ms))
     return [one.topic, one.group, one.messages, one.calls, *problems, one.waiting, *figures]
@@ -166,7 +166,7 @@ def _table(
     numbers: Sequence[str | tuple[str, Sequence[str]]],
     rows: Iterable[Sequence[object]],
 ) -> str:
-    """Columns of text, then such of numbers, some of these under a heading of their own."""
+    """Columns of text, then columns of numbers, some of these under a common heading."""
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
     if not body:
         return "<p>None.</p>"
@@ -179,7 +179,7 @@ def _table(
                 upper.append(f'<th colspan="{len(below)}" scope="colgroup" class="of">{above}</th>')
                 lower += [f'<th scope="col" class="n">{text}</th>' for text in below]
     head = f"<thead><tr>{''.join(upper)}</tr><tr>{''.join(lower)}</tr></thead>"
-    # It can be reached, and so scrolled, by keyboard.
+    # It can be focused, and so scrolled, by keyboard.
     region = f'<div class="wide" role="region" tabindex="0" aria-label="{name}">'
     return f"{region}<table>{head}\n<tbody>{body}</tbody></table></div>"
 
@@ -222,7 +222,7 @@ def _figures(report: TraceReport) -> list[str]:
 
 
 def _plot(points: Sequence[Point], label: str, *, begin_ms: int, end_ms: int, step_ms: int) -> str:
-    """Lines of p50 and p95 over bars of the messages' number."""
+    """Lines of p50 and p95 over bars with the number of messages."""
     values = [value for point in points for value in (point.p50_ms, point.p95_ms) if value is not None]
     marks, unit = _marks(min(0, *values, 0), max(1, *values, 1))
     low, high = marks[0], marks[-1]
@@ -237,7 +237,7 @@ def _plot(points: Sequence[Point], label: str, *, begin_ms: int, end_ms: int, st
         return round(_TOP + (high - value) / (high - low) * (floor - _TOP), 1)
 
     most = max(point.messages for point in points)
-    # Thin ones can be seen, too.
+    # Keeps thin bars visible.
     wide = max(0.5, round(across * step_ms / (end_ms - begin_ms) * 0.9, 1))
     bars = ""
     for point in points:
@@ -261,7 +261,7 @@ def _plot(points: Sequence[Point], label: str, *, begin_ms: int, end_ms: int, st
 
 
 def _marks(low: int, high: int) -> tuple[list[int], str]:
-    """Round values, some four, from below ``low`` to above ``high``, in ms, and the unit to tell them in."""
+    """About four round values from below ``low`` to above ``high``, in ms, and the unit to show them in."""
     span = high - low
     unit = next((unit for unit, unit_ms in _UNITS.items() if span >= 10 * unit_ms), "ms")
     rough = max(1, span / _UNITS[unit] / 4)
@@ -271,7 +271,7 @@ def _marks(low: int, high: int) -> tuple[list[int], str]:
 
 
 def _line(name: str, places: Sequence[tuple[int, float, float]], step_ms: int) -> str:
-    """Dots at (time, x, y), with lines between neighbouring steps only: what lies between others nobody knows."""
+    """Dots at (time, x, y), with lines only between neighbouring steps: there is no data between others."""
     way, before = [], None
     for time_ms, x, y in places:
         way.append(f"{'L' if before is not None and time_ms - before == step_ms else 'M'}{x} {y}")

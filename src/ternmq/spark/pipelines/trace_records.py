@@ -1,7 +1,7 @@
-"""The records of the trace topic, from the text that clients write (U4, Q2).
+"""The records of the trace topic, parsed from the text that clients write (U4, Q2).
 
-A client with tracing on gathers *records* and sends them, several in one message, to ``RMQ_SYS_TRACE_TOPIC``. The body
-is UTF-8 text; fields have \\x01 between them, records \\x02 behind them, and what is not there is the word ``null``:
+A client with tracing enabled collects *records* and sends them, several in one message, to ``RMQ_SYS_TRACE_TOPIC``. The
+body is UTF-8 text; fields are separated by \\x01, records end with \\x02, and missing values are the word ``null``:
 
 ==============  ==================================================================================================
 ``Pub``         time, region, group, topic, message id, tags, keys, broker, body bytes, cost, message type, offset id,
@@ -9,14 +9,14 @@ is UTF-8 text; fields have \\x01 between them, records \\x02 behind them, and wh
 ``SubBefore``   time, region, group, request id, message id, retries, keys (and an address)
 ``SubAfter``    request id, message id, cost, success, keys, code, time, group (the last two not on Alibaba's cloud)
 ``EndTransaction``  time, region, group, topic, message id, tags, keys, broker, message type, transaction id, state,
-                whether a check asked for it
+                whether it was the result of a check
 ``Recall``      time, region, group, topic, message id, success
 ==============  ==================================================================================================
 
-A request id is one call of a listener, which may have been given several messages; it joins *before* and *after*. A
-``Pub`` of a batch has the ids of all its messages with commas between: it becomes one record for each.
+A request id identifies one call of a listener, which may have several messages; it joins *before* and *after*. A
+``Pub`` of a batch has the ids of all its messages, separated by commas: it becomes one record for each.
 
-What is not of this form is a record of the kind ``bad``, so that it can be counted. ``parse`` never raises.
+A text that does not have this form is a record of the kind ``bad``, so that it can be counted. ``parse`` never raises.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ COMMITTED: Final = "COMMIT_MESSAGE"
 _FIELD_END: Final = "\x01"
 _RECORD_END: Final = "\x02"
 _NOTHING: Final = "null"
-#: What is kept of a record that cannot be read, to show it to somebody.
+#: Characters of an unreadable record that are kept, to show them.
 _BAD_LENGTH: Final = 120
-#: Beyond this no number is taken for one, of either sign: as a time it is the year 9892, and sums of a few still fit.
+#: Larger numbers are not accepted, of either sign: as a time it is the year 9892, and sums of a few still fit.
 _NUMBER_MAX: Final = 250_000_000_000_000
 
 
 class TraceRecord(NamedTuple):
-    """One record. ``None`` where its kind has no such field, or its client had no such value."""
+    """One record. ``None`` if its kind does not have the field, or its client had no value."""
 
     kind: str
-    #: On the clock of the client that wrote it: when a send, or a call of a listener, began (``SubAfter``: ended).
+    #: On the clock of its client: the start of a send, or of a call of a listener (``SubAfter``: the end).
     time_ms: int | None = None
-    #: Producers' for ``Pub``, ``EndTransaction`` and ``Recall``; else consumers'.
+    #: The group of producers for ``Pub``, ``EndTransaction`` and ``Recall``; else of consumers.
     group: str | None = None
     topic: str | None = None
     message_id: str | None = None
@@ -62,18 +62,18 @@ class TraceRecord(NamedTuple):
     keys: str | None = None
     broker: str | None = None
     body_bytes: int | None = None
-    #: A send, or a listener's call divided by the number of its messages.
+    #: Duration of a send, or of a listener's call divided by the number of its messages.
     cost_ms: int | None = None
     message_type: int | None = None
     offset_id: str | None = None
     success: bool | None = None
-    #: How often the group had tried the message before.
+    #: Earlier attempts of the group.
     retries: int | None = None
-    #: Why a listener's call counts as it does: 0 success, 1 too late, 2 an exception, 3 nothing returned, 4 failed.
+    #: The result of a listener's call: 0 success, 1 too late, 2 an exception, 3 nothing returned, 4 failed.
     code: int | None = None
-    #: What became of a transaction.
+    #: The result of a transaction.
     state: str | None = None
-    #: The text of a record that could not be read.
+    #: The text of an unreadable record.
     text: str | None = None
 
 
@@ -88,7 +88,7 @@ def parse(body: bytes) -> Iterator[TraceRecord]:
 
 
 class _Unreadable(Exception):
-    """A record is not of the form of its kind."""
+    """A record does not have the form of its kind."""
 
 
 def _records(fields: list[str]) -> Iterator[TraceRecord]:
@@ -165,7 +165,7 @@ def _text(field: str) -> str | None:
 
 
 def _name(field: str) -> str:
-    """A text that must be there."""
+    """A text that must not be empty."""
     if field in ("", _NOTHING):
         raise _Unreadable
     return field

@@ -1,4 +1,4 @@
-"""What the pipeline *trace* tells: plain values, for the table, the JSON and the page of plots (U4)."""
+"""The results of the pipeline *trace*: plain values, for the table, the JSON and the page of plots (U4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class Percentiles:
-    """Milliseconds; None where there is nothing to tell of."""
+    """Milliseconds; None if there is no data."""
 
     p50: int | None
     p95: int | None
@@ -16,8 +16,8 @@ class Percentiles:
 
 
 @dataclass(slots=True, frozen=True)
-class Sending:
-    """What producers of a group sent to a topic. ``failed``: stored, perhaps, but not as safely as was asked."""
+class SendReport:
+    """Sends of a producer group to a topic. ``failed``: perhaps stored, but not as safely as requested."""
 
     topic: str
     group: str
@@ -27,8 +27,8 @@ class Sending:
 
 
 @dataclass(slots=True, frozen=True)
-class Consuming:
-    """What became of a topic's messages in a group. Counts are messages, but for ``calls``."""
+class ConsumeReport:
+    """The messages of a topic in a consumer group. Counts are messages, except for ``calls``."""
 
     topic: str
     group: str
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(slots=True, frozen=True)
 class Point:
-    """Messages that were sent to a topic in a step of time, and how long a group took to them."""
+    """Messages that were sent to a topic in a step of time, and their latency in a group."""
 
     topic: str
     group: str
@@ -73,33 +73,33 @@ class Point:
 
 @dataclass(slots=True, frozen=True)
 class TraceReport:
-    """All of it. Times are ms since 1970, on the clients' clocks."""
+    """The whole report. Times are ms since 1970, on the clients' clocks."""
 
     trace_topic: str
     begin_ms: int
     end_ms: int
     records: int
-    #: Records that could not be read, and the first of them.
+    #: Unreadable records, and the first of them.
     bad: int
     bad_samples: tuple[str, ...]
-    #: Calls with messages whose send is not in the trace: not traced, or before its begin.
+    #: Calls with messages whose send is not in the trace: not traced, or before its start.
     unknown_calls: int
     slow_ms: int
     grace_ms: int
     step_ms: int
-    sending: tuple[Sending, ...]
-    consuming: tuple[Consuming, ...]
+    sending: tuple[SendReport, ...]
+    consuming: tuple[ConsumeReport, ...]
     #: The first few of each problem, topic and group.
     findings: tuple[Finding, ...]
     points: tuple[Point, ...]
 
 
 @dataclass(slots=True, frozen=True)
-class Step:
-    """One station of a message's path."""
+class TraceStep:
+    """One step in the history of a message."""
 
     time_ms: int | None
-    #: On the clocks of those who wrote it.
+    #: Computed from the clocks of different clients.
     since_send_ms: int | None
     what: str
     group: str | None

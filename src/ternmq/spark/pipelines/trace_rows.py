@@ -1,21 +1,21 @@
-"""What trace records tell, as rows (U4). Each step is a DataFrame:
+"""Trace records as rows (U4). Each step is a DataFrame:
 
-- *records* (``read``): what clients wrote (``trace_records``), one row each;
-- *sends* and *calls*: a send of a message; a call of a listener with a message, its beginning and its end in one. Both
-  are there once, also where a client sent its trace twice;
-- *deliveries*: a message and a group that consumes its topic, and what became of the two.
+- *records* (``read``): the records of clients (``trace_records``), one row each;
+- *sends* and *calls*: a send of a message; a call of a listener with a message, with start and end in one row. Each
+  occurs once, also if a client sent its trace twice;
+- *deliveries*: a message and a group that consumes its topic, with the result.
 
-Only a ``Pub`` names the topic, so calls are joined to it by the message id, and a group consumes a topic if it was
-called with one of its messages. What is judged, and what not:
+Only a ``Pub`` contains the topic, so calls are joined to it by the message id, and a group consumes a topic if it was
+called with one of its messages. The problems:
 
-- *lost*: sent with success, and the group was never called with it. Not judged are delayed messages, half messages that
-  nobody committed, those sent before the first message that the group got, and those of the last ``grace_ms`` of the
-  trace, which may be on their way (*waiting*);
-- *failed*: called, never with success, and not in the last ``grace_ms``; *duplicated*: more than one call with success;
+- *lost*: sent successfully, but the group was never called with it. Not judged are delayed messages, uncommitted half
+  messages, those sent before the first message that the group got, and those of the last ``grace_ms`` of the
+  trace, which may still be in transit (*waiting*);
+- *failed*: called, never successfully, and not in the last ``grace_ms``; *duplicated*: more than one successful call;
 - *slow*: from send to the first call, or in one call, longer than ``slow_ms``.
 
-Producers' and consumers' clocks differ. From send to consume is the consumer's time minus the producer's, and right
-only as far as their clocks agree; the other two figures are of one clock each.
+The clocks of producers and consumers differ. The time from send to consume is the consumer's time minus the producer's,
+and only as accurate as their clocks; the other two figures are of one clock each.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ def read(
     begin_ms: int | None = None,
     end_ms: int | None = None,
 ) -> DataFrame:
-    """The trace records of a time, also those that cannot be read (kind ``bad``). Raises ``NotFound``."""
+    """The trace records of a time, also unreadable ones (kind ``bad``). Raises ``NotFound``."""
     addresses = check_trace_topic(name_servers, trace_topic)
     reader = spark.read.format("ternmq").option("nameServers", addresses)
-    # A body that does not decompress is a record that cannot be read, as others are.
+    # A body that cannot be decompressed counts as an unreadable record.
     reader = reader.option("badMessages", "null").schema("body BINARY, born_host STRING, problem STRING")
     if begin_ms is not None:
         reader = reader.option("startingTimestamp", str(begin_ms))
     if end_ms is not None:
         reader = reader.option("endingTimestamp", str(end_ms))
-    # Spark's ways through Arrow ask for pandas, which this package does without.
+    # Spark's functions on Arrow need pandas, which this package does not use.
     records = F.udf(_parse, f"ARRAY<STRUCT<{_SCHEMA}>>", useArrow=False)
     found = reader.load(trace_topic).select(F.explode(records("body", "problem")).alias("record"), F.col("born_host"))
     return found.select("record.*", F.col("born_host").alias("client"))
 
 
 def check_trace_topic(servers: str, trace_topic: str) -> str:
-    """The name servers in one form; raises ``NotFound``, with the cure, where nobody has ever traced."""
+    """The name servers in one form; raises ``NotFound``, with the cure, if there is no trace topic."""
     addresses = name_servers(OptionTexts({"nameServers": servers} if servers else {}, known=("nameServers",)))
     try:
         with SyncAdmin(addresses) as admin:
@@ -101,7 +101,7 @@ def _parse(body: bytes | None, problem: str | None) -> list[TraceRecord]:
 
 
 def sends(records: DataFrame) -> DataFrame:
-    """Each record that a message makes in the log, once: ``topic``, ``group``, ``message_id``, ``sent_ms``, …"""
+    """Each record of a message in the log, once: ``topic``, ``group``, ``message_id``, ``sent_ms``, …"""
     committed = (
         records.where((F.col("kind") == END_TRANSACTION) & (F.col("state") == COMMITTED))
         .select("message_id", F.lit(True).alias("is_committed"))
@@ -123,7 +123,7 @@ def sends(records: DataFrame) -> DataFrame:
             "cost_ms",
             "success",
             (F.col("message_type") == DELAYED).alias("is_delayed"),
-            # A half message that nobody committed is not there for consumers.
+            # An uncommitted half message is not visible to consumers.
             ((F.col("message_type") != HALF) | F.coalesce("is_committed", F.lit(False))).alias("is_visible"),
         )
     )
@@ -146,7 +146,7 @@ def calls(records: DataFrame) -> DataFrame:
             F.max("code").alias("code"),
             F.max("client").alias("client"),
         )
-        # The beginning may be lost: trace is dropped when clients have too much of it.
+        # The start may be missing: clients drop traces when they have too many.
         .withColumn("begin_ms", F.coalesce("before_ms", F.col("end_ms") - F.col("cost_ms")))
         .drop("before_ms")
     )
@@ -170,7 +170,7 @@ def deliveries(sent: DataFrame, called: DataFrame, *, by_tag: bool, slow_ms: int
         F.max("cost_ms").alias("consume_ms"),
     )
     known = ["topic", "tags"] if by_tag else ["topic"]
-    # From its first message on a group is expected to get all.
+    # A group is expected to get all messages after its first one.
     groups = message.join(tried, "message_id").groupBy(*known, "group").agg(F.min("sent_ms").alias("since_ms"))
     count = F.coalesce("calls", F.lit(0))
     successes = F.coalesce("successes", F.lit(0))
@@ -179,7 +179,7 @@ def deliveries(sent: DataFrame, called: DataFrame, *, by_tag: bool, slow_ms: int
     is_expected = F.col("success") & F.col("is_visible") & (F.col("sent_ms") >= F.col("since_ms"))
     may_come = F.col("is_delayed") | (F.col("sent_ms") > judged_until_ms)
     has_failed = is_called & (successes == 0)
-    # The last call may still run, or its end be on its way.
+    # The last call may still be running, or its end may be in transit.
     may_succeed = F.coalesce(F.col("last_ms") > judged_until_ms, F.lit(False))
     return (
         message.join(groups, known)
@@ -206,6 +206,6 @@ def deliveries(sent: DataFrame, called: DataFrame, *, by_tag: bool, slow_ms: int
 
 
 def problems(made: DataFrame) -> DataFrame:
-    """Deliveries with a problem, one row for each problem: for a table of all, where the report has some."""
+    """Deliveries with a problem, one row for each problem: the full table; the report has only some."""
     named = F.array(*(F.when(F.col(name), F.lit(name)) for name in PROBLEMS))
     return made.select(F.explode(F.array_compact(named)).alias("problem"), "*").drop(*PROBLEMS, WAITING)

@@ -1,11 +1,11 @@
 """The client of one Python process of Spark: planner or executor (U1, V2).
 
-Spark runs Python in processes of its own, forks and reuses them as it likes, and pickles what it sends there. So a
-client never travels: ``cluster_at`` makes it where it is first needed, on the loop thread of that process, and keeps it
-for the next task. Its end is that of the process, or of ``close_all`` in a program that outlives the clusters it reads.
+Spark runs Python in its own processes, forks and reuses them, and pickles the objects that it sends there. A client is
+never sent: ``cluster_at`` creates it in the process that needs it, on its loop thread, and keeps it for the next task.
+It ends with the process, or with ``close_all`` in a program that runs longer than its clusters.
 
-All questions are asked as nobody's member, under the group that every broker has for tools; only ``report`` names a
-group, whose progress it stores. An administrator who resets that group therefore never moves a Spark job: its offsets
+All requests use the group that every broker has for tools, without membership; only ``report`` uses a group of the
+user, whose progress it stores. So a reset of that group never moves a Spark job: its offsets
 are in Spark's checkpoint.
 """
 
@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ternmq.admin.brokers import MASTER_ID, BrokerInfo, Brokers
+from ternmq.admin.brokers import MASTER_ID, BrokerAdmin, BrokerInfo
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
@@ -34,19 +34,19 @@ T = TypeVar("T")
 
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 2.0
-#: Between two lines in the log about the same wait.
+#: Between two log lines about the same wait.
 _TELL_S: Final = 30.0
 
 
 @dataclass(slots=True, frozen=True)
 class Bounds:
-    """What a queue holds: the queue offsets from ``first`` to before ``end``."""
+    """The range of a queue: the queue offsets from ``first`` to before ``end``."""
 
     first: int
     end: int
 
 
-class Cluster:
+class ClusterClient:
     """The brokers behind some name servers. Its methods block, and may be called from any thread."""
 
     def __init__(self, name_servers: str, thread: LoopThread) -> None:
@@ -54,8 +54,8 @@ class Cluster:
         self.thread = thread
         self.instance = thread.run(self._open())
         self._queues = Queues(self.instance)
-        self._brokers = Brokers(self.instance)
-        self._topics = Topics(self.instance, self._brokers)
+        self._brokers = BrokerAdmin(self.instance)
+        self._topics = TopicAdmin(self.instance, self._brokers)
 
     async def _open(self) -> ClientInstance:
         return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
@@ -64,13 +64,13 @@ class Cluster:
         self.run(self.instance.__aexit__(None, None, None))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work on the loop and wait for it."""
+        """Run a coroutine on the loop and wait for its result."""
         return self.thread.run(work)
 
     # --- Topics and queues ------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The topics of applications: none of the system's or the sink's, no retries or dead letters."""
+        """The topics of applications: without those of the system and the sink, retries and dead letters."""
         return self.run(self.topics_on_loop())
 
     async def topics_on_loop(self) -> list[str]:
@@ -95,7 +95,7 @@ class Cluster:
         return [queue for queues in await asyncio.gather(*map(of, topics)) for queue in queues]
 
     async def check_brokers(self) -> None:
-        """Raise ``NetworkError`` if no broker at all is registered: then the topics are not known."""
+        """Raise ``NetworkError`` if no broker is registered: then the topics are unknown."""
         if not await self._brokers.all():
             raise NetworkError(
                 f"no broker is registered at {self.name_servers}; start the brokers, or check their namesrvAddr",
@@ -103,10 +103,10 @@ class Cluster:
             )
 
     def removed(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Which of these queues exist no more, as their own brokers say: topics were deleted, or have fewer queues.
+        """Which of these queues do not exist any more, according to their brokers: deleted topics, or fewer queues.
 
-        Only the broker can tell. To a name server, a topic that was deleted and one whose brokers are down are the
-        same. Queues of a broker that does not answer are not among them.
+        Only the broker knows. For a name server, a deleted topic and one whose brokers are down are the same. Queues of
+        a broker that does not answer are not included.
         """
 
         async def ask(broker: BrokerInfo) -> set[MessageQueue]:
@@ -131,7 +131,7 @@ class Cluster:
     # --- Offsets ----------------------------------------------------------------------------------------------
 
     def bounds(self, queues: Collection[MessageQueue], *, timeout_ms: int) -> dict[MessageQueue, Bounds]:
-        """What each queue holds; a broker that does not answer is asked again until the time is over."""
+        """The range of each queue; a broker that does not answer is asked again until the time is over."""
 
         async def ask(queue: MessageQueue) -> Bounds:
             first, end = await asyncio.gather(self._queues.bounds.min(queue), self._queues.bounds.max(queue))
@@ -159,14 +159,14 @@ class Cluster:
         )
 
     def report(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Store a group's progress; what a broker does not take is logged, as Spark's checkpoint is what counts."""
+        """Store a group's progress; errors are only logged, because Spark's checkpoint is authoritative."""
         self.run(BrokerOffsets(self.instance, group).save(offsets, wait=True))
 
-    # --- Patience ---------------------------------------------------------------------------------------------
+    # --- Retries ----------------------------------------------------------------------------------------------
 
     async def patiently(self, queue: MessageQueue | None, ask: Callable[[], Awaitable[T]], *, timeout_ms: int) -> T:
-        """Ask again, with growing pauses, while the error is one that may pass; a ``timeout_ms`` of 0 has no end. On
-        the loop. ``queue`` is what the question is about; None: which queues there are."""
+        """Retry, with growing pauses, while the error may be temporary; with a ``timeout_ms`` of 0 without limit. On
+        the loop. ``queue`` is the queue of the request; None: the request is for the list of queues."""
         clock = self.instance.env.clock
         began_s = told_s = clock.monotonic()
         what = str(queue) if queue is not None else f"the topics at {self.name_servers}"
@@ -191,19 +191,19 @@ class Cluster:
                     log.warning("cannot read %s: %s; retrying since %.0f s, %s", what, error, now_s - began_s, limit)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _PAUSE_MAX_S)
-                # Its place may have been taken by another.
+                # Another broker may have taken its place.
                 self.instance.refresh_routes_soon()
 
     def _answered(
         self, queues: Collection[MessageQueue], ask: Callable[[MessageQueue], Awaitable[int]]
     ) -> dict[MessageQueue, int]:
-        """The answers of those brokers that give one at once."""
+        """The results of those brokers that answer at once."""
 
         async def ask_once(queue: MessageQueue) -> int | None:
             try:
                 return await ask(queue)
             except TernError as error:
-                # One that is only busy is no reason to end a stream either.
+                # A busy broker must not end a stream, either.
                 if not error.retriable:
                     raise
                 log.warning("cannot read %s: %s; its messages are read when the broker answers", queue, error)
@@ -221,21 +221,21 @@ class Cluster:
         return self.run(run())
 
 
-_clusters: dict[str, Cluster] = {}
+_clusters: dict[str, ClusterClient] = {}
 
 
-def cluster_at(name_servers: str) -> Cluster:
+def cluster_at(name_servers: str) -> ClusterClient:
     """The client of this process for these name servers."""
     thread = loop_thread()
     known = _clusters.get(name_servers)
-    # After a fork the parent's client is still in the table, and of no use.
+    # After a fork the parent's client is still in the table, but cannot be used.
     if known is None or known.thread is not thread:
-        known = _clusters[name_servers] = Cluster(name_servers, thread)
+        known = _clusters[name_servers] = ClusterClient(name_servers, thread)
     return known
 
 
 def close_all() -> None:
-    """Close all clients of this process; who needs one again gets a new one."""
+    """Close all clients of this process; a later ``cluster_at`` creates a new one."""
     while _clusters:
         _, known = _clusters.popitem()
         if known.thread is loop_thread():

@@ -1,4 +1,4 @@
-"""What Spark's Python workers need not look through for garbage (U1, U3)."""
+"""Objects that the garbage collector of Spark's Python workers can ignore (U1, U3)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cache
 
 @cache
 def keep_loaded() -> None:
-    """Executor: tell the garbage collector, once a process, that what is loaded now stays.
+    """Executor: tell the garbage collector, once per process, that the loaded objects stay in memory.
 
-    Spark's workers collect all garbage after each task, and would look at every module's objects for it each time. Call
-    it when a batch was made: then all that makes batches is loaded.
+    Spark's workers collect garbage after each task, and would visit the objects of all modules each time. Call it when
+    a batch has been built: then all needed modules are loaded.
     """
     gc.freeze()

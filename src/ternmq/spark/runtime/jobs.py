@@ -1,13 +1,13 @@
-"""Running a Spark job that somebody watches: how far it is, how it is stopped, how it fails (U5).
+"""Running a Spark job: reporting its progress, stopping it, and its errors (U5).
 
 A pipeline is a function that gets a session and a ``Watch``, and does its work inside one of two calls::
 
-    watch.run("archive", spark, lambda: table.write.parquet(path))       # an action, from beginning to end
+    watch.run("archive", spark, lambda: table.write.parquet(path))       # an action, from start to end
     watch.follow("archive", table.writeStream….start())                   # a stream, until it ends or is stopped
 
-``follow_all`` is ``follow`` for several streams that belong together. All tell ``Progress`` to whoever made the
-``Watch``, about once a second; all end early and cleanly after ``Watch.stop()``, which any thread and any signal
-handler may call; and all raise what went wrong as one sentence (``JobFailed``), with Spark's trace in the log.
+``follow_all`` is ``follow`` for several streams that belong together. All of them report their ``JobProgress`` to the
+owner of the ``Watch``, about once a second; all end early and cleanly after ``Watch.stop()``, which any thread and
+signal handler may call; and all raise an error as one sentence (``JobFailed``), with Spark's trace in the log.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 INTERVAL_S: Final = 1
 
-#: Observed metrics whose names begin so, with a value of this name, count messages that a stream leaves out.
+#: Observed metrics whose names begin like this, with a value of this name, count messages that a stream skips.
 LEFT_OUT: Final = "ternmq_left_out"
 
-#: What Spark says when a Python process took longer to start than it waits.
+#: Spark's message when a Python process took too long to start.
 _TOO_SLOW: Final = "Python worker failed to connect back"
 _STARTS_MAX: Final = 5
 
@@ -46,7 +46,7 @@ _numbers = itertools.count(1)
 
 
 class JobFailed(TernError):
-    """A Spark job ended with an error; the text is the cause alone."""
+    """A Spark job ended with an error; the text is only the cause."""
 
 
 class JobStopped(TernError):
@@ -54,33 +54,33 @@ class JobStopped(TernError):
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Progress:
-    """How far a job is. What is not known is None."""
+class JobProgress:
+    """The progress of a job. Unknown values are None."""
 
     job: str
-    #: Messages that this run has read so far, and how many a second in the last batch.
+    #: Messages that this run has read so far, and messages per second in the last batch.
     rows: int | None = None
     rows_per_s: float | None = None
-    #: Messages that wait to be read.
+    #: Messages that are not read yet.
     lag: int | None = None
-    #: Messages that this run has read and passed over, as they do not fit.
+    #: Messages that this run has read and skipped, because they do not match the columns.
     left_out: int | None = None
-    #: The number of the last micro-batch, and how long it took.
+    #: Number and duration of the last micro-batch.
     batch: int | None = None
     batch_ms: int | None = None
-    #: Parts done, where their number is known: tasks of an action, messages of a stream that has an end.
+    #: Finished parts, if their number is known: tasks of an action, messages of a stream that ends.
     done: int | None = None
     total: int | None = None
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[JobProgress], None]
 
 
 class Watch:
-    """Who is told how far a job is, and who may stop it. Serves several jobs, one after the other."""
+    """Reports the progress of a job, and can stop it. Serves several jobs, one after the other."""
 
     def __init__(self, tell: Tell | None = None, *, interval_s: int = INTERVAL_S) -> None:
-        self._tell = tell or _tell_nobody
+        self._tell = tell or _report_nothing
         self._interval_s = interval_s
         self._stopped = threading.Event()
 
@@ -89,21 +89,21 @@ class Watch:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Have the running job, and any later one, end. Safe in threads and signal handlers."""
+        """Stop the running job, and any later one. May be called in threads and signal handlers."""
         self._stopped.set()
 
     def stopped_within(self, seconds: float) -> bool:
-        """Wait so long, or until stopped; whether it is."""
+        """Wait for this time, or until stopped; returns whether it is stopped."""
         return self._stopped.wait(seconds)
 
-    def tell(self, progress: Progress) -> None:
-        """Tell of work that is made of several actions."""
+    def tell(self, progress: JobProgress) -> None:
+        """Report the progress of work that consists of several actions."""
         self._tell(progress)
 
     # --- An action ------------------------------------------------------------------------------------------------
 
     def run(self, job: str, spark: SparkSession, work: Callable[[], T]) -> T:
-        """Do ``work``, which runs Spark's actions, and give what it gives. Raises ``JobStopped`` when stopped."""
+        """Call ``work``, which runs Spark's actions, and return its result. Raises ``JobStopped`` if stopped."""
         if self.stopped:
             raise JobStopped(f"{job} was stopped before it began")
         group = f"ternmq-{job}-{next(_numbers)}"
@@ -114,7 +114,7 @@ class Watch:
             try:
                 self._watch(job, spark, group, done)
             except Exception as error:
-                # Nobody to tell, as in `… | head`: no reason to go on.
+                # The output was closed, as in `… | head`: stop the job.
                 deaf.append(error)
                 spark.sparkContext.cancelJobGroup(group)
 
@@ -133,7 +133,7 @@ class Watch:
         finally:
             done.set()
             watcher.join()
-            # Later jobs of this thread are none of ours.
+            # Later jobs of this thread do not belong to it.
             spark.sparkContext.setLocalProperty("spark.jobGroup.id", "")
             spark.sparkContext.setLocalProperty("spark.job.description", "")
 
@@ -141,7 +141,7 @@ class Watch:
         tracker = spark.sparkContext.statusTracker()
         while not done.wait(self._interval_s):
             if self.stopped:
-                # Again and again: an action may begin its next Spark job after the first was cancelled.
+                # Repeatedly: an action may begin its next Spark job after the first was cancelled.
                 spark.sparkContext.cancelJobGroup(group)
                 continue
             tasks = finished = 0
@@ -151,18 +151,18 @@ class Watch:
                     if stage is not None:
                         tasks, finished = tasks + stage.numTasks, finished + stage.numCompletedTasks
             if tasks:
-                self._tell(Progress(job=job, done=finished, total=tasks))
+                self._tell(JobProgress(job=job, done=finished, total=tasks))
 
     # --- A stream -------------------------------------------------------------------------------------------------
 
     def follow(self, job: str, query: StreamingQuery) -> int:
-        """Wait for a stream to end, or end it when stopped, which is no error: it resumes from its checkpoint.
-        Gives the number of messages that were read."""
+        """Wait until a stream ends, or end it when stopped, which is not an error: it resumes from its checkpoint.
+        Returns the number of messages read."""
         return self.follow_all({job: query})[job].rows or 0
 
-    def follow_all(self, queries: Mapping[str, StreamingQuery]) -> dict[str, Progress]:
-        """The same for streams that run side by side, by the names of their jobs. One that fails ends the others.
-        Gives the last progress of each."""
+    def follow_all(self, queries: Mapping[str, StreamingQuery]) -> dict[str, JobProgress]:
+        """The same for parallel streams, by the names of their jobs. If one fails, the others are stopped.
+        Returns the last progress of each."""
         seen = {job: _Seen(job) for job in queries}
         running = dict(queries)
         job = ""
@@ -171,7 +171,7 @@ class Watch:
                 job, query = next(iter(running.items()))
                 query.awaitTermination(self._interval_s)
                 for job, query in list(running.items()):
-                    # Asked before its news, so that the last ones are told.
+                    # Checked before its reports, so that the last ones are not missed.
                     is_active, error = query.isActive, query.exception()
                     self._tell_news(seen[job], query)
                     if error is not None:
@@ -195,10 +195,10 @@ class Watch:
 
 
 def start(writer: DataStreamWriter) -> StreamingQuery:
-    """Start a stream, and wait until it has its sources.
+    """Start a stream, and wait until its sources are ready.
 
-    For each of them Spark starts a Python process and gives it ten seconds, no more, which is not enough on a machine
-    that is busy with something else. Nothing has been read then, so the stream is simply started again.
+    For each of them Spark starts a Python process and waits ten seconds, which is not enough on a busy machine. Nothing
+    has been read then, so the stream is started again.
     """
     attempt = 0
     use(writer._spark)  # noqa: SLF001 - it has no other name
@@ -219,18 +219,18 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
 
 
 class _Seen:
-    """What Spark has told about a stream so far."""
+    """The reports of Spark about a stream so far."""
 
     def __init__(self, job: str) -> None:
         self.rows = 0
         self.left_out: int | None = None
-        self.told = Progress(job=job)
-        #: Spark keeps its last hundred reports; these are the number and time of the last that was taken in.
+        self.told = JobProgress(job=job)
+        #: Spark keeps its last hundred reports; these are the number and time of the last one that was processed.
         self._batch = -1
         self._at = ""
 
     def take(self, progress: Mapping[str, Any]) -> bool:
-        """Take in a report; whether it was news. Between batches, reports tell of the lag."""
+        """Process a report; returns whether it was new. Between batches, reports contain the lag."""
         at, batch, sources = str(progress["timestamp"]), int(progress["batchId"]), progress["sources"]
         if at <= self._at:
             return False
@@ -242,7 +242,7 @@ class _Seen:
             self.left_out = _sum([self.left_out, *_left_out(progress)])
             self._batch = batch
         duration_ms = int(progress.get("batchDuration") or 0)
-        self.told = Progress(
+        self.told = JobProgress(
             job=self.told.job,
             rows=self.rows,
             rows_per_s=rows * 1000 / duration_ms if duration_ms else None,
@@ -257,7 +257,7 @@ class _Seen:
 
 
 def _rows(source: Mapping[str, Any]) -> int:
-    """Messages of a batch. Offsets tell it better than Spark's count, which doubles where a batch is read twice."""
+    """Messages of a batch. Computed from the offsets, because Spark's count doubles if a batch is read twice."""
     starts, ends = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
     if starts is None or ends is None:
         return int(source["numInputRows"])
@@ -277,7 +277,7 @@ def _left_out(progress: Mapping[str, Any]) -> list[int]:
 
 
 def _offsets(table: object) -> dict[Any, int] | None:
-    """A source's offsets, if it is one of ours."""
+    """A source's offsets, if it is a source of TernMQ."""
     try:
         return checkpoint_of(table)[0] or None
     except ConfigError:
@@ -290,7 +290,7 @@ def _sum(counts: Iterable[int | None]) -> int | None:
 
 
 def _plain(progress: Any) -> Mapping[str, Any]:
-    """Spark's progress as its JSON says it: PySpark's object has the offsets as texts."""
+    """Spark's progress in the form of its JSON: PySpark's object has the offsets as texts."""
     table: Mapping[str, Any] = json.loads(progress.json)
     return table
 
@@ -302,5 +302,5 @@ def _failed(job: str, error: Exception) -> TernError:
     return JobFailed(sentence_of(error))
 
 
-def _tell_nobody(_progress: Progress) -> None:
-    """For jobs that run unseen."""
+def _report_nothing(_progress: JobProgress) -> None:
+    """For jobs without reports."""

@@ -1,9 +1,9 @@
-"""The Python that Spark starts its workers with, on this machine (U5).
+"""The Python with which Spark starts its workers on this machine (U5).
 
-Spark puts a zip of PySpark's sources before all else that its workers load. A zip cannot keep byte code, so each worker
-that is started, one for every stream, compiles what it loads: a second, where the same from the installed package takes
-a third of one. The script that is made here takes that zip off the path again. It is only left out if it is that of the
-very package which this process runs.
+Spark puts a zip of PySpark's sources first on the path of its workers. A zip cannot keep byte code, so each started
+worker, one per stream, compiles what it loads: this takes a second, and a third of a second with the installed package.
+The script that is written here removes that zip from the path. It does so only if the zip belongs to the package that
+this process runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PYTHONPATH=$path exec {python} "$@"
 
 @cache
 def worker_python() -> str:
-    """The path of a program that is this Python, and loads PySpark from where it is installed."""
+    """The path of a program that runs this Python, and loads PySpark from its installed package."""
     if sys.platform == "win32":
         return sys.executable
     zips = (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")

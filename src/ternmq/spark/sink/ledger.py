@@ -1,25 +1,25 @@
-"""What was decided for each micro-batch, kept in a topic: the memory of the exactly-once sink (U2).
+"""The decisions for all micro-batches, kept in a topic: the memory of the exactly-once sink (U2).
 
 Spark may run a micro-batch again, after any failure and with other tasks. The ledger makes all runs of one batch write
-the same rows: the first run whose *decision* is in the ledger names the chunks to publish, and later runs finish that
-one. The batch is known by the query's id, which lives in Spark's checkpoint, and its number.
+the same rows: the first run whose *decision* is in the ledger determines the chunks to publish, and later runs finish
+it. A batch is identified by the query's id, which is in Spark's checkpoint, and its number.
 
-``ledger_entries`` tells what the records are, and when a run contradicts an earlier one: that is an error, because to
-go on would drop its rows or finish what belongs to another query.
+``ledger_entries`` defines the records, and when a run contradicts an earlier one: that is an error, because continuing
+would drop its rows or finish a batch of another query.
 
-Looking without overlooking
-    What a dead driver sent may be under way still. So a driver first puts a mark into the ledger of every broker
-    and waits until it shows: then all that its broker took before shows as well, in every queue. Two marks, one after
-    the other: what a broker had received, but not yet taken up, when the first one came is taken up before the second.
-    A query's records are in one queue of each broker, and are read from where the key index knows the batch before to
-    be done; where it does not, from the beginning. (The index only saves time. RocketMQ loses parts of it when it is
-    killed, and an answer of it has 64 records at most. Marks of the batch before are no place to begin: a checkpoint
-    that was rewound leaves some behind the decision that is looked for.) A broker that an earlier mark names and that
-    is not there now may hold the decision: that is an error, not a «no», until the option ``retiredBrokers`` says that
-    it never comes back.
+Finding all earlier decisions
+    Requests of a dead driver may still be in transit. So a driver first writes a mark into the ledger of every broker
+    and waits until it is visible: then all records that its broker accepted before are visible as well, in every queue.
+    Two marks, one after the other: a request that a broker had received, but not yet processed, when the first mark
+    arrived is processed before the second. A query's records are in one queue of each broker, and are read from the
+    position where the key index has the end of the batch before; if it does not, from the beginning. (The index only
+    saves time. RocketMQ loses parts of it when it is killed, and its reply has 64 records at most. Marks of the batch
+    before are not a valid start: a checkpoint that was rewound leaves some after the wanted decision.) A broker that an
+    earlier mark names and that is missing now may hold the decision: that is an error, not "no decision", until the
+    option ``retiredBrokers`` says that it never returns.
 
-    Decisions go to one broker, chosen by the query's id among those that have the ledger. Who has written one reads
-    that queue again up to it: should two drivers have decided, the first decision counts, for both.
+    Decisions go to one broker, chosen by the query's id among those that have the ledger. A driver that has written one
+    reads that queue again up to it: if two drivers have decided, the first decision is valid, for both.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ternmq.spark.sink.ledger_entries import (
     Done,
     Entry,
     Found,
-    Kind,
     Mark,
     Outcome,
     Staged,
     Work,
+    WorkKind,
     check_same,
     decode,
     encode,
@@ -58,7 +58,7 @@ from ternmq.wire.properties import join
 
 log = logging.getLogger(__name__)
 
-#: Queries are spread over these by their ids. Never another number: the next driver would look in another queue.
+#: Queries are distributed over these by their ids. The number is fixed: another driver would look in another queue.
 LEDGER_QUEUES: Final = 16
 #: Marks of a fence, one after the other.
 FENCE_MARKS: Final = 2
@@ -80,21 +80,21 @@ class Ledger:
         self.work = work
         self._logs = logs
         self._claim = claim
-        #: Brokers that never come back.
+        #: Brokers that never return.
         self.retired = frozenset(retired)
         self._new_id = new_id
         self._timeout_ms = timeout_ms
         self._queue_id = abs(java_hash(work.query)) % LEDGER_QUEUES
-        #: The brokers that have the ledger, and behind which marks this run stands.
+        #: The brokers that have the ledger, and the marks that this run has written.
         self.brokers: list[str] = []
         self._fences: dict[str, int] = {}
-        #: The id of the decision that counts.
+        #: The id of the valid decision.
         self._decided: str | None = None
         #: Whether a later batch has a decision.
         self._is_past = False
 
     async def open(self) -> None:
-        """Find the brokers that have the ledger; make it if none has."""
+        """Find the brokers that have the ledger; create it if none has."""
         what = f"looking for the ledger of {self.work.key}"
         await patiently(self._logs, what, self._open, timeout_ms=self._timeout_ms)
         if running := sorted(self.retired.intersection(self.brokers)):
@@ -107,8 +107,8 @@ class Ledger:
         try:
             self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
         except RouteMissing:
-            if self.work.kind is Kind.STREAM and self.work.batch > 0:
-                # A new one would know nothing of what the brokers that are away have decided.
+            if self.work.kind is WorkKind.STREAM and self.work.batch > 0:
+                # A new ledger would not contain the decisions of the missing brokers.
                 raise NetworkError(
                     f"no registered broker has the topic {LEDGER_TOPIC}, which earlier batches used; start its "
                     "brokers. If earlier batches were written with at-least-once, create it: `tern topic create "
@@ -117,12 +117,12 @@ class Ledger:
             await self.extend()
 
     async def extend(self) -> None:
-        """Let every broker have the ledger: only who has it can be fenced."""
+        """Create the ledger on every broker: only brokers that have it can be fenced."""
         await self._logs.make(LEDGER_TOPIC, queues=LEDGER_QUEUES)
         self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
 
     async def look(self, staged: Sequence[Staged]) -> Outcome | None:
-        """What earlier runs left: the decision that counts, or nothing. Fences every broker.
+        """The result of earlier runs: the valid decision, or None. Fences every broker.
 
         Raises ``BatchConflict`` unless this run, which has staged these chunks, repeats that one.
         """
@@ -147,7 +147,7 @@ class Ledger:
         return known
 
     async def fence(self, broker: str) -> None:
-        """Return when all that a broker took before shows in its queues."""
+        """Return when all records that a broker accepted before are visible in its queues."""
         queue = self._queue_on(broker)
         for _ in range(FENCE_MARKS):
             self._fences[broker] = await self._append(queue, Mark(self.brokers), self._new_id())
@@ -156,19 +156,19 @@ class Ledger:
     def decision(
         self, chunks: Sequence[Staged], ends: Sequence[tuple[MessageQueue, int]], *, replaces: str
     ) -> Decision:
-        """A decision of this run, not written yet."""
+        """A decision of this run, not yet written."""
         return Decision(list(chunks), list(ends), self._claim.target, self._claim.checkpoint, replaces)
 
     async def note(self, decision: Decision) -> None:
-        """Write the decision of a work whose id is new, so that no other can be there."""
+        """Write the decision of a work whose id is new, so that no other decision can exist."""
         queue, decision_id = self._home(), self._new_id()
         await self._append(queue, decision, decision_id)
         self._decided = decision_id
 
     async def decide(self, decision: Decision) -> Decision:
-        """Write a decision, after ``look`` found none that counts; returns the one that does.
+        """Write a decision, after ``look`` found no valid one; returns the valid decision.
 
-        Raises ``BatchConflict`` if that is another query's.
+        Raises ``BatchConflict`` if it belongs to another query.
         """
         queue = self._home()
         at = await self._append(queue, decision, self._new_id())
@@ -178,20 +178,20 @@ class Ledger:
                 check_same(self.work, self._claim, decision.chunks, one.entry, None)
                 self._decided = one.entry_id
                 return one.entry
-        raise AssertionError(f"{queue} shows its end {at + 1}, but not the decision there")
+        raise AssertionError(f"{queue} has the end {at + 1}, but not the decision there")
 
     async def finish(self) -> None:
-        """Say that all is published. Without it a later run finds the same out by looking at each chunk."""
+        """Record that all chunks are published. Without it a later run must check each chunk."""
         assert self._decided is not None
         await self._finish(self._decided)
 
     async def finish_empty(self) -> None:
-        """Say that the batch has no rows, and so no decision: the run of the next one need not read what is before."""
+        """Record that the batch has no rows, and so no decision: the next batch need not read earlier records."""
         await self._finish(NO_ROWS)
 
     async def _finish(self, decision_id: str) -> None:
         if self._is_past:
-            # The run of the next batch reads from here on, and would miss what stands before.
+            # The next batch reads from here on, and would miss earlier records.
             return
         queues = map(self._queue_on, self.brokers)
         parcel = self._parcel(Done(decision_id), self._new_id())
@@ -210,11 +210,11 @@ class Ledger:
         return MessageQueue(LEDGER_TOPIC, broker, self._queue_id)
 
     def _home(self) -> MessageQueue:
-        """Where decisions go."""
+        """The queue for decisions."""
         return self._queue_on(self.brokers[abs(java_hash(self.work.query)) % len(self.brokers)])
 
     async def _append(self, queue: MessageQueue, entry: Entry, entry_id: str) -> int:
-        # To append an entry twice does no harm, so a failed attempt is simply repeated.
+        # Appending an entry twice does no harm, so a failed attempt is repeated.
         parcel = self._parcel(entry, entry_id)
         what = f"writing to the ledger of {self.work.key} on {queue.broker_name}"
         return await patiently(self._logs, what, lambda: self._logs.append(queue, parcel), timeout_ms=self._timeout_ms)
@@ -235,12 +235,12 @@ class Ledger:
         start = (await self._logs.bounds(queue)).first
         if self.work.batch > 0:
             before = self.work._replace(batch=self.work.batch - 1)
-            # Batches may be tried in any order, and leave marks. They are done in order.
+            # Batches may be tried in any order, and leave marks. They are finished in order.
             start = max(start, await self._logs.hint(queue, before.key, "done") or 0)
         return await self._entries(queue, start, self._fences[broker] + 1)
 
     async def _entries(self, queue: MessageQueue, start: int, end: int) -> list[Found]:
-        """The entries of this work, and of others of its query that are later; without those that cannot be true."""
+        """The entries of this work, and of later works of its query; without invalid ones."""
         found: list[Found] = []
         async for stored in self._logs.read(queue, start, end):
             for one in stored:

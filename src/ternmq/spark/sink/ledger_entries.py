@@ -1,25 +1,25 @@
-"""What the records of the ledger say, and when two runs contradict each other (U2). A core.
+"""The records of the ledger, and when two runs contradict each other (U2). A core.
 
-Records are messages of TERNMQ_SPARK_LEDGER with the key ``query/batch``, in JSON; the tag says which of three:
+Records are messages of TERNMQ_SPARK_LEDGER with the key ``query/batch``, in JSON; the tag is one of three:
 
-- *mark*: a run looks for earlier decisions. It is the fence (``ledger``), and names all brokers that had the ledger at
-  that time.
-- *decision*: the chunks, the queue of each, where those queues ended at that time, and for which topic and checkpoint
-  it was made.
-- *done*: all chunks of a decision, which it names by the id of its message, are published; or there were no rows.
+- *mark*: a run looks for earlier decisions. It is the fence (``ledger``), and contains all brokers that had the ledger
+  at that time.
+- *decision*: the chunks, the queue of each, the ends of those queues at that time, and the topic and checkpoint
+  that it is for.
+- *done*: all chunks of a decision, given by its message id, are published; or there were no rows.
 
-Records of any client can be in that topic. One that cannot be read, or cannot be true, counts for nothing, and neither
-does a «done» without its decision. That is a check against accidents: there is no secret in a record, so a client that
+Any client can write records to that topic. A record that is unreadable or invalid is ignored, and so is a "done"
+without its decision. That protects against accidents only: there is no secret in a record, so a client that
 may write to the ledger can deceive the sink.
 
 Two runs of one batch
     Spark's query id is part of the checkpoint. So a copy of a checkpoint is the same query, and a checkpoint that was
-    restored from a backup runs batches again with other rows. ``check_same`` tells such a run from one that Spark
-    repeats after a failure: the same topic, the same checkpoint, the same rows. Rows are compared as a set, by their
-    number and the sum of their checksums, because a second run divides them into other tasks and chunks.
+    restored from a backup runs batches again with other rows. ``check_same`` distinguishes such a run from one that
+    Spark repeats after a failure: the same topic, the same checkpoint, the same rows. Rows are compared as a set, by
+    their number and the sum of their checksums, because a second run divides them into other tasks and chunks.
 
-Records that earlier builds wrote have no topic, checkpoint and checksums; what is not there is not compared. Earlier
-builds pass over what they do not know.
+Records of earlier builds have no topic, checkpoint and checksums; missing values are not compared. Earlier
+builds ignore unknown values.
 """
 
 from __future__ import annotations
@@ -41,27 +41,29 @@ STAGE_TOPIC: Final = f"{names.SPARK_PREFIX}STAGE"
 
 #: The checksum of a chunk whose record has none.
 UNKNOWN: Final = -1
-#: In place of the id of a decision, where a batch needed none.
+#: Used instead of the id of a decision if a batch needed none.
 NO_ROWS: Final = "no rows"
 
 
-class Kind(enum.Enum):
-    """What a work is known by."""
+class WorkKind(enum.Enum):
+    """How a work is identified."""
 
     STREAM = "stream"
     WRITE = "writeId"
     TRANSACTION = "txnAppId"
 
 
-#: What to do when a work of some kind cannot be what the ledger says of it.
+#: What to do if a work of this kind contradicts the ledger.
 _CURES: Final = {
-    Kind.STREAM: (
+    WorkKind.STREAM: (
         "Nothing was written by this run. A checkpoint that was copied, or restored from a backup, is still the same "
-        "query: give this one an identity of its own with the option txnAppId, or begin with a new checkpointLocation. "
+        "query: give this one another identity with the option txnAppId, or begin with a new checkpointLocation. "
         "Rows that the other run wrote are then written again"
     ),
-    Kind.WRITE: "Nothing was written by this run; use another writeId for other rows",
-    Kind.TRANSACTION: "Nothing was written by this run; use a higher txnVersion, or another txnAppId, for other rows",
+    WorkKind.WRITE: "Nothing was written by this run; use another writeId for other rows",
+    WorkKind.TRANSACTION: (
+        "Nothing was written by this run; use a higher txnVersion, or another txnAppId, for other rows"
+    ),
 }
 
 
@@ -70,7 +72,7 @@ class Work(NamedTuple):
 
     query: str
     batch: int
-    kind: Kind = Kind.STREAM
+    kind: WorkKind = WorkKind.STREAM
 
     @property
     def key(self) -> str:
@@ -85,7 +87,7 @@ class Work(NamedTuple):
 
 
 class BatchConflict(ConfigError):
-    """A run of a batch is not a repetition of the run that the ledger knows."""
+    """A run of a batch is not a repetition of the run that is in the ledger."""
 
     def __init__(self, work: Work, reason: str) -> None:
         self.work = work
@@ -96,18 +98,18 @@ class BatchConflict(ConfigError):
 
 
 class Staged(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk in the stage; travels from the executor to the committer, and in decisions."""
+    """A chunk in the stage; sent from the executor to the committer, and part of decisions."""
 
-    #: Where it lies.
+    #: Its queue in the stage.
     stage: MessageQueue
     stage_offset: int
     chunk_id: str
     topic: str
-    #: Where it is to go; in a decision always.
+    #: Its target queue; always set in a decision.
     queue: MessageQueue | None
     delay: int
     rows: int
-    #: Of its rows, without their ids (``sink_rows``).
+    #: Of its rows, without their ids (``sink.rows``).
     checksum: int = UNKNOWN
 
 
@@ -117,13 +119,13 @@ class Mark(msgspec.Struct, frozen=True, tag="mark", tag_field="kind"):
 
 class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="kind"):
     chunks: list[Staged]
-    #: The end of each queue that the chunks will be found in, before any of them was sent.
+    #: The end of each queue of the chunks, before any of them was sent.
     ends: list[tuple[MessageQueue, int]]
-    #: The topic of all rows; empty: each row names its own. None: not noted.
+    #: The topic of all rows; empty: each row has its own. None: not recorded.
     target: str | None = None
-    #: The option checkpointLocation; empty: not known.
+    #: The option checkpointLocation; empty: unknown.
     checkpoint: str = ""
-    #: The id of an earlier decision that this one takes the place of.
+    #: The id of an earlier decision that this one replaces.
     replaces: str = ""
 
 
@@ -139,7 +141,7 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(body: bytes) -> Entry:
-    """An entry that can be true; raises ``ValueError`` that says what is wrong with it."""
+    """A valid entry; raises ``ValueError`` with the reason if it is not."""
     entry = _decoder.decode(body)
     if isinstance(entry, Decision):
         _check_decision(entry)
@@ -158,27 +160,27 @@ def _check_decision(decision: Decision) -> None:
         if not 0 < chunk.rows <= CHUNK_ROWS_MAX or not TIMED <= chunk.delay <= DELAY_LEVEL_MAX:
             raise ValueError(f"a chunk has {chunk.rows} rows with the delay {chunk.delay}")
         if chunk.queue is None or chunk.queue.topic != chunk.topic:
-            raise ValueError(f"a chunk for {chunk.topic!r} is to go to {chunk.queue}")
+            raise ValueError(f"a chunk for {chunk.topic!r} has the target {chunk.queue}")
         if not ends.keys() >= set(landings(chunk)):
             raise ValueError(f"there is no end of {chunk.queue}")
 
 
 def landings(chunk: Staged) -> Sequence[MessageQueue]:
-    """The queues in which the rows of a chunk show when they are stored."""
+    """The queues in which the rows of a chunk are visible when they are stored."""
     queue = chunk.queue
     assert queue is not None
     if chunk.delay <= 0:
-        # Also rows with a delivery time, if that is over.
+        # Also rows with a delivery time, if it is in the past.
         return (queue,)
-    # A broker with fewer levels takes its last one.
+    # A broker with fewer levels uses its last one.
     return [MessageQueue(names.SCHEDULE_TOPIC, queue.broker_name, level) for level in range(chunk.delay)]
 
 
-# --- What they amount to --------------------------------------------------------------------------------------------
+# --- Results ----------------------------------------------------------------------------------------------------------
 
 
 class Found(NamedTuple):
-    """A record of the ledger and its place. Sorted, the earlier ones come first."""
+    """A record of the ledger and its position. They sort by position."""
 
     store_time_ms: int
     queue_offset: int
@@ -191,24 +193,24 @@ class Found(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
-    """What the ledger knows of a batch."""
+    """What the ledger contains about a batch."""
 
-    #: The decision that counts, and its id.
+    #: The valid decision, and its id.
     decision: Decision
     decision_id: str
     is_done: bool
 
 
 def outcome(entries: Sequence[Found], batch: int) -> Outcome | None:
-    """The first decision of a batch, or the one that replaces it; None if there is none."""
+    """The first decision of a batch, or its replacement; None if there is none."""
     own = sorted((one for one in entries if one.batch == batch), key=lambda one: one[:2])
     decisions = [(one, one.entry) for one in own if isinstance(one.entry, Decision)]
     done = {one.entry.decision for one in own if isinstance(one.entry, Done)}
-    # One that was appended twice, because the first answer was lost, is still one.
+    # A decision that was appended twice, because the first reply was lost, counts once.
     is_only = len({place.entry_id for place, _ in decisions}) == 1
     counting: tuple[Found, Decision] | None = None
     for place, decision in decisions:
-        # Not just any that is not replaced: one that came second, when the first counted, never counts.
+        # Not just any that is not replaced: a second one, written while the first was valid, never becomes valid.
         if counting is None or decision.replaces == counting[0].entry_id:
             counting = place, decision
     if counting is None:
@@ -219,7 +221,7 @@ def outcome(entries: Sequence[Found], batch: int) -> Outcome | None:
 
 
 def orphans(entries: Sequence[Found], batch: int) -> list[Found]:
-    """Records that say «done» of a decision that is not there."""
+    """Records that say "done" of a decision that does not exist."""
     own = [one for one in entries if one.batch == batch]
     decisions = {one.entry_id for one in own if isinstance(one.entry, Decision)}
     return [
@@ -236,24 +238,24 @@ def latest_decided(entries: Sequence[Found]) -> int | None:
     return max((one.batch for one in entries if isinstance(one.entry, Decision)), default=None)
 
 
-# --- Whether two runs are of the same -----------------------------------------------------------------------------
+# --- Whether two runs are the same --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, frozen=True)
 class Claim:
-    """What a run says of itself, besides its rows."""
+    """The identity of a run, besides its rows."""
 
     #: As in ``Decision``.
     target: str = ""
     checkpoint: str = ""
-    #: Where the checkpoint was before.
+    #: The former location of the checkpoint.
     moved_from: str = ""
-    #: The query computes other rows each time: those of the first run count.
+    #: The query computes other rows each time: those of the first run are used.
     any_rows: bool = False
 
 
 def same_place(checkpoint: str) -> str:
-    """A checkpoint's location in one spelling of those that are common for it."""
+    """A checkpoint's location in one of its usual spellings."""
     scheme, _, path = checkpoint.partition(":")
     if scheme == "file":
         checkpoint = "/" + path.lstrip("/")
@@ -261,14 +263,14 @@ def same_place(checkpoint: str) -> str:
 
 
 def check_same(work: Work, claim: Claim, staged: Sequence[Staged], found: Decision | None, latest: int | None) -> None:
-    """Raise ``BatchConflict`` unless a run may go on from what the ledger knows.
+    """Raise ``BatchConflict`` unless a run may continue from the state of the ledger.
 
     ``found`` is the decision of the batch, ``latest`` the last batch of the query that has one.
     """
     is_past = latest is not None and latest > work.batch
     if found is None:
         if is_past:
-            # Spark begins a batch when the one before is committed, so it never goes back on its own.
+            # Spark begins a batch when the one before is committed, so it never goes back by itself.
             raise BatchConflict(
                 work, f"the batch {work.key} was never written, but the later {work.query}/{latest} was"
             )
@@ -299,7 +301,7 @@ def check_same(work: Work, claim: Claim, staged: Sequence[Staged], found: Decisi
 
 
 def _sum(chunks: Sequence[Staged]) -> tuple[int, int] | None:
-    """Number and checksum of all rows; None if a record is too old to tell."""
+    """Number and checksum of all rows; None if a record is too old to have them."""
     if any(chunk.checksum == UNKNOWN for chunk in chunks):
         return None
     return sum(chunk.rows for chunk in chunks), sum(chunk.checksum for chunk in chunks) % CHECKSUM_MODULO

@@ -1,18 +1,19 @@
-"""Queues as the sink sees them: logs to append to and to read again (U2).
+"""Queues as the sink uses them: logs that can be appended to and read (U2).
 
-All that the sink promises rests on these few operations, which every broker of RocketMQ and TernMQ has. ``Logs`` names
-them, with what may go wrong; ``ClusterLogs`` does them over the network, and tests have a version in memory that breaks
-at will.
+All guarantees of the sink are based on these few operations, which every broker of RocketMQ and TernMQ has. ``Logs``
+defines them, with their possible failures; ``ClusterLogs`` implements them over the network, and tests have a version
+in memory with injected failures.
 
-- What is appended gets the next offset of its queue. An append that raises may have happened all the same, wholly or,
-  if the broker's machine lost power, only its first messages.
-- What is appended is *safe*: on the disk and on the slaves that the broker's settings promise. A broker that has stored
-  a record and cannot say so much (FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE) makes ``append`` raise
-  ``NotSafe``. Disks and slaves take a broker's one log in its order, so a later append that is safe tells that all
-  before it is: the fence is the proof of that, too.
-- A queue shows a record some time after it was appended, and the queues of one broker show theirs in the order of
-  appending. So who sees a record sees all that its broker took before it: that is the sink's *fence* (``ledger``).
-- Reads are patient: a broker that is away is asked again for as long as the option ``retryTimeoutMs`` says.
+- An appended record gets the next offset of its queue. A failed append may have happened nevertheless, completely or,
+  if the broker's machine lost power, only with its first messages.
+- An appended record is *safe*: on the disk and on the slaves that the broker's settings require. If a broker has stored
+  a record but cannot confirm that (FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE), ``append`` raises
+  ``NotSafe``. Disks and slaves get a broker's log in its order, so a later append that is safe proves that all
+  before it are: the fence proves that, too.
+- A record becomes visible in its queue some time after it was appended, and the records of one broker become visible in
+  the order of appending. So a visible record proves that all earlier records of its broker are visible: that is the
+  sink's *fence* (``ledger``).
+- Reads are retried while a broker is down, for the time of the option ``retryTimeoutMs``.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from ternmq.admin.brokers import Brokers
+from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import COUNT_MAX
 from ternmq.admin.queues import Queues
-from ternmq.admin.topics import Topics
+from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import ProducerConfig
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.send.outgoing import Outgoing, shrink
@@ -35,9 +36,9 @@ from ternmq.errors import CorruptRecord, MessagesLost, NetworkError, NotFound, R
 from ternmq.filter.tags import ALL
 from ternmq.message import Message, MessageQueue, Property, SendReceipt, SendStatus
 from ternmq.names import SPARK_GROUP
-from ternmq.spark.runtime.cluster import Bounds, Cluster
+from ternmq.spark.runtime.cluster import Bounds, ClusterClient
 from ternmq.spark.source.columns import Rows
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import read_slice_on_loop
 from ternmq.spark.source.records import Records
@@ -54,7 +55,7 @@ T = TypeVar("T")
 
 SEND_TIMEOUT_MS: Final = 10_000
 
-#: What a body has at most when it is decompressed: decisions are the largest of the sink's own.
+#: Maximum size of a decompressed body: decisions are the largest of the sink's own messages.
 TEXT_BYTES_MAX: Final = 32 << 20
 
 _PAUSE_S: Final = 0.02
@@ -63,7 +64,7 @@ _EVER_MS: Final = 2**63 - 1
 
 
 class NotSafe(TernError):
-    """A broker has stored a record, but not as safely as its settings promise."""
+    """A broker has stored a record, but not as safely as its settings require."""
 
     retriable = True
 
@@ -84,7 +85,7 @@ _CURES: Final = {
 
 @dataclass(slots=True, frozen=True)
 class Parcel:
-    """What is appended: one message, or a batch in its wire form."""
+    """Data to append: one message, or a batch in its wire form."""
 
     body: Buffer
     properties: str = ""
@@ -95,7 +96,7 @@ class Parcel:
 
 
 class Stored(NamedTuple):
-    """A message found in a queue; texts are empty where it has none."""
+    """A message found in a queue; missing texts are empty."""
 
     queue_offset: int
     store_time_ms: int
@@ -113,41 +114,41 @@ class Logs(Protocol):
         ...
 
     async def writable(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues of a topic that exists and can be written to; raises ``RouteMissing``."""
+        """The queues of an existing topic that can be written to; raises ``RouteMissing``."""
         ...
 
     async def make(self, topic: str, *, queues: int) -> None:
-        """Make sure that every broker has the topic."""
+        """Create the topic on every broker that does not have it."""
         ...
 
     async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
-        """The queue offset of what is appended, of a batch that of its first. One attempt; see above for errors.
+        """Append; returns the queue offset, of a batch that of its first message. One attempt; see above for errors.
 
-        Raises ``NotSafe`` for what is stored and may be lost.
+        Raises ``NotSafe`` if it is stored but may be lost.
         """
         ...
 
     async def bounds(self, queue: MessageQueue) -> Bounds:
-        """What the queue shows."""
+        """The visible range of the queue."""
         ...
 
     def read(self, queue: MessageQueue, start: int, end: int) -> AsyncIterator[list[Stored]]:
-        """The messages from ``start`` to before ``end``, which the queue shows; raises ``MessagesLost`` for a gap."""
+        """The visible messages from ``start`` to before ``end``; raises ``MessagesLost`` for a gap."""
         ...
 
     async def hint(self, queue: MessageQueue, key: str, tag: str) -> int | None:
-        """The first queue offset at which an index knows a message with this key and tag.
+        """The first queue offset at which an index has a message with this key and tag.
 
-        An index may forget, and tells some of many: there may be earlier ones, and None means nothing.
+        An index may lose entries and returns only some of many: there may be earlier ones, and None proves nothing.
         """
         ...
 
     async def indexed(self, broker: str, topic: str, unique_key: str) -> bool:
-        """Whether the index of a broker knows a message: for topics whose queues cannot be read."""
+        """Whether the index of a broker has a message: for topics whose queues cannot be read."""
         ...
 
     async def settings(self, broker: str) -> Mapping[str, str]:
-        """What a broker is set to, by RocketMQ's names; it is one of a topic whose route is known."""
+        """The settings of a broker, by RocketMQ's names; the broker must have a topic whose route is known."""
         ...
 
     def monotonic(self) -> float:
@@ -155,12 +156,12 @@ class Logs(Protocol):
         ...
 
     async def pause(self, seconds: float) -> None:
-        """Wait before something is tried again."""
+        """Wait before a retry."""
         ...
 
 
 async def patiently(logs: Logs, what: str, attempt: Callable[[], Awaitable[T]], *, timeout_ms: int) -> T:
-    """Try again, with growing pauses, while the error is one that may pass; ``what`` begins the sentence if not."""
+    """Retry, with growing pauses, while the error may be temporary; ``what`` begins the sentence of the error."""
     end_s = logs.monotonic() + timeout_ms / 1000
     pause_s = _PAUSE_S
     while True:
@@ -180,34 +181,34 @@ async def patiently(logs: Logs, what: str, attempt: Callable[[], Awaitable[T]], 
 
 
 class ClusterLogs:
-    """``Logs`` of a cluster. ``accepts_unsafe``: what is stored is enough, safe or not."""
+    """``Logs`` of a cluster. ``accepts_unsafe``: a stored record is enough, safe or not."""
 
-    def __init__(self, cluster: Cluster, *, retry_timeout_ms: int, accepts_unsafe: bool = False) -> None:
+    def __init__(self, cluster: ClusterClient, *, retry_timeout_ms: int, accepts_unsafe: bool = False) -> None:
         self._cluster = cluster
         self._instance = cluster.instance
         self._queues = Queues(cluster.instance)
         self._sender = Sender(cluster.instance, SPARK_GROUP, ProducerConfig(send_timeout_ms=SEND_TIMEOUT_MS), ())
         self._accepts_unsafe = accepts_unsafe
         self._warned: set[tuple[str, SendStatus]] = set()
-        self._wanted = Wanted(ALL, "", fail_on_data_loss=True, retry_timeout_ms=retry_timeout_ms)
+        self._wanted = PullParameters(ALL, "", fail_on_data_loss=True, retry_timeout_ms=retry_timeout_ms)
 
     async def brokers_of(self, topic: str) -> list[str]:
         return list(await self._queues.brokers_of(topic))
 
     async def make(self, topic: str, *, queues: int) -> None:
-        brokers = Brokers(self._instance)
+        brokers = BrokerAdmin(self._instance)
         masters = [broker for broker in await brokers.all() if broker.broker_id == MASTER_ID]
         if not masters:
             raise NetworkError(f"no broker is registered, so the topic {topic!r} is not available")
         for cluster in {master.cluster for master in masters}:
-            await Topics(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
+            await TopicAdmin(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
         await self._instance.routes.refresh(topic)
 
     async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
         return (await self._deliver(queue.topic, parcel, queue)).queue_offset
 
     async def append_anywhere(self, topic: str, parcel: Parcel) -> tuple[MessageQueue, int]:
-        """Append to the queue whose turn it is, on a broker that answers: where, and at which queue offset."""
+        """Append to the next queue in turn, on a broker that answers; returns the queue and the queue offset."""
         receipt = await self._deliver(topic, parcel, None)
         return receipt.queue, receipt.queue_offset
 
@@ -294,7 +295,7 @@ class ClusterLogs:
         await asyncio.sleep(seconds)
 
     async def _find(self, queue: MessageQueue) -> None:
-        """Let the route of a queue be known. It exists, so a topic that is not known has brokers that are away."""
+        """Load the route of a queue. The queue exists, so if the topic is unknown, its brokers are down."""
         try:
             await self._instance.routes.of(queue.topic)
         except RouteMissing as error:
@@ -322,7 +323,7 @@ def _stored(records: Records, queue: MessageQueue) -> list[Stored]:
 
 
 def _body(body: bytes, sysflag: int) -> bytes:
-    """A body, decompressed. Empty if that cannot be: it is not one of the sink's, and no reason to end a commit."""
+    """A decompressed body. Empty if it cannot be decompressed: it is not from the sink, and must not end a commit."""
     if not sysflag & Sysflag.COMPRESSED:
         return body
     try:
@@ -332,7 +333,7 @@ def _body(body: bytes, sysflag: int) -> bytes:
 
 
 async def read_one(logs: Logs, queue: MessageQueue, queue_offset: int) -> Stored:
-    """The message at a place that a receipt named; waits until the queue shows it. Raises ``MessagesLost``."""
+    """The message at the position of a receipt; waits until it is visible. Raises ``MessagesLost``."""
     await shown(logs, queue, queue_offset)
     async for found in logs.read(queue, queue_offset, queue_offset + 1):
         for one in found:
@@ -341,7 +342,7 @@ async def read_one(logs: Logs, queue: MessageQueue, queue_offset: int) -> Stored
 
 
 async def shown(logs: Logs, queue: MessageQueue, queue_offset: int, *, timeout_ms: int = 60_000) -> None:
-    """Wait until a queue shows what was appended at an offset."""
+    """Wait until the record at an offset is visible in a queue."""
     end_s = logs.monotonic() + timeout_ms / 1000
     pause_s = 0.001
     while (await logs.bounds(queue)).end <= queue_offset:

@@ -1,7 +1,7 @@
-"""Options of the sink, from Spark's map of texts to typed values (U2).
+"""Options of the sink, parsed from Spark's map of texts (U2).
 
-As those of the source (``options``): checked once, on the driver, before a row is read. Spark hands over some options
-of its own too; they are known here and mean nothing to the sink.
+They are checked once, on the driver, before a row is read, as those of the source (``source.options``). Spark also
+passes some options of its own; they are accepted here and have no effect.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SAME: Final = "same"
 ANY: Final = "any"
 
 CHUNK_BYTES: Final = 1 << 20
-#: Brokers take 4 MiB, of which a record needs some for itself.
+#: Brokers accept 4 MiB, of which a record needs some for itself.
 CHUNK_BYTES_MAX: Final = 3 << 20
 IN_FLIGHT_BYTES: Final = 16 << 20
 
-#: Delta's limit: a long.
+#: Delta's limit: a Java long.
 VERSION_MAX: Final = 2**63 - 1
 
 SINK_OPTIONS: Final = (
@@ -48,7 +48,7 @@ SINK_OPTIONS: Final = (
     "chunkBytes",
     "inFlightBytes",
     "retryTimeoutMs",
-    # Spark's own, which it hands over with the others.
+    # Spark's own options, which it passes with the others.
     "checkpointLocation",
     "queryName",
 )
@@ -58,36 +58,36 @@ _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,100}\Z")
 
 @dataclass(slots=True, frozen=True)
 class SinkOptions:
-    """Where to write, and how. Field names are those of the options, in Python's spelling."""
+    """Where to write, and how. Field names are those of the options, in snake_case."""
 
     name_servers: str
-    #: Topics have it before their names on the wire, not here.
+    #: A prefix of topics on the wire, not here.
     namespace: str
-    #: For all rows; empty: each row names its own.
+    #: For all rows; empty: each row has its own.
     topic: str
     is_exactly_once: bool
-    #: Names a batch write, so that a second run of it is known; empty: it is one of a kind.
+    #: Identifies a batch write, so that a second run of it is recognized; empty: it is unique.
     write_id: str
-    #: A batch write of an application that numbers its writes (as with Delta); of a stream, the id alone sets it apart
-    #: from others with the same checkpoint. Empty and None: not given.
+    #: A batch write of an application that numbers its writes (as with Delta); for a stream, the id alone distinguishes
+    #: it from others with the same checkpoint. Empty and None: not given.
     txn_app_id: str
     txn_version: int | None
-    #: A batch that is run again may have other rows; those of its first run count.
+    #: A repeated batch may have other rows; those of its first run are used.
     any_rows: bool
-    #: Where the checkpoint is, and where it was before it was moved; empty: not known.
+    #: The location of the checkpoint, and its former location if it was moved; empty: unknown.
     checkpoint: str
     checkpoint_moved_from: str
-    #: Brokers that never come back.
+    #: Brokers that never return.
     retired_brokers: tuple[str, ...]
-    #: Rows that a broker has stored, but cannot call safe, count as written.
+    #: Rows that a broker has stored, but cannot confirm as safe, count as written.
     accepts_unsafe: bool
-    #: Leave out properties that belong to the system, instead of refusing the row.
+    #: Drop reserved properties instead of refusing the row.
     drops_reserved: bool
-    #: How much travels as one batch.
+    #: Size of one batch send.
     chunk_bytes: int
-    #: How much of a task, or of a commit, is on its way at once.
+    #: Bytes in progress at once, per task or commit.
     in_flight_bytes: int
-    #: How long a broker that does not answer, or is busy, is tried again.
+    #: How long to retry if a broker does not answer, or is busy.
     retry_timeout_ms: int
 
     @classmethod
@@ -120,7 +120,7 @@ class SinkOptions:
         )
 
     def check_for_batch(self, *, overwrite: bool) -> None:
-        """Raise for what only a stream can do, or no sink of topics at all."""
+        """Raise for options that only streams support, and for writes that no topic supports."""
         if overwrite:
             raise ConfigError('a topic cannot be overwritten, only appended to; use mode("append")')
         if bool(self.txn_app_id) != (self.txn_version is not None):
@@ -135,7 +135,7 @@ class SinkOptions:
             )
 
     def check_for_stream(self, *, overwrite: bool) -> None:
-        """Raise for what only a batch write can do, or no sink of topics at all."""
+        """Raise for options that only batch writes support, and for writes that no topic supports."""
         if overwrite:
             raise ConfigError('a topic cannot be overwritten, only appended to; use outputMode("append") or "update"')
         if self.write_id:

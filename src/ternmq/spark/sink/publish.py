@@ -1,17 +1,17 @@
-"""From staged chunks to the target topic, each row once: what a commit does (U2). Driver.
+"""From staged chunks to the target topic, each row once: the commit of a batch (U2). Driver.
 
-A chunk is read back from the stage and sent to its queue as it is, as one batch; nothing is done per row. Chunks of one
-queue go one after the other, in the order of the task that made them; queues side by side.
+A chunk is read from the stage and sent to its queue unchanged, as one batch, without work per row. Chunks of one
+queue are sent one after the other, in the order of their task; different queues in parallel.
 
-Whether a chunk is there already is asked only when it may be: in a batch that an earlier run decided, and after a send
-that failed. The queues themselves answer, being what consumers see: ``Presence`` reads them from where they ended when
-the decision was made, and notes rows by their unique ids. Rows that are there are not sent; where a power cut left the
-first rows of a batch, the others are. Before each such look stands a fence (``ledger``), or a row that was taken but
-does not show yet would be sent again. The marks of a fence are safe, or appended again until they are; so rows that
-their broker stored without being able to call them safe are not just found by the look, but safe then, too.
+The commit checks whether a chunk is already there only if that is possible: in a batch that an earlier run decided, and
+after a failed send. It reads the queues themselves, because that is what consumers see: ``Presence`` reads them from
+their ends at the time of the decision, and collects the unique ids of rows. Existing rows are not sent; if a power cut
+left only the first rows of a batch, the others are sent. A fence (``ledger``) precedes each such check, because a row
+that was accepted but is not yet visible would be sent again. The marks of a fence are safe, or appended again until
+they are; so rows that their broker stored without confirming them as safe are safe then, too.
 
-A message with a delay shows in the topic in which its broker keeps it until its time comes, and stays there afterwards.
-RocketMQ 5 does not let anybody read that of messages with a delivery time: its index is asked, for row after row.
+A message with a delay is visible in the topic in which its broker keeps it until it is due, and stays there afterwards.
+RocketMQ 5 does not allow reading that of messages with a delivery time: its index is queried, row by row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ternmq.errors import ConfigError, MessagesLost, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import WHEEL_TOPIC
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Decision, Kind, Outcome, Staged, Work, landings
+from ternmq.spark.sink.ledger_entries import Decision, Outcome, Staged, Work, WorkKind, landings
 from ternmq.spark.sink.logs import Logs, Parcel, patiently, read_one
 from ternmq.spark.sink.rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
 from ternmq.tasks import Tasks
@@ -41,25 +41,25 @@ log = logging.getLogger(__name__)
 #: The setting of a broker that delivers messages at a given time.
 TIMER_SETTING: Final = "timerWheelEnable"
 
-#: A broker that loses power forgets what it had not synced, and gives the same queue offsets again: chunks may then lie
-#: a little before the end that the decision knew.
+#: A broker that loses power loses unsynced records, and assigns the same queue offsets again: chunks may then be
+#: a little before the end that is in the decision.
 LOOK_BACK: Final = 10_000
 
-#: Told where a commit is; tests break it off there.
+#: Called with each step of a commit; tests interrupt it there.
 OnStep = Callable[[str], None]
 
 
 def stage_key(chunk_id: str) -> str:
-    """The unique id of the message that a chunk is in the stage."""
+    """The unique id of the message of a chunk in the stage."""
     return row_key(chunk_id, CHUNK_ROWS_MAX)
 
 
 class HalfWritten(TernError):
-    """A batch write that failed when a part of its rows may be in the topic. The same write, run again, finishes it."""
+    """A batch write failed when a part of its rows may be in the topic. Running the same write again finishes it."""
 
     def __init__(self, work: Work, error: TernError) -> None:
         self.work = work
-        again = f"with the option writeId={work.query}" if work.kind is Kind.WRITE else "with the same options"
+        again = f"with the option writeId={work.query}" if work.kind is WorkKind.WRITE else "with the same options"
         super().__init__(
             f"{error}. Some rows may be written already: run the same write again {again}; it writes the missing "
             "rows and duplicates none"
@@ -79,9 +79,9 @@ class Committer:
         self._on_step = on_step
 
     async def commit(self, staged: Sequence[Staged], *, is_new: bool = False) -> None:
-        """Publish these chunks, or those that an earlier run decided on.
+        """Publish these chunks, or those of the decision of an earlier run.
 
-        ``is_new`` is True for a work that no run can have been before this one: then nothing is looked for. Raises
+        ``is_new`` is True for a work that cannot have had an earlier run: then the ledger is not searched. Raises
         ``BatchConflict``, and for a batch write ``HalfWritten``.
         """
         ledger = self._ledger
@@ -95,7 +95,7 @@ class Committer:
         if found is not None and not self._lost(found.decision):
             log.info("batch %s was started by an earlier run; finishing it", ledger.work.key)
             await self._finish(found.decision, is_fresh=False)
-        elif staged or (found is None and ledger.work.kind is Kind.TRANSACTION):
+        elif staged or (found is None and ledger.work.kind is WorkKind.TRANSACTION):
             # An empty version is a version, too: another run of it must not have rows.
             decision = await self._placed(staged, replaces="" if found is None else self._given_up(found))
             if is_new:
@@ -113,12 +113,12 @@ class Committer:
                 f"rows of batch {ledger.work.key} are lost with retired brokers, and this run has no rows to "
                 "replace them; start again with a new checkpointLocation (or writeId)"
             )
-        elif ledger.work.kind is Kind.STREAM:
+        elif ledger.work.kind is WorkKind.STREAM:
             await ledger.finish_empty()
         self._on_step("finished")
 
     def _lost(self, decision: Decision) -> int:
-        """How many chunks no run can publish any more: they lie on a retired broker, or were to go there."""
+        """How many chunks cannot be published any more: they are on a retired broker, or it is their target."""
         retired = self._ledger.retired
         places = [(chunk.stage, chunk.queue) for chunk in decision.chunks]
         return sum(any(queue is not None and queue.broker_name in retired for queue in place) for place in places)
@@ -138,15 +138,15 @@ class Committer:
         try:
             await self._publish(decision, is_fresh=is_fresh)
         except TernError as error:
-            # Spark repeats a stream on its own, and what a wrong setting or lost rows ended cannot be finished.
-            if self._ledger.work.kind is Kind.STREAM or isinstance(error, ConfigError):
+            # Spark repeats a stream by itself, and a wrong setting or lost rows cannot be corrected by a repetition.
+            if self._ledger.work.kind is WorkKind.STREAM or isinstance(error, ConfigError):
                 raise
             raise HalfWritten(self._ledger.work, error) from error
         self._on_step("published")
         await self._ledger.finish()
 
     async def _placed(self, staged: Sequence[Staged], *, replaces: str) -> Decision:
-        """Choose a queue for each chunk that may go to any, and note where the queues end."""
+        """Choose a queue for each chunk without one, and record the ends of the queues."""
         topics = {chunk.topic for chunk in staged if chunk.queue is None}
         turns = {topic: _turns(await self._writable(topic), staged[0].chunk_id) for topic in topics}
         chunks = [
@@ -200,7 +200,7 @@ class Committer:
                 if not missing:
                     return
             body = body or await self._staged(chunk)
-            # Whatever comes of it, from here on it may be there.
+            # From here on it may be there, whatever the result is.
             is_certain = is_fenced = False
             for parcel in parcels(chunk, body, missing):
                 await self._logs.append(queue, parcel)
@@ -225,13 +225,13 @@ class Committer:
 
 
 def _turns(queues: Sequence[MessageQueue], chance: str) -> Iterator[MessageQueue]:
-    """All queues in turn. Many batches have one chunk only, so each begins elsewhere."""
+    """All queues in turn. Many batches have only one chunk, so each batch begins with another queue."""
     first = abs(java_hash(chance)) % len(queues)
     return cycle([*queues[first:], *queues[:first]])
 
 
 def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = None) -> Iterable[Parcel]:
-    """What is to be sent of a staged chunk: all of it, or some rows."""
+    """The messages to send for a staged chunk: all rows, or some."""
     if not chunk.delay and (rows is None or len(rows) == chunk.rows):
         yield Parcel(body, is_batch=True)
         return
@@ -245,18 +245,18 @@ def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = Non
 
 
 class Presence:
-    """Which rows of a decision's chunks show in their queues. Reads each queue once, and later only what came since."""
+    """Which rows of a decision's chunks are visible in their queues. Reads each message of a queue once."""
 
     def __init__(self, logs: Logs, decision: Decision) -> None:
         self._logs = logs
-        #: From where on nothing may be missing, and where to read on.
+        #: From where on no message may be missing, and the next offset to read.
         self._must = dict(decision.ends)
         self._next = {queue: max(0, end - LOOK_BACK) for queue, end in decision.ends}
         self._locks: dict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._found: dict[str, set[int]] = {chunk.chunk_id: set() for chunk in decision.chunks}
 
     async def missing(self, chunk: Staged) -> Sequence[int]:
-        """The rows of a chunk that do not show, in order."""
+        """The rows of a chunk that are not visible, in order."""
         for queue in landings(chunk):
             async with self._locks[queue]:
                 await self._read(queue)
@@ -280,7 +280,7 @@ class Presence:
                 "rows were written; start again with a new checkpointLocation (or writeId), and let brokers "
                 "keep messages (fileReservedTime) longer than a job can be stopped"
             )
-        # The end is before what was read when its broker lost power since.
+        # The end is before what was read if its broker lost power meanwhile.
         start = self._next[queue] if self._next[queue] <= bounds.end else bounds.end - LOOK_BACK
         start = max(bounds.first, start)
         async for stored in self._logs.read(queue, start, bounds.end):
@@ -292,7 +292,7 @@ class Presence:
 
 
 async def check_timed(logs: Logs, topic: str) -> None:
-    """Raise ``ConfigError`` unless all brokers of a topic keep messages until a time of their own."""
+    """Raise ``ConfigError`` unless all brokers of a topic support individual delivery times."""
     brokers = sorted({queue.broker_name for queue in await logs.writable(topic)})
     settings = await asyncio.gather(*map(logs.settings, brokers))
     if unable := [name for name, one in zip(brokers, settings, strict=True) if one.get(TIMER_SETTING) != "true"]:

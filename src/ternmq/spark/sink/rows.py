@@ -1,14 +1,14 @@
-"""Rows to chunks: what executors make of Arrow batches (U2). A core.
+"""Rows to chunks: executors pack Arrow batches (U2). A core.
 
-A *chunk* is what travels together: rows of one topic, and of one queue where a sharding key fixes it, in the wire form
-of a batch send. It is packed once, by an executor; whoever sends it later does no work per row. Rows with a delay
-cannot be in a batch send, so they have chunks of their own, which are taken apart again when they are sent.
+A *chunk* is a unit of sending: rows of one topic, and of one queue if a sharding key determines it, in the wire form of
+a batch send. It is packed once, by an executor; sending it later needs no work per row. Rows with a delay cannot be in
+a batch send, so they have separate chunks, which are sent message by message.
 
-Each row has a unique id (``UNIQ_KEY``) that no other row ever has: the chunk's 28 digits and the row's number in the
-chunk as four more. From then on it is fixed: whoever finds it in a queue knows which row of which chunk was stored. It
+Each row has a unique id (``UNIQ_KEY``) that no other row has: the chunk's 28 digits and the row's number in the chunk
+as four more. It never changes: an id that is found in a queue shows which row of which chunk was stored. It
 has the form of every producer's id, address and time included, so that RocketMQ's tools find it.
 
-A row that cannot be a message raises ``InvalidMessage`` with its values, its place and the cure.
+A row that cannot be a message raises ``InvalidMessage`` with its values, its position and the cure.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ WRITTEN: Final[dict[str, tuple[DataType, ...]]] = {
     "delay_level": (IntegerType(), ByteType(), ShortType(), LongType()),
     "deliver_time": (TimestampType(),),
 }
-#: Columns of the source that a sender cannot choose. They are passed over, so that what was read can be written.
+#: Columns of the source that a sender cannot set. They are ignored, so that rows that were read can be written.
 READ_ONLY: Final = tuple(name for name in COLUMNS if name not in WRITTEN)
 
 #: When a message is due, ms since 1970: RocketMQ 5's.
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-#: Names that mean something to brokers; those of timers would make a row wait that has no delay.
+#: Names with a meaning for brokers; those of timers would delay a row that has no delay.
 _RESERVED: Final = RESERVED_PROPERTIES | {
     TIMER_DELIVER_MS,
     "TIMER_DELAY_SEC",
@@ -72,24 +72,24 @@ _RESERVED: Final = RESERVED_PROPERTIES | {
 }
 
 DELAY_LEVEL_MAX: Final = 18
-#: The ``delay`` of a chunk whose rows each have a time of their own; above 0 it is a level.
+#: The ``delay`` of a chunk whose rows have individual times; above 0 it is a level.
 TIMED: Final = -1
 
 #: A record needs room for itself and its properties beside the body.
 ROW_BYTES_MAX: Final = BODY_BYTES_MAX - (64 << 10)
-#: Brokers add some: where a delayed message is to go, and who they are.
+#: Brokers add some: the target of a delayed message, and their own name.
 ROW_PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 512
 #: The row's number has four digits.
 CHUNK_ROWS_MAX: Final = 0xFFFF
 CHUNK_ID_LENGTH: Final = 28
 CHECKSUM_MODULO: Final = 2**64
-#: What a task holds that is not a full chunk yet: with many queues or topics, chunks become smaller.
+#: Bytes of unfinished chunks of a task: with many queues or topics, chunks become smaller.
 OPEN_BYTES_MAX: Final = 32 << 20
 
 _SHOWN_LENGTH_MAX: Final = 40
-#: The unique id as a property: name, chunk, row and what stands between them.
+#: The unique id as a property: name, chunk, row and separators.
 _UNIQUE_LENGTH: Final = len(Property.UNIQUE_KEY) + CHUNK_ID_LENGTH + 6
-#: What a row takes beside its body and what its columns say: lengths, flag, and the unique id.
+#: Bytes of a row besides its body and the values of its columns: lengths, flag, and the unique id.
 _ROW_FIXED_BYTES: Final = FIXED_BYTES + _UNIQUE_LENGTH
 
 
@@ -99,14 +99,14 @@ class Chunk:
 
     chunk_id: str
     topic: str
-    #: Where its rows must go; None: any queue of the topic will do.
+    #: The queue of its rows; None: any queue of the topic.
     queue: MessageQueue | None
     #: 0, a level, or ``TIMED``.
     delay: int
     rows: int
-    #: As ``wire.batch`` packs it.
+    #: Packed by ``wire.batch``.
     body: bytes
-    #: Of its rows, in any order and without their ids: another run has the same, in other chunks.
+    #: Of its rows, independent of their order and ids: another run has the same, in other chunks.
     checksum: int
 
 
@@ -116,7 +116,7 @@ def row_key(chunk_id: str, row: int) -> str:
 
 
 def place_of_key(unique_key: str) -> tuple[str, int] | None:
-    """Chunk and row that a unique id names; None if it cannot be one of ours."""
+    """Chunk and row of a unique id; None if it is not an id of the sink."""
     if len(unique_key) != CHUNK_ID_LENGTH + 4:
         return None
     try:
@@ -126,7 +126,7 @@ def place_of_key(unique_key: str) -> tuple[str, int] | None:
 
 
 def check_schema(schema: StructType, *, topic: str) -> None:
-    """Raise ``ConfigError`` for columns that no message has, or not of that type."""
+    """Raise ``ConfigError`` for unknown columns, or columns with another type."""
     named = {column.name for column in schema.fields}
     for column in schema.fields:
         if column.name in READ_ONLY:
@@ -149,7 +149,7 @@ def check_schema(schema: StructType, *, topic: str) -> None:
 
 
 def _is_alike(given: DataType, wanted: DataType) -> bool:
-    """Types but for what may be null."""
+    """Whether types are equal, ignoring nullability."""
     if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
         return given.elementType == wanted.elementType
     if isinstance(given, MapType) and isinstance(wanted, MapType):
@@ -158,7 +158,7 @@ def _is_alike(given: DataType, wanted: DataType) -> bool:
 
 
 class _Group(NamedTuple):
-    """What the rows of a chunk have in common."""
+    """The common values of the rows of a chunk."""
 
     topic: str
     queue: MessageQueue | None
@@ -173,10 +173,10 @@ class _Open:
 
 
 class Packer:
-    """Makes chunks of the rows of one task. Rows of one group stay in order, within a chunk and from chunk to chunk.
+    """Packs the rows of one task into chunks. Rows of one group stay in order, within a chunk and from chunk to chunk.
 
-    ``topic`` stands above the column of that name; both are names without the ``namespace``. ``queues_of`` tells the
-    queues of a topic that can be written to, and ``new_id`` gives each chunk its digits.
+    ``topic`` overrides the column of that name; both are names without the ``namespace``. ``queues_of`` returns the
+    writable queues of a topic, and ``new_id`` the digits of a new chunk.
     """
 
     def __init__(
@@ -197,16 +197,16 @@ class Packer:
         self._drops_reserved = drops_reserved
         self._queues_of = queues_of
         self._new_id = new_id
-        #: Java's consumers take the namespace off again where it is named.
+        #: Java's consumers remove the namespace if this property has it.
         self._always = join({Property.INSTANCE_ID: namespace})
         self._open: dict[_Group, _Open] = {}
         self._open_bytes = 0
-        #: Topics that were looked at, with their queues, by their names without the namespace.
+        #: Known topics with their queues, by their names without the namespace.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
-        """Take rows in; the chunks that are full come out."""
+        """Add rows; yields the chunks that are full."""
         columns = _Columns(batch)
         topics = repeat(self._topic) if self._topic else columns.of("topic")
         rows = zip(
@@ -218,11 +218,11 @@ class Packer:
             columns.of("sharding_key"),
             columns.of("delay_level"),
             columns.times_ms(),
-            strict=False,  # what is repeated has no end
+            strict=False,  # repeated values have no end
         )
         unique = f"{Property.UNIQUE_KEY}\x01"
         chunk_bytes, open_chunks = self._chunk_bytes, self._open
-        #: Of rows that name neither topic nor queue nor time: most of them, so it is not made for each.
+        #: For rows without topic, queue and time: most rows, so it is not created for each.
         plain: _Group | None = None
         for at, (body, topic, keys, tags, properties, sharding_key, level, time_ms) in enumerate(rows):
             try:
@@ -256,7 +256,7 @@ class Packer:
         self._rows += len(batch)
 
     def rest(self) -> Iterator[Chunk]:
-        """What is left, full or not."""
+        """The remaining chunks, full or not."""
         for group in list(self._open):
             yield self._close(group)
 
@@ -346,12 +346,12 @@ class Packer:
 
 def _checksum(topic: str, messages: Sequence[tuple[int, bytes, str]]) -> int:
     """A number for some rows of a topic. Those of several chunks are added, modulo ``CHECKSUM_MODULO``."""
-    # What stands before the rest of the properties is the row's id, which another run gives otherwise.
+    # The first property is the row's id, which differs in another run.
     start, of_topic = _UNIQUE_LENGTH, crc32(topic.encode())
     mixed = np.array(
         [crc32(body, crc32(text[start:].encode(), of_topic)) for _, body, text in messages], dtype=np.uint64
     )
-    # CRCs are linear: of 1024 rows that count up, and of the next 1024, the sums are equal. So each is mixed before, as
+    # CRCs are linear: the sums of 1024 rows that count up and of the next 1024 are equal. So each is mixed first, as
     # MurmurHash3 does at its end (``fmix64``).
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         mixed ^= mixed >> np.uint64(33)
@@ -361,7 +361,7 @@ def _checksum(topic: str, messages: Sequence[tuple[int, bytes, str]]) -> int:
 
 
 class _Columns:
-    """The columns of a batch as Python values; one that is not there is null for ever."""
+    """The columns of a batch as Python values; a missing column is always null."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._by_name = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -381,7 +381,7 @@ class _Columns:
         column = self._by_name.get("deliver_time")
         if column is None:
             return repeat(None)
-        # A broker is never early, so neither is what it is told.
+        # A broker never delivers early, so the time is rounded up.
         return [None if us is None else -(-us // 1000) for us in pc.cast(column, pa.int64()).to_pylist()]
 
 
@@ -397,6 +397,6 @@ def _bad_body(body: bytes | None) -> InvalidMessage:
 
 
 def _shown(value: object) -> str:
-    # A body may have megabytes, of which nobody needs the rest.
+    # A body may have megabytes; the rest is not needed.
     text = repr(value[: _SHOWN_LENGTH_MAX + 1] if isinstance(value, (bytes, str)) else value)
     return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"

@@ -1,11 +1,11 @@
 """Rows into topics: ``df.write.format("ternmq")`` and ``df.writeStream.format("ternmq")`` (U2, V2).
 
-Which process calls what: the *planner* makes the writer and checks options and schema; each *executor* calls ``write``
-for a task, after which its rows are in the stage (``staging``) and its commit message says where; the *driver*, in a
-Python process of its own, calls ``commit`` when all tasks of the batch have succeeded (``publish``, ``ledger``).
+Processes: the *planner* creates the writer and checks options and schema; each *executor* calls ``write`` for a task,
+after which its rows are in the stage (``staging``) and its commit message has their positions; the *driver*, in a
+separate Python process, calls ``commit`` when all tasks of the batch have succeeded (``publish``, ``ledger``).
 
-Nothing reaches the target topic before ``commit``. ``abort`` has nothing to undo: what is staged and not decided is
-never published. With ``delivery=at-least-once`` tasks send straight to the target, and there is nothing to commit.
+No row reaches the target topic before ``commit``. ``abort`` does nothing: staged rows without a decision are never
+published. With ``delivery=at-least-once`` tasks send directly to the target, and there is nothing to commit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from pyspark.sql.types import StructType
 from ternmq.client.connect.namespace import wrap
 from ternmq.env import Env
 from ternmq.errors import ConfigError
-from ternmq.spark.runtime.cluster import Cluster, cluster_at
+from ternmq.spark.runtime.cluster import ClusterClient, cluster_at
 from ternmq.spark.sink import rows as sink_rows
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Claim, Kind, Staged, Work
+from ternmq.spark.sink.ledger_entries import Claim, Staged, Work, WorkKind
 from ternmq.spark.sink.logs import ClusterLogs
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.sink.publish import Committer
@@ -37,12 +37,12 @@ from ternmq.spark.sink.staging import Ship, Shipping, Stage, Straight, Timers, n
 
 log = logging.getLogger(__name__)
 
-#: Under which name Spark tells tasks of a stream the query that they belong to (``StreamExecution.QUERY_ID_KEY``).
+#: The name of the property with the query id of a stream, for its tasks (``StreamExecution.QUERY_ID_KEY``).
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
 class Written(WriterCommitMessage):
-    """What one task has staged, in order, and for which query. Travels from executor to driver."""
+    """The staged chunks of one task, in order, and its query. Sent from executor to driver."""
 
     def __init__(self, staged: Sequence[Staged], query: str) -> None:
         self.staged = tuple(staged)
@@ -50,14 +50,14 @@ class Written(WriterCommitMessage):
 
 
 class _Writing:
-    """What batch and stream have in common. Pickled to executors: what to write and how, and nothing that lives."""
+    """Common part of batch and stream. Pickled to executors: what to write and how, without open resources."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         sink_rows.check_schema(schema, topic=options.topic)
         self.options = options
 
     def write(self, batches: Iterator[pa.RecordBatch], *, is_stream: bool) -> Written:
-        """Executor: the rows of one task into the stage, or straight into the topic."""
+        """Executor: write the rows of one task to the stage, or directly to the topic."""
         options, task = self.options, TaskContext.get()
         assert task is not None
         query = checked_query(task.getLocalProperty(_QUERY_ID)) if is_stream and options.is_exactly_once else ""
@@ -93,7 +93,7 @@ class _Writing:
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], work: Work, writer: _Steps, *, is_new: bool = False
     ) -> None:
-        """Driver: publish what the tasks have staged."""
+        """Driver: publish the chunks that the tasks have staged."""
         options = self.options
         staged = [one for message in messages if isinstance(message, Written) for one in message.staged]
         cluster = cluster_at(options.name_servers)
@@ -115,23 +115,23 @@ class _Writing:
         )
         cluster.run(committer.commit(staged, is_new=is_new))
 
-    def _logs(self, cluster: Cluster) -> ClusterLogs:
+    def _logs(self, cluster: ClusterClient) -> ClusterLogs:
         options = self.options
         return ClusterLogs(cluster, retry_timeout_ms=options.retry_timeout_ms, accepts_unsafe=options.accepts_unsafe)
 
-    def _claim(self, kind: Kind) -> Claim:
+    def _claim(self, kind: WorkKind) -> Claim:
         options = self.options
         target = wrap(options.namespace, options.topic) if options.topic else ""
-        if kind is not Kind.STREAM:
-            # Spark hands over a checkpoint to a batch write, too, if one is set.
+        if kind is not WorkKind.STREAM:
+            # Spark passes a checkpoint to a batch write, too, if one is set.
             return Claim(target, any_rows=options.any_rows)
         return Claim(target, options.checkpoint, options.checkpoint_moved_from, options.any_rows)
 
 
 def checked_query(query_id: str | None) -> str:
-    """The id of a stream that Spark has told a task; raises ``ConfigError`` where it told none."""
+    """The id of a stream that Spark has passed to a task; raises ``ConfigError`` if there is none."""
     if not query_id:
-        # All such streams would have the same batches in the ledger.
+        # All such streams would share their batches in the ledger.
         raise ConfigError(
             f"Spark did not pass the id of the query to its tasks (local property {_QUERY_ID}), so the sink "
             "cannot identify the stream; use foreachBatch with the options txnAppId and txnVersion, or "
@@ -141,26 +141,26 @@ def checked_query(query_id: str | None) -> str:
 
 
 def stream_work(query_id: str, app_id: str, batch: int) -> Work:
-    """A micro-batch: known by the query's id, with an id of the user's also by that."""
+    """A micro-batch: identified by the query's id, and by the user's id if there is one."""
     return Work(f"{query_id}@{app_id}" if app_id else query_id, batch)
 
 
 def write_work(options: SinkOptions, write_id: str) -> Work:
-    """A batch write: known by application and version, or else by its id. Ids have no @, so no two are mistaken."""
+    """A batch write: identified by application and version, or else by its id. Ids have no @, so they are distinct."""
     if options.txn_version is not None:
-        return Work(f"txn@{options.txn_app_id}", options.txn_version, Kind.TRANSACTION)
-    return Work(write_id, 0, Kind.WRITE)
+        return Work(f"txn@{options.txn_app_id}", options.txn_version, WorkKind.TRANSACTION)
+    return Work(write_id, 0, WorkKind.WRITE)
 
 
 class _Steps:
-    """Where a commit is. Tests override it to break a job off at any step."""
+    """The step of a commit. Tests override it to interrupt a job at any step."""
 
     def on_step(self, step: str) -> None:
-        """Driver: a commit has come to this step."""
+        """Driver: a commit has reached this step."""
         log.debug("commit step: %s", step)
 
 
-class BatchWriter(DataSourceArrowWriter, _Steps):
+class TopicBatchWriter(DataSourceArrowWriter, _Steps):
     """Planner, executor and driver: one write of a DataFrame."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -176,15 +176,15 @@ class BatchWriter(DataSourceArrowWriter, _Steps):
         """Driver: all tasks have succeeded."""
         options = self._writing.options
         if options.is_exactly_once:
-            # Without an id of the user's this write has a new one; if it fails half-way, the error tells it.
+            # Without an id of the user this write has a new one; if it fails half-way, the error contains it.
             is_new = not (options.write_id or options.txn_app_id)
             self._writing.commit(messages, write_work(options, self._write_id), self, is_new=is_new)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Driver: what is staged is never decided."""
+        """Driver: the staged chunks are never decided."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter, _Steps):
+class TopicStreamWriter(DataSourceStreamArrowWriter, _Steps):
     """Planner, executor and driver: the micro-batches of a stream."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -202,9 +202,9 @@ class StreamWriter(DataSourceStreamArrowWriter, _Steps):
         """Driver: all tasks of a micro-batch have succeeded, in this run of it."""
         if not self._writing.options.is_exactly_once:
             return
-        # Spark makes a task even where there are no rows, so there is a message.
+        # Spark runs a task even if there are no rows, so there is a message.
         (query,) = {message.query for message in messages if isinstance(message, Written)}
         self._writing.commit(messages, stream_work(query, self._writing.options.txn_app_id, batchId), self)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Driver: what is staged is never decided."""
+        """Driver: the staged chunks are never decided."""

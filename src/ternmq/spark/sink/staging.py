@@ -1,11 +1,11 @@
-"""What executors do with chunks: put them into the stage, or straight into the target (U2).
+"""Executors write chunks to the stage, or directly to the target (U2).
 
-The stage is a topic, TERNMQ_SPARK_STAGE: one message is one chunk, its body the body of a batch send. Nobody but the
-committer reads it. A chunk that is staged twice, or by a task that fails later, or by one that ran twice, is simply
-never asked for, and goes away with retention.
+The stage is a topic, TERNMQ_SPARK_STAGE: one message is one chunk, its body the body of a batch send. Only the
+committer reads it. A chunk that is staged twice, or by a task that fails later, or by a repeated task, is
+never read, and expires with retention.
 
-A task packs rows while earlier chunks are on their way; with ``inFlightBytes`` under way it waits. So a broker that is
-slow slows the task, and a task never holds more than that.
+A task packs rows while earlier chunks are being sent; with ``inFlightBytes`` in progress it waits. So a slow broker
+slows the task down, and a task never holds more than that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import RouteMissing, TernError
 from ternmq.message import MessageQueue, Property
-from ternmq.spark.runtime.cluster import Cluster
+from ternmq.spark.runtime.cluster import ClusterClient
 from ternmq.spark.sink.ledger_entries import STAGE_TOPIC, Staged
 from ternmq.spark.sink.logs import ClusterLogs, NotSafe, Parcel, patiently, read_one
 from ternmq.spark.sink.publish import check_timed, parcels, stage_key
@@ -27,28 +27,28 @@ from ternmq.spark.sink.rows import CHUNK_ID_LENGTH, TIMED, Chunk
 from ternmq.tasks import Tasks
 from ternmq.wire.properties import join
 
-#: Of each broker.
+#: On each broker.
 STAGE_QUEUES: Final = 4
-#: How long a topic may be unknown before it is one that does not exist.
+#: How long a topic may be unknown before it counts as missing.
 MISSING_MS: Final = 3_000
-#: What is staged after a chunk to find out whether that is safe.
+#: Staged after a chunk to find out whether the chunk is safe.
 _AFTER: Final = b"after"
 
-#: What becomes of one chunk; None if there is nothing left to do with it.
+#: Sends one chunk; returns None if it needs no commit.
 Ship = Callable[[Chunk], Coroutine[Any, Any, Staged | None]]
 
 
 def new_id(instance: ClientInstance) -> str:
-    """The digits of a new chunk: those of a unique id of this process, with chance where it has the process's number
-    and without the counter, whose place the row's number takes."""
+    """The digits of a new chunk: those of a unique id of this process, with random digits instead of the process's
+    number, and without the counter, which the row's number replaces."""
     unique = instance.unique_ids.next()[-32:]
     return f"{unique[:12]}{instance.env.random.getrandbits(32):08X}{unique[20:CHUNK_ID_LENGTH]}"
 
 
 class Shipping:
-    """Executor: the chunks of one task on their way. Its methods block."""
+    """Executor: the chunks of one task in progress. Its methods block."""
 
-    def __init__(self, cluster: Cluster, ship: Ship, *, bytes_max: int) -> None:
+    def __init__(self, cluster: ClusterClient, ship: Ship, *, bytes_max: int) -> None:
         self._cluster = cluster
         self._ship = ship
         self._bytes_max = bytes_max
@@ -58,7 +58,7 @@ class Shipping:
         self._shipped: list[Staged] = []
 
     def put(self, chunk: Chunk) -> None:
-        """Ship a chunk; waits while too much is under way. Raises what went wrong with an earlier one."""
+        """Send a chunk; waits while too much is in progress. Raises the error of an earlier one."""
         while self._under_way and self._bytes + len(chunk.body) > self._bytes_max:
             self._wait()
         self._under_way.append(
@@ -67,7 +67,7 @@ class Shipping:
         self._bytes += len(chunk.body)
 
     def finish(self) -> list[Staged]:
-        """Wait for all of them; in the order in which they were put."""
+        """Wait for all of them; returns them in the order of ``put``."""
         while self._under_way:
             self._wait()
         return self._shipped
@@ -85,7 +85,7 @@ class Shipping:
 
 
 class Stage:
-    """Executor: chunks into the stage. Called on the loop."""
+    """Executor: writes chunks to the stage. Called on the loop."""
 
     def __init__(self, logs: ClusterLogs, *, timeout_ms: int) -> None:
         self._logs = logs
@@ -99,8 +99,8 @@ class Stage:
         async def attempt() -> tuple[MessageQueue, int]:
             nonlocal unsafe
             if unsafe is not None:
-                # Another megabyte at each attempt would fill the disk of a broker that is short of its slave. A small
-                # record that is safe shows the same (``logs``), unless the broker lost power in between.
+                # Another megabyte with each attempt would fill the disk of a broker that lacks its slave. A small
+                # record that is safe proves the same (``logs``), unless the broker lost power in between.
                 queue, at = unsafe.queue, unsafe.queue_offset
                 await self._logs.append(queue, Parcel(_AFTER))
                 if (await read_one(self._logs, queue, at)).unique_key == key:
@@ -121,7 +121,7 @@ class Stage:
 
 
 class StoredUnsafely(TernError):
-    """Rows of a task are stored, but not as safely as the brokers' settings promise; it is not tried again."""
+    """Rows of a task are stored, but not as safely as the brokers' settings require; there is no retry."""
 
     def __init__(self, error: NotSafe) -> None:
         super().__init__(
@@ -131,12 +131,12 @@ class StoredUnsafely(TernError):
 
 
 class Straight:
-    """Executor: chunks to their topic at once, some of them perhaps twice. Called on the loop."""
+    """Executor: sends chunks to their topic at once, some of them perhaps twice. Called on the loop."""
 
     def __init__(self, logs: ClusterLogs, *, timeout_ms: int) -> None:
         self._logs = logs
         self._timeout_ms = timeout_ms
-        #: Chunks of one queue go one after the other.
+        #: Chunks of one queue are sent one after the other.
         self._turns: dict[MessageQueue, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def ship(self, chunk: Chunk) -> None:
@@ -156,7 +156,7 @@ class Straight:
                     else:
                         await self._logs.append(chunk.queue, parcel)
                 except NotSafe as error:
-                    # A broker without its slave answers so at once: to go on trying would write dozens of copies.
+                    # A broker without its slave answers like this at once: retries would write dozens of copies.
                     raise StoredUnsafely(error) from error
 
             where = chunk.queue or chunk.topic
@@ -164,9 +164,9 @@ class Straight:
 
 
 class Timers:
-    """Executor: looks once a topic whether its brokers can do what rows with a ``deliver_time`` ask for."""
+    """Executor: checks once per topic whether its brokers support ``deliver_time``."""
 
-    def __init__(self, cluster: Cluster, logs: ClusterLogs) -> None:
+    def __init__(self, cluster: ClusterClient, logs: ClusterLogs) -> None:
         self._cluster = cluster
         self._logs = logs
         self._able: set[str] = set()
@@ -178,10 +178,10 @@ class Timers:
             self._able.add(chunk.topic)
 
 
-def writable(cluster: Cluster, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
-    """The queues of a topic that can be written to; raises ``RouteMissing`` if it is not there for some seconds.
+def writable(cluster: ClusterClient, logs: ClusterLogs, topic: str, *, timeout_ms: int) -> Sequence[MessageQueue]:
+    """The writable queues of a topic; raises ``RouteMissing`` if it is missing for some seconds.
 
-    A topic whose brokers just start again is not known for a moment.
+    A topic whose brokers are being restarted is unknown for a moment.
     """
     end_s = logs.monotonic() + min(timeout_ms, MISSING_MS) / 1000
 

@@ -13,7 +13,7 @@ from ternmq.spark.source import plan
 from ternmq.spark.source.options import EARLIEST, LATEST, LATEST_OFFSET, Position, SourceOptions
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pushed import Pushed
-from ternmq.spark.source.reading import Reading
+from ternmq.spark.source.reading import TopicReading
 
 
 class BatchReader(DataSourceReader):
@@ -21,7 +21,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_batch()
-        self._reading = Reading(options, schema)
+        self._reading = TopicReading(options, schema)
         self._pushed = Pushed()
 
     @property
@@ -29,11 +29,11 @@ class BatchReader(DataSourceReader):
         return _PushFilters(self._push)
 
     def _push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Planner: narrow the read by what the filters allow. Spark applies all of them once more, so a filter that
-        narrows too little is no mistake.
+        """Planner: narrow the read by the filters. Spark applies all of them again, so narrowing too little is not an
+        error.
 
-        Spark 4.3 keeps the plan that comes of this for *every* later query of the same DataFrame, also for those
-        without a filter, which would silently get the narrowed rows. So it takes an option of the user to do it."""
+        Spark 4.3 keeps the resulting plan for *every* later query of the same DataFrame, also for those
+        without a filter, which would silently get the narrowed rows. So this must be enabled by an option."""
         options = self._reading.options
         if not options.push_down_filters:
             return filters
@@ -44,7 +44,7 @@ class BatchReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        """Planner: one task a slice."""
+        """Planner: one task per slice."""
         reading, options, pushed = self._reading, self._reading.options, self._pushed
         found = reading.queues()
         for position in (options.start, options.end):
@@ -65,15 +65,15 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Executor."""
-        # Spark makes one partition of its own where there is none.
+        # Spark creates one partition of its own if there are none.
         return self._reading.read(partition) if isinstance(partition, Slice) else iter(())
 
 
 class _PushFilters:
-    """``pushFilters`` that Spark calls where it pushes filters, and overlooks where it does not.
+    """``pushFilters`` that Spark calls if it pushes filters down, and ignores otherwise.
 
-    With ``spark.sql.python.filterPushdown.enabled`` off, which is its default, Spark refuses to run a reader that has a
-    ``pushFilters`` of its own. It tells by ``__func__``; here that is the method which pushes nothing, so that a plain
+    With ``spark.sql.python.filterPushdown.enabled`` off, which is its default, Spark refuses to run a reader that
+    overrides ``pushFilters``. It detects that by ``__func__``; here that is the inherited method, so that a plain
     session works and filters the rows itself.
     """
 

@@ -1,8 +1,8 @@
-"""The bodies of a slice: checked, decompressed, and what becomes of messages whose body cannot be had (U1).
+"""The bodies of a slice: checked, decompressed; and messages whose body cannot be read (U1).
 
-Any producer can send a body that says it is compressed and is not, and a few hundred bytes can decompress to gigabytes.
-One such message must not stop all reads of its queue, so the user decides (``options.BadMessages``), and each body has
-a limit. All bodies of a batch together have one too: a chunk of records may become several batches.
+Any producer can send a body that is marked as compressed but is not, and a few hundred bytes can decompress to
+gigabytes. One such message must not stop all reads of its queue, so the user decides (``options.BadMessages``), and
+each body has a limit. All bodies of a batch together have a limit, too: a chunk of records may become several batches.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ternmq.wire.record import Sysflag
 
 log = logging.getLogger(__name__)
 
-#: Decompressed bodies of a batch beyond which a new one begins.
+#: Decompressed bodies of a batch; above this limit a new batch begins.
 BATCH_BYTES: Final = 64 << 20
 
 _WRONG_CRC: Final = "its body does not match its CRC"
 
 
 class BodyReader:
-    """Executor: makes rows of the records of one slice."""
+    """Executor: makes rows from the records of one slice."""
 
     def __init__(self, queue: MessageQueue, bad: BadMessages, *, bytes_max: int, decompresses: bool) -> None:
-        """``queue`` is what rows and errors name. Without ``decompresses`` no column needs the bodies."""
+        """``queue`` is the name for rows and errors. Without ``decompresses`` no column needs the bodies."""
         self._queue = queue
         self._bad = bad
         self._bytes_max = bytes_max
@@ -43,7 +43,7 @@ class BodyReader:
         self._first_skipped = ""
 
     def rows(self, records: Records) -> Iterator[Rows]:
-        """The rows of these records. Raises ``CorruptRecord`` for a bad message, if the user wants that."""
+        """The rows of these records. Raises ``CorruptRecord`` for a bad message, if the user has chosen that."""
         wrong = records.wrong_bodies()
         packed = (records.sysflags & Sysflag.COMPRESSED) != 0 if self._decompresses else np.zeros_like(wrong)
         if not wrong.any() and not packed.any():
@@ -70,7 +70,7 @@ class BodyReader:
             yield self._batch(records, begin, bodies, problems)
 
     def close(self) -> None:
-        """The slice is over: say what was left out."""
+        """The slice is done: log what was skipped."""
         if self._skipped:
             log.warning(
                 "skipped %d messages of %s, because badMessages is skip; the first: %s",

@@ -1,7 +1,7 @@
 """The columns of a topic, and Arrow batches of them (U1, U3).
 
-Only the columns of the schema asked for are made, each for all records at once. Variable parts (bodies, properties) are
-not cut out one by one, see ``records`` and ``properties``.
+Only the columns of the requested schema are built, each for all records at once. Variable parts (bodies, properties)
+are not copied one by one, see ``records`` and ``properties``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _MAP: Final = pa.map_(pa.string(), pa.string())
 
 
 def spark_schema(columns: Mapping[str, Column] | None = None) -> StructType:
-    """All columns, in the order of the guide. Without ``columns``: those of a topic; here and below."""
+    """All columns, in the order of the guide. Without ``columns``: those of a topic; also below."""
     return StructType([StructField(name, column.spark_type) for name, column in (columns or COLUMNS).items()])
 
 
 def check_schema(schema: StructType, whole: StructType | None = None) -> None:
-    """Raise ``ConfigError`` for columns that ``whole`` does not have, or not of that type."""
+    """Raise ``ConfigError`` for columns that ``whole`` does not have, or has with another type."""
     types = {field.name: field.dataType for field in (whole or spark_schema()).fields}
     for field in schema.fields:
         known = types.get(field.name)
@@ -57,7 +57,7 @@ def check_schema(schema: StructType, whole: StructType | None = None) -> None:
 
 
 class Batches:
-    """Makes batches of one schema. A schema without ``tags`` may still ask for ``tags`` to choose by."""
+    """Builds batches of one schema. A schema without ``tags`` may still filter by ``tags``."""
 
     def __init__(
         self, schema: StructType, *, tags: Sequence[str] = (), columns: Mapping[str, Column] | None = None
@@ -80,7 +80,7 @@ class Batches:
 
 
 class Rows:
-    """The records of a batch, and what several columns are made of; each part is found when first asked for."""
+    """The records of a batch, and values that several columns need; each is computed when first used."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Rows:
         bodies: pa.Array | None = None,
         problems: pa.Array | None = None,
     ) -> None:
-        """``bodies`` and ``problems`` where those of the records are not what rows have (``bodies.BodyReader``)."""
+        """``bodies`` and ``problems`` if they differ from those of the records (``bodies.BodyReader``)."""
         self.records = records
         self.queue = queue
         self._bodies = bodies
@@ -107,14 +107,14 @@ class Rows:
         return pa.repeat(pa.scalar(self.queue.broker_name, pa.string()), len(self.records))
 
     def property(self, name: str) -> pa.Array:
-        """The values of one property, null where a record has none."""
+        """The values of one property, null if a record does not have it."""
         return self.pairs.values_of(name)
 
     def bodies(self) -> pa.Array:
         return self._bodies if self._bodies is not None else self.records.bodies
 
     def problems(self) -> pa.Array:
-        """Why a body is null; null where it is not."""
+        """Why a body is null; null if it is not."""
         return self._problems if self._problems is not None else pa.nulls(len(self.records), pa.string())
 
     def born_hosts(self) -> pa.Array:
@@ -143,7 +143,7 @@ def _times(times_ms: Int64s) -> pa.Array:
 
 @dataclass(slots=True, frozen=True)
 class Column:
-    """One column: its types, and how it is made."""
+    """One column: its types, and how it is built."""
 
     spark_type: DataType
     arrow_type: pa.DataType
@@ -183,6 +183,6 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "reconsume_times": int_column(lambda records: records.reconsume_times),
 }
 
-#: The column that tells why a message has no body, and all columns of a read that has it.
+#: The column with the reason why a message has no body, and all columns of a read that has it.
 PROBLEM: Final = "problem"
 COLUMNS_AND_PROBLEM: Final[Mapping[str, Column]] = {**COLUMNS, PROBLEM: text_column(Rows.problems)}

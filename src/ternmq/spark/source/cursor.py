@@ -1,17 +1,17 @@
-"""How far a read of a slice is, and what to ask for next; a core (U1, V2).
+"""The progress of reading a slice, and what to request next; a core (U1, V2).
 
-A pull names a queue offset and a count, and is answered with the records from there on and the offset to go on at.
-Brokers give less than asked for: RocketMQ's 32 at a time, TernMQ's as many as fit into some hundred KiB. The way there
-and back would be most of the time, so the cursor guesses: if the last pull led so many offsets on, the next one will,
-and the pulls behind it are asked for before it is answered. A right guess doubles the number of pulls under way; a
-wrong one forgets all that was asked too early. Where bytes are the broker's limit, somewhat fewer messages are asked
-for than fitted last time: then records that differ in size hardly make a guess wrong. What is taken is always the
-answer to the offset where the last one ended, so guesses cost time at most, never order or a message.
+A pull has a queue offset and a count; the reply has the records from there on and the next offset. Brokers return fewer
+than requested: RocketMQ 32 at a time, TernMQ as many as fit into some hundred KiB. The round trips would take most of
+the time, so the cursor guesses: if the last pull covered n offsets, the next one will, too, and the following pulls are
+sent before it is answered. A right guess doubles the number of pulls in progress; after a wrong one all early requests
+are dropped. If bytes are the broker's limit, somewhat fewer messages are requested than fitted last time: then records
+of different sizes rarely make a guess wrong. Only the reply for the offset where the last one ended is used, so wrong
+guesses cost time, but never change the order or lose a message.
 
-What is not there any more
+Deleted messages
     Retention deletes from the front, and a broker that lost its last page in a power cut ends earlier than before.
-    Without a filter every queue offset of the slice must come, so a gap shows by itself (``gaps``); with one, the
-    broker's words have to do. With ``failOnDataLoss`` it is an error, else a warning, and the read goes on.
+    Without a filter every queue offset of the slice must arrive, so a gap is visible (``gaps``); with one, only the
+    broker's reply shows it. With ``failOnDataLoss`` it is an error, else a warning, and the read continues.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from ternmq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-#: What a first pull asks for.
+#: The count of a first pull.
 COUNT_MAX: Final = 1_024
-#: An answer of more than this was probably cut by its bytes, one of less by its messages.
+#: A larger reply was probably limited by its bytes, a smaller one by its number of messages.
 _MANY_BYTES: Final = 32 * 1024
-#: A queue that ends before the slice does may be one that a slave shows, or that is being recovered: ask that often.
+#: A queue that ends before the slice may be that of a slave, or one that is being recovered: retry this often.
 END_ASKED_MAX: Final = 5
 
 
 @dataclass(slots=True, frozen=True)
 class Pulled:
-    """The answer to a pull at ``at``, but for its body."""
+    """The reply to a pull at ``at``, without its body."""
 
     at: int
     code: int
     next_offset: int
     min_offset: int
     body_bytes: int
-    #: Records are passed over because they were deleted, not because of the filter.
+    #: Records were skipped because they were deleted, not because of the filter.
     is_gone: bool
-    #: Which broker of the set should be asked next.
+    #: The broker of the set to use for the next pull.
     broker_id: int
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
-    """What a read asks of brokers, beyond the place."""
+class PullParameters:
+    """The parameters of a read, without its position."""
 
     tags: str
     sql: str
@@ -72,7 +72,7 @@ class Wanted:
         return bool(self.sql) or self.tags != ALL
 
     def lost(self, queue: MessageQueue, first: int, end: int) -> None:
-        """Messages of a slice are gone: raise ``MessagesLost``, or say so and let the read go on."""
+        """Messages of a slice were deleted: raise ``MessagesLost``, or log a warning and continue."""
         lost = MessagesLost(
             f"messages {first} to {end - 1} of {queue} were deleted before they were read; keep messages longer "
             "(fileReservedTime), read them earlier, or set the option failOnDataLoss to false to continue "
@@ -83,7 +83,7 @@ class Wanted:
         self._raise_or_tell(lost)
 
     def removed(self, queue: MessageQueue, at: int) -> None:
-        """A queue was deleted with whatever a stream had not read: raise ``MessagesLost``, or say so."""
+        """A queue was deleted with messages that a stream had not read: raise ``MessagesLost``, or log a warning."""
         self._raise_or_tell(
             MessagesLost(
                 f"{queue} no longer exists: the topic was deleted, or has fewer queues now; messages from offset "
@@ -100,31 +100,31 @@ class Wanted:
         log.warning("%s; continuing without them, because failOnDataLoss is false", lost)
 
 
-class Step(Enum):
-    """What an answer means."""
+class ReplyKind(Enum):
+    """What a reply means."""
 
     #: Its body has records of the slice.
     RECORDS = auto()
-    #: There is nothing in it, and the read goes on behind it.
+    #: It has no records, and the read continues after it.
     NOTHING = auto()
-    #: There is nothing where something should be: ask again after a pause.
+    #: It has no records where there should be some: retry after a pause.
     AGAIN = auto()
 
 
 class Cursor:
-    """Reads a slice: what ``to_ask`` gives is asked for, and the answers, in that order, are given to ``take``."""
+    """Reads a slice: the pulls of ``to_ask`` are sent, and the replies, in that order, are passed to ``take``."""
 
-    def __init__(self, part: Slice, wanted: Wanted, *, ahead_max: int = 1) -> None:
+    def __init__(self, part: Slice, wanted: PullParameters, *, ahead_max: int = 1) -> None:
         self._queue = part.queue
         self._end = part.end
         self._wanted = wanted
         self._ahead_max = 1 if wanted.is_filtered else ahead_max
-        #: Where the read is: all before it was taken.
+        #: The current position: all before it is done.
         self.at = part.start
-        #: Where pulls are under way, the next one to take first.
+        #: Offsets of pulls in progress, the next one first.
         self.asked: deque[int] = deque()
         self.broker_id = MASTER_ID
-        #: How many pulls may be under way, and how far each leads if the guess is right.
+        #: How many pulls may be in progress, and how many offsets each covers if the guess is right.
         self._depth = 1
         self._count = COUNT_MAX
         self._end_asked = 0
@@ -134,7 +134,7 @@ class Cursor:
         return self.at >= self._end
 
     def to_ask(self) -> list[tuple[int, int]]:
-        """Offsets and counts of pulls to start now; none while there are enough, as several at once cost less."""
+        """Offsets and counts of pulls to send now; none while there are enough, because several at once cost less."""
         first = len(self.asked)
         if first > self._depth // 2:
             return []
@@ -143,28 +143,28 @@ class Cursor:
         return [(at, self._count_at(at)) for at in itertools.islice(self.asked, first, None)]
 
     def forget(self) -> None:
-        """The answers to all pulls under way are not waited for."""
+        """The replies to all pulls in progress are not needed."""
         self.asked.clear()
         self._depth = 1
 
-    def take(self, pulled: Pulled) -> Step:
-        """Go on behind an answer. Raises ``MessagesLost``."""
+    def take(self, pulled: Pulled) -> ReplyKind:
+        """Continue after a reply. Raises ``MessagesLost``."""
         self.asked.popleft()
         self.broker_id = pulled.broker_id
         if not self._wanted.is_filtered:
             self._learn(pulled)
         if pulled.code == ResponseCode.SUCCESS:
             self.at = pulled.next_offset
-            return Step.RECORDS
+            return ReplyKind.RECORDS
         if pulled.code == ResponseCode.PULL_OFFSET_MOVED or pulled.next_offset <= pulled.at:
             return self._not_there(pulled)
         if pulled.is_gone:
             self._gone(pulled.next_offset)
         self.at = pulled.next_offset
-        return Step.NOTHING
+        return ReplyKind.NOTHING
 
     def _count_at(self, at: int) -> int:
-        # Without a filter, offsets are messages; with one, those beyond the end are dropped later.
+        # Without a filter, offsets are messages; with one, messages beyond the end are dropped later.
         return self._count if self._wanted.is_filtered else min(self._count, self._end - at)
 
     def _learn(self, pulled: Pulled) -> None:
@@ -176,35 +176,35 @@ class Cursor:
         if 0 < led < asked:
             self._count = max(1, led * 7 // 8) if pulled.body_bytes > _MANY_BYTES else led
 
-    def _not_there(self, pulled: Pulled) -> Step:
-        """There is nothing at ``at``, though the slice has it: deleted, lost, or not there *yet*."""
+    def _not_there(self, pulled: Pulled) -> ReplyKind:
+        """There is no record at ``at``, although the slice has it: deleted, lost, or not there *yet*."""
         self.forget()
         if pulled.min_offset <= self.at and self._end_asked < END_ASKED_MAX:
-            # The front is not what is missing. A slave may lag behind, so ask the master.
+            # The missing record is not before the queue's front. A slave may lag behind, so ask the master.
             self.broker_id = MASTER_ID
             self._end_asked += 1
-            return Step.AGAIN
+            return ReplyKind.AGAIN
         resume = min(pulled.min_offset, self._end) if pulled.min_offset > self.at else self._end
         self._gone(resume)
         self.at = resume
-        return Step.NOTHING
+        return ReplyKind.NOTHING
 
     def _gone(self, end: int) -> None:
-        # Without a filter, who looks at the records finds the hole.
+        # Without a filter, the check of the records finds the gap.
         if self._wanted.is_filtered:
             self._wanted.lost(self._queue, self.at, min(end, self._end))
 
 
 class Expected:
-    """Without a filter, all queue offsets of a slice, one after the other; with one, anything goes."""
+    """Without a filter, all queue offsets of a slice must arrive in order; with one, any may be missing."""
 
-    def __init__(self, part: Slice, wanted: Wanted) -> None:
+    def __init__(self, part: Slice, wanted: PullParameters) -> None:
         self._part = part
         self._wanted = wanted
         self._next = part.start
 
     def check(self, queue_offsets: Int64s) -> None:
-        """The next records have come. Raises ``MessagesLost`` for holes before or between them."""
+        """Check the next records. Raises ``MessagesLost`` for gaps before or between them."""
         if self._wanted.is_filtered or not len(queue_offsets):
             return
         for first, end in gaps(queue_offsets, self._next):
@@ -212,13 +212,13 @@ class Expected:
         self._next = int(queue_offsets[-1]) + 1
 
     def check_end(self) -> None:
-        """Nothing comes any more."""
+        """Check that none is missing at the end."""
         if not self._wanted.is_filtered and self._next < self._part.end:
             self._wanted.lost(self._part.queue, self._next, self._part.end)
 
 
 def gaps(queue_offsets: Int64s, expected: int) -> list[tuple[int, int]]:
-    """Where growing offsets, the first of which should be ``expected``, leave some out: first and end of each hole."""
+    """The gaps in growing offsets whose first should be ``expected``: first and end of each gap."""
     before = np.concatenate(([expected - 1], queue_offsets[:-1])) if len(queue_offsets) else queue_offsets
     holes = np.flatnonzero(queue_offsets != before + 1)
     return [(int(before[hole]) + 1, int(queue_offsets[hole])) for hole in holes]

@@ -1,15 +1,15 @@
-"""A line to one broker: pulls go out, answers come into one buffer, and records are looked at where they fell (U1).
+"""A blocking connection to one broker: replies are received into one buffer, and records are read in place (U1).
 
-The client of ``ternmq.client`` serves many callers on a loop of its own, so what it receives is copied from the loop's
-buffer, joined to frames, and handed from one thread to another. For a task that reads megabytes in order, that is more
-work than all the rest of it. A line is a socket of the task's own thread: the kernel writes into ``data``, and
-nothing moves from there. While the task works on what came, the broker fills the socket's buffer.
+The client of ``ternmq.client`` serves many callers on its own loop, so received bytes are copied from the loop's
+buffer, joined to frames, and passed from one thread to another. For a task that reads megabytes in order, that would be
+most of the work. A line is a socket of the task's own thread: the kernel writes into ``data``, and the bytes stay
+there. While the task works on them, the broker fills the socket's buffer.
 
-Answers may come in another order than they were asked for, as brokers read cold records beside warm ones. They stay
-where they fell until they are asked for; those that nobody asks for any more are passed over. ``turn`` begins a new
-round in the same buffer: what was handed out before may be written over from then on.
+Replies may arrive in another order than requested, because brokers read cold records beside warm ones. They stay
+where they are until they are requested; replies that are no longer needed are skipped. ``turn`` begins a new
+round in the same buffer: earlier replies may be overwritten from then on.
 
-A line is never mended. Whatever goes wrong is a ``NetworkError``; then it is closed, and the next one is a new one.
+A line is never repaired. Any failure is a ``NetworkError``; then the line is closed, and a new one is opened.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ternmq.types import Buffer
 from ternmq.wire.frame import encode_request, response_at
 from ternmq.wire.header import Header, Response
 
-#: What is received beyond the frame that is waited for: enough for small ones to come together, little to move on.
+#: Bytes to receive beyond the expected frame: enough to receive small frames together, few enough to move cheaply.
 _BEYOND_BYTES: Final = 64 * 1024
 
 
 class Answer(NamedTuple):
-    """A response; its body is what ``Line.data`` has from ``begin`` to before ``end``."""
+    """A response; its body is in ``Line.data`` from ``begin`` to before ``end``."""
 
     response: Response
     begin: int
@@ -43,7 +43,7 @@ class Line:
         self._form = form
         self._socket = dial_blocking(address, timeout_ms=timeout_ms)
         self.data = bytearray(room_bytes)
-        #: Where the next frame begins, and where that ends which was received.
+        #: Start of the next frame, and end of the received bytes.
         self._at = self._end = 0
         self._opaque = 0
         self._early: dict[int, Answer] = {}
@@ -65,7 +65,7 @@ class Line:
         return self._opaque
 
     def answer(self, number: int) -> Answer:
-        """The answer to a request; those to earlier ones are not wanted any more."""
+        """The reply to a request; replies to earlier ones are dropped."""
         for early in [early for early in self._early if early < number]:
             del self._early[early]
         while number not in self._early:
@@ -75,7 +75,7 @@ class Line:
         return self._early.pop(number)
 
     def turn(self) -> None:
-        """Begin at the front of the buffer again. Answers that came before their turn move there."""
+        """Begin at the front of the buffer again. Replies that arrived early are moved there."""
         at = 0
         view = memoryview(self.data)
         for number, answer in sorted(self._early.items(), key=lambda item: item[1].begin):
@@ -100,7 +100,7 @@ class Line:
 
     def _receive_until(self, end: int) -> None:
         if end > len(self.data):
-            # Positions stay what they are, so what was handed out in this round is found in the larger buffer too.
+            # Positions do not change, so earlier replies of this round are found in the larger buffer, too.
             self.data = self.data[: self._end] + bytearray(2 * end - self._end)
         view = memoryview(self.data)[: end + _BEYOND_BYTES]
         while self._end < end:

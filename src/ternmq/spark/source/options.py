@@ -1,8 +1,8 @@
-"""Options of the source, from Spark's map of texts to typed values (U1).
+"""Options of the source, parsed from Spark's map of texts (U1).
 
-Spark hands over every option as text and does not care about the case of its name; here it is checked once, on the
-driver, before anything is read: an unknown option, a value that cannot be, or two options that contradict each other
-raise ``ConfigError`` with a sentence. ``OptionTexts`` is the reading part, for other formats of this package too.
+Spark passes each option as text and ignores the case of its name. Options are checked once, on the driver, before
+anything is read: an unknown option, an invalid value, or two options that contradict each other raise ``ConfigError``
+with a sentence. ``OptionTexts`` is the generic parser, also for other formats of this package.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ternmq.names import check_group, check_topic
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
-#: In offsets given per queue: the first and the last, as Spark's Kafka source has them.
+#: In offsets per queue: the first and the last, as in Spark's Kafka source.
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
-#: Queue offsets by topic, broker and queue id, as they stand in checkpoints; JSON knows only texts as names.
+#: Queue offsets by topic, broker and queue id, as they are stored in checkpoints; names in JSON are texts.
 OffsetTable: TypeAlias = dict[str, dict[str, dict[str, int]]]
-#: In a checkpoint, beside the topics: since when messages of queues that appear later are read. No topic has an @.
+#: In a checkpoint, beside the topics: since when messages of later queues are read. No topic has an @.
 SINCE: Final = "@since"
 
 ChoiceT = TypeVar("ChoiceT", bound=enum.StrEnum)
 
 
 class BadMessages(enum.StrEnum):
-    """What becomes of a message whose body cannot be had: damaged, or it does not decompress, or not within the limit.
+    """How to treat a message whose body is damaged, cannot be decompressed, or exceeds the limit.
 
-    FAIL ends the read. SKIP leaves the message out and counts it in the log. NULL gives a row without a body, and a
-    column that tells why.
+    FAIL ends the read. SKIP omits the message and counts it in the log. NULL returns a row without a body, and a
+    column with the reason.
     """
 
     FAIL = "fail"
@@ -54,7 +54,7 @@ class BadMessages(enum.StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Position:
-    """A place in all queues: ``earliest``, ``latest``, a time, or for each queue an offset or a time."""
+    """A position in all queues: ``earliest``, ``latest``, a time, or for each queue an offset or a time."""
 
     where: str = ""
     time_ms: int | None = None
@@ -62,7 +62,7 @@ class Position:
     times_ms: Mapping[MessageQueue, int] | None = None
 
 
-#: Options of Spark's Kafka source and sink, in lower case, and what does the same here.
+#: Options of Spark's Kafka source and sink, in lower case, and their counterparts here.
 _KAFKA_OPTIONS: Final = {
     "kafka.bootstrap.servers": ("nameServers",),
     "subscribe": ("topic", "topics"),
@@ -82,7 +82,7 @@ _KAFKA_HEADERS: Final = "includeheaders"
 
 
 class OptionTexts:
-    """The options of one format. Take each by its name; one that the format does not have is refused."""
+    """The options of one format, by name; options that the format does not have are refused."""
 
     def __init__(self, options: Mapping[str, str], *, known: Collection[str], name: str = "ternmq") -> None:
         self._texts = {name.lower(): text for name, text in options.items()}
@@ -127,14 +127,14 @@ class OptionTexts:
         return text == "true" if text else default
 
     def one_of(self, *names: str) -> str | None:
-        """Which one of some options that exclude each other is given."""
+        """Which one of some mutually exclusive options is given."""
         given = [name for name in names if self.has(name)]
         if len(given) > 1:
             raise ConfigError(f"the options {' and '.join(given)} contradict each other; give one of them")
         return given[0] if given else None
 
     def _hint(self, given: str) -> str:
-        """What to write instead of an option, in lower case, that the format does not have."""
+        """What to use instead of an option, in lower case, that the format does not have."""
         ours = [name for name in _KAFKA_OPTIONS.get(given, ()) if name.lower() in self._known]
         if ours:
             return f"that is an option of Spark's Kafka format; use {' or '.join(ours)}"
@@ -151,37 +151,37 @@ class OptionTexts:
 
 @dataclass(slots=True, frozen=True)
 class SourceOptions:
-    """What to read, and how. Field names are those of the options, in Python's spelling."""
+    """What to read, and how. Field names are those of the options, in snake_case."""
 
     name_servers: str
-    #: Topics and group have it before their names here, as on the wire.
+    #: Topics and group have it as a prefix here, as on the wire.
     namespace: str
-    #: By name, or else by pattern, which is for names without the namespace.
+    #: By name, or else by pattern, which applies to names without the namespace.
     topics: tuple[str, ...]
     topic_pattern: str
     start: Position | None
     end: Position | None
-    #: What brokers are to choose by: an expression of tags, or of SQL92.
+    #: The filter of the brokers: an expression of tags, or of SQL92.
     tags: str
     sql: str
     max_messages_per_trigger: int | None
     max_bytes_per_trigger: int | None
-    #: A stream waits for so many messages before it begins a batch, or for so long after the last one.
+    #: A stream waits for this many messages before it begins a batch, or for this long after the last one.
     min_messages_per_trigger: int | None
     max_trigger_delay_ms: int
     slice_messages: int
     min_partitions: int | None
     fail_on_data_loss: bool
-    #: Progress is reported under this name; empty: not at all.
+    #: Progress is reported under this name; empty: it is not reported.
     group: str
-    #: Narrow a batch read by the query's filters; the guide tells why that is not the default.
+    #: Narrow a batch read by the query's filters; the guide explains why that is not the default.
     push_down_filters: bool
     bad_messages: BadMessages
     #: A body that is larger than this after decompression is a bad message.
     max_body_bytes: int
-    #: How long a broker or name server that does not answer is tried again; 0: without end.
+    #: How long to retry if a broker or name server does not answer; 0: without limit.
     retry_timeout_ms: int
-    #: How often a stream looks for new topics, brokers and queues.
+    #: How often a stream searches for new topics, brokers and queues.
     discover_interval_ms: int
 
     @classmethod
@@ -225,14 +225,14 @@ class SourceOptions:
         )
 
     def check_for_batch(self) -> None:
-        """Raise for what only a stream can do."""
+        """Raise for options that only streams support."""
         for name, value in (("startingOffsets", self.start), ("endingOffsets", self.end)):
             wrong = LATEST if name == "startingOffsets" else EARLIEST
             if value is not None and value.where == wrong:
                 raise ConfigError(f"a batch read with {name}={wrong!r} would be empty; remove the option")
 
     def check_for_stream(self) -> None:
-        """Raise for what only a batch read can do."""
+        """Raise for options that only batch reads support."""
         if self.end is not None:
             raise ConfigError(
                 "a stream has no end; remove the options that begin with ending, or use spark.read; to read the "
@@ -240,7 +240,7 @@ class SourceOptions:
             )
 
     def selects(self, topic: str) -> bool:
-        """Whether a topic is one of those chosen."""
+        """Whether a topic is selected."""
         if self.topics:
             return topic in self.topics
         name = unwrap(self.namespace, topic)
@@ -250,9 +250,9 @@ class SourceOptions:
 SLICE_MESSAGES: Final = 200_000
 RETRY_TIMEOUT_MS: Final = 60_000
 DISCOVER_INTERVAL_MS: Final = 10_000
-#: Of one body, decompressed. Producers send up to 4 MiB as a rule, and a task holds a batch of them.
+#: Of one decompressed body. Producers usually send up to 4 MiB, and a task holds a batch of them.
 MAX_BODY_BYTES: Final = 64 << 20
-#: As that of Spark's Kafka source.
+#: The same as that of Spark's Kafka source.
 TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 SOURCE_OPTIONS: Final = (
@@ -287,7 +287,7 @@ SOURCE_OPTIONS: Final = (
 
 
 def name_servers(texts: OptionTexts) -> str:
-    """The option ``nameServers`` in one form; without it, what the variable NAMESRV_ADDR says on the driver."""
+    """The option ``nameServers`` in one form; without it, the variable NAMESRV_ADDR of the driver."""
     try:
         return ";".join(ClientConfig(texts.text("nameServers")).addresses)
     except ConfigError:
@@ -297,7 +297,7 @@ def name_servers(texts: OptionTexts) -> str:
 
 
 def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
-    """Queue offsets as they stand in a checkpoint."""
+    """Queue offsets in the form of a checkpoint."""
     table: OffsetTable = {}
     for queue, offset in sorted(offsets.items()):
         table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
@@ -305,7 +305,7 @@ def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
 
 
 def offsets_of(table: object, *, source: str) -> dict[MessageQueue, int]:
-    """Queue offsets from their form in a checkpoint; ``source`` names it in the error."""
+    """Queue offsets from the form of a checkpoint; ``source`` is its name in errors."""
     form = "offset}}}, with -2 for the earliest and -1 for the latest"
     given = _by_queue(table, source=source, form=form)
     for value in given.values():
@@ -315,12 +315,12 @@ def offsets_of(table: object, *, source: str) -> dict[MessageQueue, int]:
 
 
 def checkpoint_table(offsets: Mapping[MessageQueue, int], since_ms: int) -> dict[str, object]:
-    """What a stream has Spark keep: its offsets, and since when messages of queues that appear later are read."""
+    """The state of a stream for Spark: its offsets, and since when messages of later queues are read."""
     return {SINCE: since_ms, **offset_table(offsets)}
 
 
 def checkpoint_of(table: object) -> tuple[dict[MessageQueue, int], int | None]:
-    """Both parts of what a stream had Spark keep; no time in what an earlier version kept. Raises ``ConfigError``."""
+    """Both parts of a stream's state; states of earlier versions have no time. Raises ``ConfigError``."""
     source = "the checkpoint"
     if not isinstance(table, dict) or SINCE not in table:
         return offsets_of(table, source=source), None
@@ -351,7 +351,7 @@ def _items(table: object) -> list[tuple[str, object]]:
 
 
 def local_path(text: str, *, cure: str) -> Path:
-    """A path of this machine, also as Hadoop and Spark write it (``file:/dir``, ``file:///dir``); raises
+    """A path of this machine, also in the form of Hadoop and Spark (``file:/dir``, ``file:///dir``); raises
     ``ConfigError``, with the cure, for other addresses."""
     plain = re.sub(r"\Afile:(///|/(?!/))", "/", text)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:", plain):
@@ -360,7 +360,7 @@ def local_path(text: str, *, cure: str) -> Path:
 
 
 def topic_names(text: str) -> tuple[str, ...]:
-    """Topics with commas between; raises ``ConfigError``."""
+    """Topics separated by commas; raises ``ConfigError``."""
     topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
         raise ConfigError(f"{text!r} contains no topic; give one topic, or several separated by commas")
@@ -371,7 +371,7 @@ def topic_names(text: str) -> tuple[str, ...]:
 
 
 def topic_pattern(text: str) -> str:
-    """A regular expression that can be one; raises ``ConfigError``."""
+    """A valid regular expression; raises ``ConfigError``."""
     try:
         re.compile(text)
     except re.error as error:
@@ -425,7 +425,7 @@ def _position(name: str, text: str, topics: tuple[str, ...], namespace: str) -> 
 def _read_queues(
     name: str, given: Mapping[MessageQueue, int], topics: tuple[str, ...], namespace: str
 ) -> dict[MessageQueue, int]:
-    """What a user says of queues, by their names on the wire; raises ``ConfigError`` for a topic that is not read."""
+    """The user's values for queues, by their names on the wire; raises ``ConfigError`` for a topic that is not read."""
     wrapped = {queue._replace(topic=wrap(namespace, queue.topic)): value for queue, value in given.items()}
     for topic in dict.fromkeys(queue.topic for queue in wrapped):
         if topics and topic not in topics:
@@ -434,7 +434,7 @@ def _read_queues(
 
 
 def time_ms(name: str, text: str) -> int:
-    """The time that an option gives, in ms since 1970; raises ``ConfigError``."""
+    """The time of an option, in ms since 1970; raises ``ConfigError``."""
     if text.isdecimal():
         return int(text)
     try:
@@ -443,5 +443,5 @@ def time_ms(name: str, text: str) -> int:
         raise ConfigError(
             f"invalid option {name}={text!r}: expected ms since 1970, or ISO 8601 such as 2026-11-16T08:30:00Z"
         ) from None
-    # Planner and executors may live in different zones: what has none is UTC.
+    # Planner and executors may be in different time zones: a time without a zone is UTC.
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

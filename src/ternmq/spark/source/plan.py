@@ -1,11 +1,11 @@
 """From queues and bounds to tasks, and from a rate limit to bounds; a core (U1).
 
-A *slice* is a piece of one queue, read by one task. A long queue has many, so that all tasks have work even when one
-queue holds everything. Slices of different queues take turns in the list: tasks that start together ask different
-brokers.
+A *slice* is a part of one queue, read by one task. A long queue has many slices, so that all tasks have work even if
+one queue holds all messages. Slices of different queues alternate in the list: tasks that start together read from
+different brokers.
 
-``trim`` shares a limit fairly: all queues get the same, and what a short queue does not need goes to the others. So no
-queue starves, however long its neighbours are. Where anything is left to read, at least one message is.
+``trim`` shares a limit fairly: all queues get the same, and the unused share of a short queue goes to the others. So no
+queue starves, however long the others are. If there is anything to read, at least one message is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ternmq.message import MessageQueue
 
 
 class Slice(InputPartition):
-    """The queue offsets ``start`` … before ``end`` of one queue. Travels to the executor that reads it."""
+    """The queue offsets ``start`` … before ``end`` of one queue. Sent to the executor that reads it."""
 
     def __init__(self, queue: MessageQueue, start: int, end: int) -> None:
         super().__init__((queue, start, end))
@@ -41,7 +41,7 @@ def cut(
     slice_messages: int,
     min_partitions: int | None = None,
 ) -> list[Slice]:
-    """Slices of ``slice_messages`` at most; smaller ones where that makes fewer than ``min_partitions``."""
+    """Slices of ``slice_messages`` at most; smaller ones if there would be fewer than ``min_partitions``."""
     spans = [(queue, starts[queue], end) for queue, end in sorted(ends.items()) if starts[queue] < end]
     if min_partitions is not None:
         total = sum(end - start for _, start, end in spans)
@@ -62,8 +62,8 @@ def trim(
 ) -> dict[MessageQueue, int]:
     """The ends of the next step: ``limit`` messages at most over all queues.
 
-    With ``cost`` (bytes of a message in each queue, say) the limit counts that instead. Queues that have nothing, or
-    whose end lies before their start, keep their end.
+    With ``cost`` (for example bytes per message in each queue) the limit counts that instead. Empty queues, and queues
+    whose end is before their start, keep their end.
     """
     new_ends = dict(ends)
     waiting = {queue: end - starts[queue] for queue, end in ends.items() if end > starts[queue]}
@@ -71,7 +71,7 @@ def trim(
     if sum(count * price[queue] for queue, count in waiting.items()) <= limit:
         return new_ends
     left = float(limit)
-    # Short queues first: what one leaves of its share is there for the next.
+    # Short queues first: their unused share is available for the next ones.
     order = sorted(waiting, key=lambda queue: (waiting[queue] * price[queue], queue))
     granted = 0
     for taken, queue in enumerate(order):
@@ -81,7 +81,7 @@ def trim(
         granted += count
         new_ends[queue] = starts[queue] + count
     if not granted:
-        # A limit below one message for each queue must not stop everything.
+        # A limit of less than one message per queue must not stop the read.
         first = order[0]
         new_ends[first] = starts[first] + 1
     return new_ends

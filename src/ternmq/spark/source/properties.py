@@ -1,9 +1,9 @@
 """The properties of many records at once (U1, U3).
 
-They are one text a record, ``name \\x01 value \\x02`` again and again. All texts of a batch together are treated as
-one: NumPy finds the separators, and names and values are parts of it, as bodies are parts of a log (``records``). Where
-a text is not of that form (an empty value, a name twice, a value with \\x01 in it, bytes that are not UTF-8), the batch
-is read text by text by ``wire.properties``, whose rules hold for both ways.
+Each record has one text, ``name \\x01 value \\x02``, repeated. All texts of a batch are processed as one: NumPy finds
+the separators, and names and values are parts of it, as bodies are parts of a log (``records``). If a text is not
+regular (an empty value, a name twice, a value with \\x01 in it, bytes that are not UTF-8), the batch is parsed text by
+text by ``wire.properties``, whose rules apply to both ways.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Pairs:
     names: pa.Array
     values: pa.Array
     ends: Int64s
-    #: The names, each once, and which of them each pair has.
+    #: The distinct names, and the name of each pair.
     distinct: Mapping[str, int]
     which: npt.NDArray[Any]
 
     def values_of(self, name: str) -> pa.Array:
-        """The values of one property, null where a record has none."""
+        """The values of one property, null if a record does not have it."""
         number = self.distinct.get(name)
         if number is None:
             return pa.nulls(len(self.ends), pa.string())
@@ -61,9 +61,9 @@ def pairs_of(texts: pa.Array) -> Pairs:
 
 
 def _regular_pairs(texts: pa.Array) -> Pairs | None:
-    """The pairs of all texts at once; None when one of them is not of the plain form."""
+    """The pairs of all texts at once; None if one of them is not regular."""
     try:
-        # Separators are ASCII: what lies between them is UTF-8 if the whole is.
+        # Separators are ASCII: the parts between them are UTF-8 if the whole text is.
         _, offset_buffer, data = texts.cast(pa.string()).buffers()
     except pa.ArrowInvalid:
         return None
@@ -72,7 +72,7 @@ def _regular_pairs(texts: pa.Array) -> Pairs | None:
     octets = np.frombuffer(data, np.uint8)[:size] if size else np.zeros(0, np.uint8)
     pair_ends: Int64s = np.flatnonzero(octets == _PAIR_END)
     name_ends = np.flatnonzero(octets == _NAME_END)
-    # Before RocketMQ 5.2 the last pair of a text had no end of its own.
+    # Before RocketMQ 5.2 the last pair of a text was not terminated.
     starts = np.concatenate(([0], text_ends[:-1])) if len(texts) else text_ends
     is_open = (text_ends > starts) & (octets[text_ends - 1] != _PAIR_END) if size else np.zeros(0, np.bool_)
     if is_open.any():
@@ -86,7 +86,7 @@ def _regular_pairs(texts: pa.Array) -> Pairs | None:
     pair_starts = np.concatenate(([0], behind_pairs[:-1])) if len(pair_ends) else pair_ends
     if ((name_ends <= pair_starts) | (name_ends + 1 >= pair_ends)).any():
         return None
-    # name, \x01, value, \x02: four parts a pair, and one place more for the end of the last.
+    # name, \x01, value, \x02: four parts per pair, and one more position for the end of the last one.
     places = np.zeros(4 * len(pair_ends) + 1, np.int32)
     for number, part_starts in enumerate((pair_starts, name_ends, name_ends + 1, pair_ends)):
         places[number:-1:4] = part_starts
@@ -109,7 +109,7 @@ def _parsed_pairs(texts: pa.Array) -> Pairs:
 
 
 def _pairs(names: pa.Array, values: pa.Array, ends: Int64s) -> Pairs | None:
-    """None when a record has a name twice: then the last counts, and it takes a closer look to find it."""
+    """None if a record has a name twice: then the last one counts, which takes more work to find."""
     repeated = _repeated(names, ends)
     if repeated is not None:
         distinct = {name: number for number, name in enumerate(repeated)}
@@ -125,7 +125,7 @@ def _pairs(names: pa.Array, values: pa.Array, ends: Int64s) -> Pairs | None:
 
 
 def _repeated(names: pa.Array, ends: Int64s) -> list[str] | None:
-    """The names of one record, if those of all others are the same, as they are where one program sends them all."""
+    """The names of one record, if all others have the same, as usual if one program sends all messages."""
     count = int(ends[0]) if len(ends) else 0
     if not count or (ends != count * np.arange(1, len(ends) + 1)).any():
         return None

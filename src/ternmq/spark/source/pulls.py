@@ -1,10 +1,10 @@
 """Pulls of a slice: from its broker, in order, each message once (U1, V2).
 
-``read_slice`` is the way of tasks: pulls over a ``Line``, some ahead, and records that are looked at where they fell. A
-line that breaks is replaced by the patient way, a pull through the client: the same offset is asked for again, until
-the broker or its successor answers or ``retryTimeoutMs`` is over. Then there is a line again.
+``read_slice`` is for tasks: pulls over a ``Line``, some in advance, and records that are read in place. After a line
+has failed, a pull through the client replaces it: the same offset is requested again, until the broker or its successor
+answers or ``retryTimeoutMs`` is over. Then a new line is opened.
 
-``read_slice_on_loop`` is the way of the sink's ledger, which reads little and belongs to the loop.
+``read_slice_on_loop`` is for the sink's ledger, which reads little and runs on the loop.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Final
 
 import numpy as np
 
-from ternmq.admin.queues import LOOKING_GROUP
+from ternmq.admin.queues import tools_pull
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
-from ternmq.spark.runtime.cluster import Cluster
-from ternmq.spark.source.cursor import Cursor, Expected, Pulled, Step, Wanted
+from ternmq.spark.runtime.cluster import ClusterClient
+from ternmq.spark.source.cursor import Cursor, Expected, Pulled, PullParameters, ReplyKind
 from ternmq.spark.source.line import Line
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.records import Int64s, Records, find_starts
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
-from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+from ternmq.wire.requests import PullMessage, PullReply
 
-#: What a pull asks for. Brokers have limits of their own, of 32 messages and 256 KiB.
+#: Bytes that a pull requests. Brokers have their own limits, of 32 messages and 256 KiB.
 BYTES_MAX: Final = 1 << 20
-#: Pulls of one slice under way at once.
+#: Pulls of one slice in progress at once.
 AHEAD_MAX: Final = 8
-#: What is handed on together: enough to make the fixed cost of a batch small, little enough to start early.
+#: Bytes of one chunk: enough to make the fixed cost of a batch small, few enough to start early.
 CHUNK_BYTES: Final = 4 << 20
 
-#: What is looked at to tell how large messages are.
+#: Messages read to estimate the size of messages.
 SAMPLE_MESSAGES: Final = 32
 
 ANSWER_MS: Final = 10_000
 _END_PAUSE_S: Final = 0.2
 
-#: The remark of an answer that passes over deleted records (RocketMQ's ``GetMessageStatus``).
+#: The remark of a reply that skips deleted records (RocketMQ's ``GetMessageStatus``).
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
 _ANSWERS: Final = frozenset(
     {
@@ -53,8 +53,8 @@ _ANSWERS: Final = frozenset(
 )
 
 
-def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Records]:
-    """The records of a slice in order, some megabytes at a time. Their bytes are valid until the next are asked for.
+def read_slice(cluster: ClusterClient, part: Slice, wanted: PullParameters) -> Iterator[Records]:
+    """The records of a slice in order, some megabytes at a time. Their bytes are valid until the next are requested.
     Bodies are not checked.
 
     Raises ``MessagesLost``, ``NetworkError``, ``BrokerRefused``, ``CorruptRecord``.
@@ -73,17 +73,17 @@ def read_slice(cluster: Cluster, part: Slice, wanted: Wanted) -> Iterator[Record
         reader.close()
 
 
-async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> AsyncIterator[Records]:
-    """The same over the client, one pull after the other. Belongs to the loop's thread."""
+async def read_slice_on_loop(cluster: ClusterClient, part: Slice, wanted: PullParameters) -> AsyncIterator[Records]:
+    """The same through the client, one pull after the other. Belongs to the loop's thread."""
     cursor = Cursor(part, wanted)
     expected = Expected(part, wanted)
     while not cursor.is_done:
         ((at, count),) = cursor.to_ask()
         pulled, body = await _pull_patiently(cluster, part.queue, at, count, wanted, cursor.broker_id)
         step = cursor.take(pulled)
-        if step is Step.AGAIN:
+        if step is ReplyKind.AGAIN:
             await asyncio.sleep(_END_PAUSE_S)
-        elif step is Step.RECORDS:
+        elif step is ReplyKind.RECORDS:
             records = _inside(Records(bytes(body)), part)
             records.check_bodies()
             expected.check(records.queue_offsets)
@@ -91,10 +91,12 @@ async def read_slice_on_loop(cluster: Cluster, part: Slice, wanted: Wanted) -> A
     expected.check_end()
 
 
-def record_bytes(cluster: Cluster, places: Mapping[MessageQueue, int], wanted: Wanted) -> dict[MessageQueue, float]:
-    """How many bytes a record has in each queue from an offset on, by a look at the first ones there.
+def record_bytes(
+    cluster: ClusterClient, places: Mapping[MessageQueue, int], wanted: PullParameters
+) -> dict[MessageQueue, float]:
+    """The average bytes of a record in each queue from an offset on, estimated from the first ones there.
 
-    A queue that shows none costs nothing: there is nothing to read in it, or what there is does not pass the filter.
+    A queue without records costs 0: it has no messages to read, or none that match the filter.
     """
 
     async def ask(queue: MessageQueue, at: int) -> float:
@@ -108,20 +110,20 @@ def record_bytes(cluster: Cluster, places: Mapping[MessageQueue, int], wanted: W
 
 
 def _inside(records: Records, part: Slice) -> Records:
-    """The records without those beyond the end that a filter let through."""
+    """The records without those beyond the end, which a filter may return."""
     return records.select(records.queue_offsets < part.end)
 
 
 class _SliceReader:
     """Pulls one slice over lines. Belongs to one thread, which is not the loop's."""
 
-    def __init__(self, cluster: Cluster, part: Slice, wanted: Wanted) -> None:
+    def __init__(self, cluster: ClusterClient, part: Slice, wanted: PullParameters) -> None:
         self._cluster = cluster
         self._queue = part.queue
         self._wanted = wanted
         self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
         self._line: Line | None = None
-        #: Which broker of the set the line is for.
+        #: The broker of the set that the line is connected to.
         self._broker_id = MASTER_ID
         self._is_broken = False
 
@@ -136,7 +138,7 @@ class _SliceReader:
         self._cursor.forget()
 
     def chunk(self) -> Records:
-        """The next records, if any come together; valid until the next call."""
+        """The next records, if there are any; valid until the next call."""
         return self._patient_chunk() if self._is_broken else self._line_chunk()
 
     def _patient_chunk(self) -> Records:
@@ -159,11 +161,11 @@ class _SliceReader:
                     line.turn()
                 headers = [_pull_header(self._queue, at, count, self._wanted) for at, count in cursor.to_ask()]
                 last = line.ask(RequestCode.PULL_MESSAGE, headers)
-                # Those under way are the last that were asked; this is the first of them.
+                # The pulls in progress are the last ones sent; this is the first of them.
                 answer = line.answer(last + 1 - len(cursor.asked))
                 pulled = _pulled(answer.response, self._queue, cursor.at)
             except TernError:
-                # What came before it is good; whether it can be mended, or what to say, the patient way knows.
+                # Earlier replies are valid; the retry through the client decides whether the failure is permanent.
                 self.close()
                 self._is_broken = True
                 break
@@ -176,11 +178,11 @@ class _SliceReader:
         return Records(line.data, starts=np.concatenate(starts)) if line is not None and starts else Records(b"")
 
     def _take(self, pulled: Pulled) -> bool:
-        """Whether there are records in an answer."""
+        """Whether a reply has records."""
         step = self._cursor.take(pulled)
-        if step is Step.AGAIN:
+        if step is ReplyKind.AGAIN:
             self._cluster.run(asyncio.sleep(_END_PAUSE_S))
-        return step is Step.RECORDS
+        return step is ReplyKind.RECORDS
 
     def _to_broker(self) -> Line:
         if self._line is None:
@@ -195,9 +197,9 @@ class _SliceReader:
 
 
 async def _pull_patiently(
-    cluster: Cluster, queue: MessageQueue, at: int, count: int, wanted: Wanted, broker_id: int
+    cluster: ClusterClient, queue: MessageQueue, at: int, count: int, wanted: PullParameters, broker_id: int
 ) -> tuple[Pulled, memoryview]:
-    """A pull through the client, and its body; again while the error is one that may pass."""
+    """A pull through the client, and its body; repeated while the error may be temporary."""
     header = _pull_header(queue, at, count, wanted)
 
     async def ask() -> tuple[Pulled, memoryview]:
@@ -213,29 +215,19 @@ async def _pull_patiently(
     return await cluster.patiently(queue, ask, timeout_ms=wanted.retry_timeout_ms)
 
 
-async def _address(cluster: Cluster, queue: MessageQueue, broker_id: int) -> str:
-    """Of that broker of the set; of the master where there is no such broker."""
+async def _address(cluster: ClusterClient, queue: MessageQueue, broker_id: int) -> str:
+    """The address of that broker of the set; that of the master if there is no such broker."""
     instance = cluster.instance
     try:
         await instance.routes.of(queue.topic)
     except RouteMissing as error:
-        # The queue was there when the read was planned, so its brokers are away.
+        # The queue existed when the read was planned, so its brokers are down.
         raise NetworkError(str(error), address=queue.broker_name) from error
     return instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
 
 
-def _pull_header(queue: MessageQueue, at: int, count: int, wanted: Wanted) -> PullMessage:
-    return PullMessage(
-        consumer_group=LOOKING_GROUP,
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        queue_offset=at,
-        count_max=count,
-        sysflag=PullSysflag.SUBSCRIPTION,
-        subscription=wanted.sql or wanted.tags,
-        expression_type="SQL92" if wanted.sql else "TAG",
-        bytes_max=BYTES_MAX,
-    )
+def _pull_header(queue: MessageQueue, at: int, count: int, wanted: PullParameters) -> PullMessage:
+    return tools_pull(queue, at, count_max=count, tags=wanted.tags, sql=wanted.sql, bytes_max=BYTES_MAX)
 
 
 def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:

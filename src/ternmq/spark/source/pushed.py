@@ -1,10 +1,10 @@
-"""What filters of a query tell about where its rows are; a core (U1).
+"""What the filters of a query say about the location of its rows; a core (U1).
 
-Spark hands over the parts of a ``WHERE`` that stand beside each other with AND, and checks every row once more
-afterwards. So only what surely narrows a read is taken: topics, brokers, queues and offsets by equality, ``IN`` or
-comparison, store times by comparison, tags by equality or ``IN``. Everything else is passed over.
+Spark passes the parts of a ``WHERE`` that are joined by AND, and checks every row again afterwards. So only filters
+that safely narrow a read are used: topics, brokers, queues and offsets by equality, ``IN`` or comparison, store times
+by comparison, tags by equality or ``IN``. Others are ignored.
 
-Store times grow along a queue, as long as the broker's clock does not step back; a time is looked up in the queue.
+Store times grow along a queue unless the broker's clock goes back; a time is searched in the queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Pushed:
     """What is known so far; each ``take`` may narrow it."""
 
     def __init__(self) -> None:
-        #: By column: the values that a row may have. A column that is not in it may have any.
+        #: By column: the values that a row may have. Other columns may have any value.
         self._values: dict[str, frozenset[object]] = {}
         self.from_offset = 0
         self.until_offset: int | None = None
@@ -40,7 +40,7 @@ class Pushed:
         self.until_ms: int | None = None
 
     def take(self, one: Filter) -> None:
-        """Learn from one filter; all of them hold together."""
+        """Apply one filter; all of them hold together."""
         match one:
             case EqualTo(attribute=(column,), value=value):
                 self._equal(column, (value,))
@@ -62,11 +62,11 @@ class Pushed:
 
     @property
     def tags(self) -> list[str]:
-        """The tags that a row may have, if that is known and brokers can be told."""
+        """The tags that a row may have, if they are known and brokers accept them."""
         values = self._values.get("tags", frozenset())
         texts = sorted(value for value in values if isinstance(value, str))
         fits = all(text == text.strip() != ALL and text and SEPARATOR not in text for text in texts)
-        # Brokers refuse an expression that is too long; Spark filters by itself anyway.
+        # Brokers refuse a very long expression; Spark filters by itself anyway.
         fits = fits and len(_expression(texts)) <= DEFAULT_LIMITS.length
         return texts if fits and len(texts) == len(values) else []
 
@@ -88,7 +88,7 @@ class Pushed:
             self.from_ms = max(self.from_ms or 0, _ms(value))
 
     def _below(self, column: str, value: object) -> None:
-        """Rows have less than an offset; but for times, less or the same: rows of one ms come together."""
+        """Rows have less than an offset; for times, less or equal, because rows of one ms must stay together."""
         if column == "queue_offset" and isinstance(value, int):
             self.until_offset = min(value, self.until_offset if self.until_offset is not None else value)
         elif column == "store_time" and isinstance(value, datetime):

@@ -1,7 +1,7 @@
-"""What a batch and a stream have in common: which queues, from where to where, and how a slice becomes rows (U1).
+"""Common parts of batch and stream: which queues, from where to where, and how a slice becomes rows (U1).
 
-A user's names have no namespace, those on the wire and in checkpoints do (``NS%orders``). Between the options, which
-put it on, and the rows and filters of a query, which are without it, all queues here are named as on the wire.
+The user's names have no namespace; those on the wire and in checkpoints do (``NS%orders``). The options add it, and the
+rows and filters of a query are without it; between them all queues have their names on the wire.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ternmq.client.connect.namespace import unwrap
 from ternmq.errors import ConfigError, RouteMissing
 from ternmq.filter.tags import TagFilter
 from ternmq.message import MessageQueue
-from ternmq.spark.runtime.cluster import Bounds, Cluster, cluster_at
+from ternmq.spark.runtime.cluster import Bounds, ClusterClient, cluster_at
 from ternmq.spark.runtime.garbage import keep_loaded
 from ternmq.spark.source import columns
 from ternmq.spark.source.bodies import BodyReader
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.options import EARLIEST_OFFSET, LATEST, LATEST_OFFSET, BadMessages, Position, SourceOptions
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import read_slice
@@ -29,17 +29,17 @@ from ternmq.spark.source.pulls import read_slice
 log = logging.getLogger(__name__)
 
 
-#: Columns that are made of decompressed bodies.
+#: Columns that need decompressed bodies.
 _NEED_BODIES: Final = frozenset({"body", columns.PROBLEM})
 
 
 def columns_of(options: SourceOptions) -> Mapping[str, columns.Column]:
-    """The columns that a read with these options has."""
+    """The columns of a read with these options."""
     return columns.COLUMNS_AND_PROBLEM if options.bad_messages is BadMessages.NULL else columns.COLUMNS
 
 
-class Reading:
-    """Pickled to executors: what to read and how, and nothing that lives."""
+class TopicReading:
+    """Pickled to executors: what to read and how, without open resources."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         columns.check_schema(schema, columns.spark_schema(columns_of(options)))
@@ -51,7 +51,7 @@ class Reading:
         """Executor: the rows of one slice."""
         options = self.options
         batches = columns.Batches(self.schema, tags=TagFilter.parse(self.tags).tags, columns=columns_of(options))
-        wanted = Wanted(self.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
+        wanted = PullParameters(self.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
         bodies = BodyReader(
             self.as_shown(part.queue),
             options.bad_messages,
@@ -66,15 +66,15 @@ class Reading:
         bodies.close()
 
     def as_shown(self, queue: MessageQueue) -> MessageQueue:
-        """A queue as rows name it."""
+        """A queue with its name in rows."""
         return queue._replace(topic=unwrap(self.options.namespace, queue.topic))
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterClient:
         return cluster_at(self.options.name_servers)
 
     def queues(self) -> list[MessageQueue]:
-        """Planner: all queues of the topics chosen, as they are now. Waits for name servers, and for a first broker,
-        as long as ``retryTimeoutMs`` says. Raises ``ConfigError`` for topics that are not there."""
+        """Planner: all current queues of the selected topics. Waits for name servers, and for a first broker, for
+        ``retryTimeoutMs``. Raises ``ConfigError`` for topics that do not exist."""
         cluster = self.cluster()
         return cluster.run(
             cluster.patiently(
@@ -83,7 +83,7 @@ class Reading:
         )
 
     def existing_queues(self, *, wait: bool) -> list[MessageQueue]:
-        """Planner: the queues of those topics that there are, perhaps none. Raises ``NetworkError`` if no name server
+        """Planner: the queues of existing topics, perhaps none. Raises ``NetworkError`` if no name server
         answers or no broker is registered, at once or after ``retryTimeoutMs``."""
         cluster = self.cluster()
         if not wait:
@@ -110,7 +110,7 @@ class Reading:
             ) from error
 
     def check_named(self, position: Position | None, queues: Collection[MessageQueue]) -> None:
-        """Raise ``ConfigError`` if the user names a queue that is not one of all these."""
+        """Raise ``ConfigError`` if the user names a queue that is not in ``queues``."""
         if position is not None:
             for queue in position.offsets or position.times_ms or ():
                 if queue not in queues:
@@ -124,7 +124,7 @@ class Reading:
         *,
         otherwise: int = EARLIEST_OFFSET,
     ) -> dict[MessageQueue, int]:
-        """Planner: a place in each of these queues, inside its bounds; ``otherwise`` in those that are not named."""
+        """Planner: an offset in each of these queues, inside its bounds; ``otherwise`` for those that are not named."""
         timeout_ms = self.options.retry_timeout_ms
         if position.time_ms is not None:
             return self.cluster().first_since(dict.fromkeys(queues, position.time_ms), timeout_ms=timeout_ms)

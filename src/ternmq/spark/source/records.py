@@ -1,16 +1,16 @@
-"""Many records at once: where their fields lie, found by NumPy instead of one Python object each (U1, U3).
+"""Many records at once: their fields are found by NumPy, without a Python object for each (U1, U3).
 
-``Records`` is a buffer in which records stand side by side, as in a pull's answer or a CommitLog, and the position of
-each. The heads of all records, what is before their bodies, are picked out with one instruction and laid side by side;
-a field is a column of them. The layout is that of ``wire.record``; an IPv6 host shifts what follows it by 12 bytes, for
-that record alone, and where there is one the fields behind it are read one by one at their places.
+``Records`` is a buffer with contiguous records, as in a pull's reply or a CommitLog, and the position of each. The
+heads of all records (the bytes before their bodies) are gathered with one instruction; a field is a column of them. The
+layout is that of ``wire.record``. An IPv6 host shifts the following fields by 12 bytes, for that record only; if there
+is one, the fields after it are read individually at their positions.
 
-Variable parts (bodies, properties) are not cut out one by one either: an Arrow array is a buffer and positions in it,
-so the records' own buffer, with positions where a part begins and where it ends, *is* an array, of parts and gaps in
-turn; ``take`` picks the parts.
+Variable parts (bodies, properties) are not copied one by one, either: an Arrow array is a buffer and positions in it,
+so the records' own buffer, with the positions where parts begin and end, *is* an array of alternating parts and gaps;
+``take`` selects the parts.
 
-Invariants, as in ``wire.record``: each record lies inside the buffer, its lengths add up to its size, and (if checked)
-its body has its CRC; all else raises ``CorruptRecord``.
+Invariants, as in ``wire.record``: each record is inside the buffer, its lengths add up to its size, and (if checked)
+its body matches its CRC; otherwise ``CorruptRecord`` is raised.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ternmq.wire.record import (
 )
 
 try:
-    # Of bodies of some hundred bytes and more, four times as fast as zlib's.
+    # For bodies of some hundred bytes and more, four times as fast as zlib's.
     from isal.isal_zlib import crc32
-except ImportError:  # no wheel for this machine
+except ImportError:  # there is no wheel for this machine
     from zlib import crc32
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 
-#: So many records of one size behind each other are hardly chance.
+#: This many consecutive records of one size are rarely a coincidence.
 _ALIKE_MIN: Final = 8
 _INT: Final = np.dtype(">i4")
 _SHORT: Final = np.dtype(">i2")
 _BYTE: Final = np.dtype("u1")
-#: A record up to its body, with IPv4 hosts: their address and port as one number, to tell them apart by.
+#: A record up to its body, with IPv4 hosts: address and port as one number, to distinguish them.
 _HEAD: Final = np.dtype(
     [(name, f">{'u' if name.endswith('_host') else 'i'}{length_bytes}") for name, length_bytes in FIELDS_V4]
 )
@@ -60,9 +60,9 @@ _FIELDS: Final = dict(_HEAD.fields or {})
 
 
 class Records:
-    """Records that stand side by side in ``data``, or where ``starts`` says, in any order.
+    """Contiguous records in ``data``, or records at the positions ``starts``, in any order.
 
-    Raises ``CorruptRecord`` at once when they do not.
+    Raises ``CorruptRecord`` at once if they are invalid.
     """
 
     def __init__(self, data: Buffer, *, starts: Int64s | None = None) -> None:
@@ -74,10 +74,10 @@ class Records:
         return len(self.starts)
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> Records:
-        """Only some of the records; none of the bytes move."""
+        """Only some of the records, without copying bytes."""
         return self if chosen.all() else Records(self.data, starts=self.starts[chosen])
 
-    # --- Fields, each found when first asked for --------------------------------------------------------------
+    # --- Fields, each computed when first used ----------------------------------------------------------------
 
     @cached_property
     def sizes(self) -> Int64s:
@@ -135,14 +135,14 @@ class Records:
         return self._parts(self.properties_at, self.properties_bytes)
 
     def born_hosts(self) -> list[bytes]:
-        """Of each record the host that it came from, as ``wire.record.unpack_host`` takes it."""
+        """The born host of each record, in the form of ``wire.record.unpack_host``."""
         return self._hosts(self.starts + field_at("born_host"), Sysflag.BORN_V6)
 
     def store_hosts(self) -> list[bytes]:
         return self._hosts(self._after_born + field_at("store_host"), Sysflag.STORE_V6)
 
     def distinct_born_hosts(self) -> tuple[list[bytes], npt.NDArray[np.intp]] | None:
-        """Each IPv4 host once, and which of them each record has: few clients send many messages. None with IPv6."""
+        """The distinct IPv4 hosts, and which one each record has: few clients send many messages. None with IPv6."""
         if (self.sysflags & Sysflag.BORN_V6).any():
             return None
         hosts = self._heads["born_host"]
@@ -155,8 +155,8 @@ class Records:
     # --- Checks ------------------------------------------------------------------------------------------------
 
     def wrong_bodies(self) -> npt.NDArray[np.bool_]:
-        """Which bodies do not match their CRC. As in Java, that of an empty body is not looked at."""
-        # Half of reading bodies alone, so no step of it is one of Python's; a column of them is cut by Arrow's fastest.
+        """Which bodies do not match their CRC. As in Java, that of an empty body is not checked."""
+        # Half the cost of reading bodies, so no step is in Python; Arrow splits a column of them fastest.
         found = np.fromiter(map(crc32, self.bodies.to_pylist()), np.int64, len(self)) & CRC_MASK
         wrong: npt.NDArray[np.bool_] = (found != self._of_heads("body_crc")) & (self.body_bytes > 0)
         return wrong
@@ -212,7 +212,7 @@ class Records:
 
     @cached_property
     def _heads(self) -> npt.NDArray[np.void]:
-        # As plain bytes: to pick out fields one by one takes five times as long.
+        # As plain bytes: picking out fields one by one takes five times as long.
         return self._view(np.dtype(f"V{_HEAD.itemsize}"))[self.starts].view(_HEAD)
 
     def _of_heads(self, name: str) -> Int64s:
@@ -227,7 +227,7 @@ class Records:
 
     @cached_property
     def _after_born(self) -> Int64s:
-        """Where records would start if the host they were born on were always IPv4."""
+        """Where records would start if their born host were always IPv4."""
         v6 = self.sysflags & Sysflag.BORN_V6
         return self.starts + (v6 != 0) * V6_MORE_BYTES if v6.any() else self.starts
 
@@ -237,7 +237,7 @@ class Records:
         return self._after_born + (v6 != 0) * V6_MORE_BYTES if v6.any() else self._after_born
 
     def _view(self, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A number of this kind at every byte: overlapping, not aligned, and nothing is copied."""
+        """A number of this type at every byte: overlapping, unaligned, without a copy."""
         return np.ndarray((max(0, len(self.data) - kind.itemsize + 1),), kind, buffer=self.data, strides=(1,))
 
     def _field(self, kind: np.dtype[Any], at: Int64s) -> Int64s:
@@ -250,16 +250,16 @@ class Records:
 
     @cached_property
     def _order(self) -> npt.NDArray[np.intp] | None:
-        """The records as they lie in ``data``, if that is not their own order."""
+        """The order of the records in ``data``, if it differs from their own."""
         return np.argsort(self.starts) if (self.starts[1:] < self.starts[:-1]).any() else None
 
     def _parts(self, at: Int64s, sizes: Int64s) -> pa.Array:
-        """Of each record the part that begins ``at`` a place, as one array of bytes."""
+        """The part of each record that begins ``at`` a position, as one array of bytes."""
         if not len(at):
             return pa.array([], pa.binary())
         chosen = np.arange(0, 2 * len(at), 2)
         if self._order is not None:
-            # Positions in an Arrow array grow, so there the parts are in their order; the wanted one comes by choosing.
+            # Positions in an Arrow array grow, so the parts are in that order there; ``take`` restores the wanted one.
             chosen[self._order] = chosen.copy()
             at, sizes = at[self._order], sizes[self._order]
         places = np.empty(2 * len(at), np.int32)
@@ -270,7 +270,7 @@ class Records:
 
 
 def find_starts(data: Buffer, begin: int, end: int) -> Int64s:
-    """Where each record begins between two places: each says how far the next one is."""
+    """The start of each record between two positions: each record contains its size."""
     found: list[Int64s] = []
     single: list[int] = []
     at = begin
@@ -286,7 +286,7 @@ def find_starts(data: Buffer, begin: int, end: int) -> Int64s:
         if size != last_size:
             last_size, alike = size, 0
         elif (alike := alike + 1) == _ALIKE_MIN:
-            # Readings of a sensor, say: many of one size are found with one instruction.
+            # Data of a sensor, for example: many records of one size are found with one instruction.
             alike, run_end = 0, at + _run_bytes(data, at, end, size)
             found += np.array(single, np.int64), np.arange(at, run_end, size)
             single, at = [], run_end
@@ -294,7 +294,7 @@ def find_starts(data: Buffer, begin: int, end: int) -> Int64s:
 
 
 def _run_bytes(data: Buffer, at: int, end: int, size: int) -> int:
-    """How far from ``at`` on records of one ``size`` follow each other."""
+    """How far consecutive records of one ``size`` extend from ``at``."""
     sizes = np.ndarray(((end - at) // size,), _INT, buffer=data, offset=at, strides=(size,))
     others = np.flatnonzero(sizes != size)
     return size * int(others[0] if len(others) else len(sizes))

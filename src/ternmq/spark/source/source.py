@@ -5,15 +5,15 @@
     orders = spark.read.format("ternmq").option("nameServers", "127.0.0.1:9876").load("orders")
     stream = spark.readStream.format("ternmq").option("nameServers", "127.0.0.1:9876").load("orders")
 
-Who calls what. Spark pickles a ``TernSource`` and sends it to Python processes of its own:
+Spark pickles a ``TernSource`` and sends it to its own Python processes:
 
-- *planner*, on the driver's machine: ``BatchReader.pushFilters`` and ``partitions``, in a process for each query;
-  ``StreamReader``'s methods but ``read``, in one process as long as the stream runs;
-- *executor*: ``read``, a process for each task at a time, reused for later ones.
+- *planner*, on the driver's machine: ``BatchReader.pushFilters`` and ``partitions``, in one process per query;
+  the methods of ``StreamReader`` except ``read``, in one process for the whole stream;
+- *executor*: ``read``, in one process per running task, reused for later ones.
 
-A batch reads each queue from one offset to another that was fixed before the first task began. A stream does that again
-and again, and Spark's checkpoint keeps the offsets in between; ``commit`` only tells brokers of them, for lag. Queue
-offsets name messages exactly, so a task or a batch that is done again reads the same messages again.
+A batch reads each queue from one offset to another; both are fixed before the first task begins. A stream repeats that,
+and Spark's checkpoint keeps the offsets in between; ``commit`` only reports them to brokers, for the lag. Queue offsets
+identify messages exactly, so a repeated task or batch reads the same messages again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ternmq.spark.sink.options import SinkOptions
-from ternmq.spark.sink.sink import BatchWriter, StreamWriter
+from ternmq.spark.sink.sink import TopicBatchWriter, TopicStreamWriter
 from ternmq.spark.source import columns
 from ternmq.spark.source.batch import BatchReader
 from ternmq.spark.source.options import SourceOptions
@@ -35,14 +35,14 @@ NAME: Final = "ternmq"
 
 
 class TernSource(DataSource):
-    """Driver: the format itself. Options are checked when a reader is made of it, or its schema is asked for."""
+    """Driver: the format itself. Options are checked when a reader is created, or when the schema is requested."""
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> StructType:
-        # Called by ``load``: a wrong option shows there, not at the first action.
+        # Called by ``load``: an invalid option is reported there, not at the first action.
         return columns.spark_schema(columns_of(SourceOptions.parse(self.options)))
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -51,8 +51,8 @@ class TernSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         return StreamReader(SourceOptions.parse(self.options), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+    def writer(self, schema: StructType, overwrite: bool) -> TopicBatchWriter:
+        return TopicBatchWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802 - Spark's name
+        return TopicStreamWriter(SinkOptions.parse(self.options), schema, overwrite=overwrite)

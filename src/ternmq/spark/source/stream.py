@@ -1,12 +1,12 @@
-"""``spark.readStream.format("ternmq")``: the next messages of all queues, again and again (U1).
+"""``spark.readStream.format("ternmq")``: the next messages of all queues, repeatedly (U1).
 
-Spark asks where the queues end now, cuts what lies between that and the last end into tasks, and keeps the ends in its
-checkpoint. Queues, brokers and topics that came meanwhile are looked for as often as ``discoverIntervalMs`` says.
+Spark asks for the current ends of the queues, splits the messages since the last ends into tasks, and keeps the ends in
+its checkpoint. New queues, brokers and topics are searched for in the interval ``discoverIntervalMs``.
 
-Where a new queue begins is decided once. The batch in which it appears only has Spark keep its start, and the next one
-reads from there: done again, each batch reads the same. A queue may be new to the stream and not to its broker, which
-was down when the stream began. So the start of a stream that begins with ``latest`` or at a time counts for all queues,
-whenever they appear: it stands in the checkpoint as a time (``options.SINCE``).
+The start of a new queue is decided once. The batch in which it appears only makes Spark store its start, and the next
+one reads from there: so a repeated batch reads the same. A queue may be new to the stream but not to its broker, which
+was down when the stream began. So the start of a stream that begins with ``latest`` or at a time applies to all queues,
+whenever they appear: it is in the checkpoint as a time (``options.SINCE``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from ternmq.errors import ConfigError, NetworkError
 from ternmq.message import MessageQueue
 from ternmq.spark.source import plan
-from ternmq.spark.source.cursor import Wanted
+from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.options import (
     LATEST,
     OffsetTable,
@@ -42,7 +42,7 @@ from ternmq.spark.source.options import (
 )
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.pulls import record_bytes
-from ternmq.spark.source.reading import Reading
+from ternmq.spark.source.reading import TopicReading
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +52,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_for_stream()
-        self._reading = Reading(options, schema)
-        #: The queues as last seen, and when they were looked for; None: not yet.
+        self._reading = TopicReading(options, schema)
+        #: The known queues, and when they were last searched for; None: not yet.
         self._queues: list[MessageQueue] = []
         self._looked_s: float | None = None
-        #: Queues that were not among them and are not known to be deleted: their brokers are away.
+        #: Queues that are missing in it but not known to be deleted: their brokers are down.
         self._away: set[MessageQueue] = set()
-        #: Where a stream that reads what is there now, and no more, ends.
+        #: The end of a stream that reads only the present messages.
         self._target: dict[MessageQueue, int] | None = None
-        #: What brokers were last told about the progress of the option ``group``.
+        #: The last offsets reported to brokers under the option ``group``.
         self._reported: dict[MessageQueue, int] = {}
         #: When the last batch began.
         self._batch_s: float | None = None
@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, object]:
         options, reading = self._reading.options, self._reading
         start = options.start or Position(where=LATEST)
-        # Taken before any queue is looked at: what comes from now on is read, wherever it is stored.
+        # Taken before any queue is read: all later messages are read, in whichever queue they are stored.
         now_ms = reading.cluster().instance.env.clock.now_ms()
         queues = reading.queues()
         reading.check_named(start, queues)
@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since_ms = now_ms if start.where == LATEST else start.time_ms or 0
         starts = reading.resolve(start, queues, bounds)
         if self._target is not None:
-            # Spark asks for the end first: what came between the two looks is not lost, and not read either.
+            # Spark asks for the end first: messages between the two requests are not lost, and not read yet, either.
             self._target |= {queue: max(end, starts.get(queue, 0)) for queue, end in self._target.items()}
         return checkpoint_table(starts, since_ms)
 
@@ -101,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, object]:
         starts, since_ms = self._checkpoint(start)
         since_ms = since_ms or 0
-        # All before it is done. Spark says so with ``commit`` too, but not before the next batch.
+        # All before it is done. Spark also reports that with ``commit``, but not before the next batch.
         self._report(starts)
         is_new_look = self._target is not None or self._look()
         ends = self._target if self._target is not None else self._reading.cluster().ends(self._queues)
@@ -109,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = self._without_removed(starts)
         new = self._starts_of_new([queue for queue in ends if queue not in starts], since_ms)
         new = {queue: min(at, ends[queue]) for queue, at in new.items()}
-        # A queue whose broker is away stays where it is.
+        # A queue whose broker is down keeps its offset.
         ends = {queue: ends.get(queue, at) for queue, at in starts.items()}
         for queue, end in ends.items():
             if end < starts[queue]:
@@ -127,10 +127,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts, _ = self._checkpoint(start)
         ends, since_ms = self._checkpoint(end)
         if since_ms is None:
-            # Planned by an earlier version, this batch reads new queues, too. It did not keep from where. A queue whose
-            # start is not known would count as read, so brokers are waited for.
+            # A batch planned by an earlier version also reads new queues, but their start was not stored. A queue with
+            # an unknown start would count as read, so wait for the brokers.
             starts |= self._patient_starts([queue for queue in ends if queue not in starts], 0)
-        # Of a queue that the start does not have, the end is where the next batch begins.
+        # For a queue that is not in the start, the end is where the next batch begins.
         slices = plan.cut(
             {**ends, **starts}, ends, slice_messages=options.slice_messages, min_partitions=options.min_partitions
         )
@@ -145,7 +145,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(self._checkpoint(end)[0])
 
     def _report(self, offsets: dict[MessageQueue, int]) -> None:
-        """Tell brokers how far the stream is, under the option ``group``, so that its lag can be seen."""
+        """Report the stream's progress to brokers, under the option ``group``, so that its lag is visible."""
         group = self._reading.options.group
         if group and offsets != self._reported:
             self._reading.cluster().report(group, offsets)
@@ -163,15 +163,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         return offsets, since_ms
 
-    # --- Queues that come and go ----------------------------------------------------------------------------------
+    # --- New and deleted queues -----------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Look for queues, if it is time to; whether it was. While no name server answers, those known are read."""
+        """Search for queues, if it is time; returns whether it was. If no name server answers, known ones are read."""
         now_s = self._now_s()
         if self._looked_s is not None and now_s - self._looked_s < self._reading.options.discover_interval_ms / 1000:
             return False
         try:
-            # A stream that has just been started again knows no queue, and no address to ask.
+            # A stream that was just restarted knows no queue, and no address.
             self._queues = self._reading.existing_queues(wait=not self._queues)
         except NetworkError as error:
             if not self._queues:
@@ -183,7 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _without_removed(self, starts: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The offsets without those of queues that exist no more. Raises ``MessagesLost``."""
+        """The offsets without those of queues that do not exist any more. Raises ``MessagesLost``."""
         missing = set(starts).difference(self._queues)
         removed = self._reading.cluster().removed(missing) if missing else set()
         for queue in sorted(removed):
@@ -197,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {queue: at for queue, at in starts.items() if queue not in removed}
 
     def _starts_of_new(self, queues: Collection[MessageQueue], since_ms: int) -> dict[MessageQueue, int]:
-        """Where queues that came while the stream ran are read from; those whose brokers do not answer come later."""
+        """The starts of new queues; those whose brokers do not answer are added later."""
         if not queues:
             return {}
         if self._target is not None:
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reading.cluster().starts_since(queues, since_ms)
 
     def _patient_starts(self, queues: Collection[MessageQueue], since_ms: int) -> dict[MessageQueue, int]:
-        """The same of all these queues; raises ``NetworkError`` after ``retryTimeoutMs``."""
+        """The same for all these queues; raises ``NetworkError`` after ``retryTimeoutMs``."""
         reading = self._reading
         return reading.cluster().first_since(
             dict.fromkeys(queues, since_ms), timeout_ms=reading.options.retry_timeout_ms
@@ -217,11 +217,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_enough(
         self, starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], limit: ReadLimit
     ) -> bool:
-        """Whether a batch is worth its while now, by ``minMessagesPerTrigger`` and ``maxTriggerDelayMs``."""
+        """Whether to start a batch now, by ``minMessagesPerTrigger`` and ``maxTriggerDelayMs``."""
         options = self._reading.options
         waiting = sum(max(0, end - starts[queue]) for queue, end in ends.items())
         now_s = self._now_s()
-        # What is there at the start of a stream that ends by itself is all that comes.
+        # A stream that ends by itself reads only the messages that are present at its start.
         is_bound = self._target is not None or isinstance(limit, ReadAllAvailable)
         if options.min_messages_per_trigger is not None and not is_bound and self._batch_s is not None:
             waited_s = now_s - self._batch_s
@@ -238,7 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ends
         if isinstance(limit, ReadMaxRows):
             ends = plan.trim(starts, ends, limit.max_rows)
-        # Spark takes one limit from us; the other one counts as well.
+        # Spark passes one limit; our other limit applies, too.
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._reading.options.max_bytes_per_trigger
         if bytes_max is not None:
             waiting = {queue: starts[queue] for queue, end in ends.items() if starts[queue] < end}
@@ -246,9 +246,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = plan.trim(starts, ends, bytes_max, cost=costs)
         return ends
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> PullParameters:
         options = self._reading.options
-        return Wanted(self._reading.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
+        return PullParameters(self._reading.tags, options.sql, options.fail_on_data_loss, options.retry_timeout_ms)
 
     def _now_s(self) -> float:
         return self._reading.cluster().instance.env.clock.monotonic()

@@ -1,8 +1,8 @@
 """Dispatch: everything that is derived from the log is fed here, record by record, in log order (C5).
 
-The log is the truth. A *derived* part (queues, index, later the schedule, pop check points, …) is a fold over its
-records: it can be thrown away and folded again, and it never knows more than the log. ``Fact`` is what a fold learns
-of a record. There are two ways to one::
+The log is the truth. A *derived* part (queues, index, and those of ``store.derived.parts``) is a fold over its records:
+it can be thrown away and folded again, and it never knows more than the log. ``Fact`` is what a fold learns of a
+record. There are two ways to one::
 
     put      ── the draft's own values ride along, nothing is decoded ──┐
                                                                         ├─▶ queues ▶ index ▶ further parts ▶ on_arrival
@@ -16,13 +16,15 @@ thread, before the answer. Those of another log wait until it confirms them (``s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import WAITING_MAX, Index
 from ternmq.store.derived.light import light_places
+from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.durable.deleted import DeletedTopics
@@ -39,64 +41,8 @@ _pack_entry: Final = ENTRY.pack
 
 
 #: Told of a new entry: topic, queue id, its queue offset + 1, tags code, properties. These are None where it is told of
-#: several messages at once: whoever filters by them has to look for himself.
+#: several messages at once: a consumer that filters by them has to look by itself.
 OnArrival: TypeAlias = Callable[[str, int, int, int, str | None], None]
-
-
-@dataclass(slots=True)
-class Fact:
-    """What a fold learns of one record; the record itself lies in the log at ``log_offset``."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    log_offset: int
-    size: int
-    sysflag: int
-    store_time_ms: int
-    tags_code: int
-    prepared_transaction_offset: int
-    properties: str
-
-    @property
-    def end_offset(self) -> int:
-        """Log offset behind the record."""
-        return self.log_offset + self.size
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether the record has a queue entry: a prepared half and a rollback, which has that bit, too, have none."""
-        return not self.sysflag & Sysflag.PREPARED
-
-    @property
-    def is_indexed(self) -> bool:
-        return self.sysflag & Sysflag.TRANSACTION_MASK != Sysflag.ROLLBACK
-
-
-class Derived(Protocol):
-    """A further part that is derived from the log. Its folds run on the store's thread and must be quick."""
-
-    @property
-    def folded(self) -> int:
-        """Log offset up to which its saved state goes; the store starts feeding it from there."""
-        ...
-
-    def fold(self, fact: Fact) -> None:
-        """Take in the next record."""
-        ...
-
-    def cut(self, log_offset: int) -> None:
-        """Forget what came from ``log_offset`` on: the log ends there."""
-        ...
-
-    def save(self) -> None:
-        """Make the state durable, if it has any; called when the store closes."""
-        ...
-
-    @property
-    def needed(self) -> int | None:
-        """Log offset from which on it cannot do without the records yet: retention waits. None: it can."""
-        ...
 
 
 class Dispatcher:
@@ -106,16 +52,22 @@ class Dispatcher:
         "_delays_ms",
         "_deleted",
         "_index",
-        "_needs_facts",
         "_queues",
         "_tags_code",
         "_with_units",
-        "deriveds",
         "on_arrival",
+        "parts",
     )
 
     def __init__(
-        self, queues: ConsumeQueues, index: Index | None, deleted: DeletedTopics, *, delays_ms: tuple[int, ...]
+        self,
+        queues: ConsumeQueues,
+        index: Index | None,
+        deleted: DeletedTopics,
+        *,
+        delays_ms: tuple[int, ...],
+        parts: Parts | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         self._queues = queues
         self._index = index
@@ -124,15 +76,9 @@ class Dispatcher:
         self._tags_code = TagsCodes().of_text
         #: Whether each entry gets a unit beside it (C3), for which a fact is needed.
         self._with_units = queues.exts is not None and queues.exts.writes
-        self.deriveds: list[Derived] = []
-        #: Whether anything else than plain queues and the index takes in records.
-        self._needs_facts = self._with_units
-        self.on_arrival: OnArrival | None = None
-
-    def add_derived(self, derived: Derived) -> None:
-        """Feed a further part, from now on."""
-        self.deriveds.append(derived)
-        self._needs_facts = True
+        #: Further parts that take in records, if there are any.
+        self.parts = parts or None
+        self.on_arrival = on_arrival
 
     def fresh(
         self,
@@ -150,7 +96,7 @@ class Dispatcher:
         tags_code = self._tags_code(properties)
         if queue.has_due_times:
             tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
-        if self._needs_facts:
+        if queue.needs_facts or prepared_transaction_offset:
             fact = Fact(
                 topic,
                 queue.queue_id,
@@ -201,7 +147,7 @@ class Dispatcher:
             entries.append(_pack_entry(log_offset, size, tags_code))
             waiting.append((topic, text, log_offset, store_time_ms))
         facts: list[Fact] = []
-        if self._with_units or self.deriveds:
+        if queue.needs_facts:
             records = zip(properties, log_offsets, sizes, tags_codes, strict=True)
             facts = [
                 Fact(
@@ -225,11 +171,11 @@ class Dispatcher:
             queue.extend(b"".join(entries), log_offsets[-1] + sizes[-1])
         if self._index is not None and len(waiting) >= WAITING_MAX:
             self._index.overflow()
-        for derived in self.deriveds:
+        if self.parts is not None:
             for fact in facts:
-                derived.fold(fact)
+                self.parts.fold(fact)
         if self.on_arrival is not None:
-            # Who waits is told once for all messages of a tag.
+            # Consumers are told once for all messages of a tag.
             for tags_code in dict.fromkeys(tags_codes):
                 self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
 
@@ -260,17 +206,14 @@ class Dispatcher:
         """Whether the record's topic was deleted after it was stored."""
         return self._deleted.is_deleted(fact.topic, fact.log_offset)
 
-    def refold(self, record: Record) -> None:
-        """Take in a record from the log. Parts that have it already leave it."""
-        self._fold(self.fact(record))
-
-    def confirmed(self, fact: Fact) -> None:
-        """Take in a record that was appended some time ago."""
-        self._fold(fact)
+    def confirmed(self, fact: Fact, record: memoryview | None = None) -> None:
+        """Take in a record that was appended, perhaps some time ago. Without ``record`` the log has its bytes."""
+        self.fold(fact, record)
         if self.on_arrival is not None and fact.is_queued and not self.is_deleted(fact):
             self.on_arrival(fact.topic, fact.queue_id, fact.queue_offset + 1, fact.tags_code, fact.properties)
 
-    def _fold(self, fact: Fact) -> None:
+    def fold(self, fact: Fact, record: memoryview | None) -> None:
+        """Take in a record from the log. Parts that have it already leave it."""
         if not self.is_deleted(fact):
             self._queues.fold(fact)
             if self._queues.has_light:
@@ -278,9 +221,8 @@ class Dispatcher:
                     self._queues.fold(replace(fact, topic=topic, queue_id=0, queue_offset=queue_offset))
         if self._index is not None:
             self._index.fold(fact)
-        for derived in self.deriveds:
-            if derived.folded <= fact.log_offset:
-                derived.fold(fact)
+        if self.parts is not None:
+            self.parts.fold(fact, record)
 
 
 def delay_level(properties: str, level_max: int) -> int:

@@ -6,7 +6,7 @@ them on the loop in short steps (``step``): the follower stops at half a record 
 Every record is checked: its lengths, its own log offset, the CRC of its body. Then queues and index take it in, unless
 they have it. The ordinary record (version 1, IPv4 hosts, nothing special about its topic) takes a short way here: a few
 fields at fixed places, and no object is made of it. Everything else goes the long way round, ``unpack_record`` and
-``Dispatcher.refold``; so does every record that seems damaged, and what is said there counts. Both ways leave the same.
+``Dispatcher.fold``; so does every record that seems damaged, and what is said there counts. Both ways leave the same.
 
 The CRC covers the body only. A power cut that takes the sector with the end of a record leaves a record of right
 lengths whose properties or topic are zeros from there on. Such a record is torn as well: *sectors* of 512 bytes are
@@ -23,7 +23,8 @@ from typing import Final
 from zlib import crc32
 
 from ternmq.errors import CorruptRecord
-from ternmq.store.derived.dispatch import Dispatcher, Fact
+from ternmq.store.derived.dispatch import Dispatcher
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import WAITING_MAX, Index
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
@@ -48,14 +49,15 @@ from ternmq.wire.record import (
 from ternmq.wire.tags import TagsCodes
 
 #: Told how many bytes of how many are done, now and then, on the thread that opens the store.
-Progress = Callable[[int, int], object]
+OnProgress = Callable[[int, int], object]
 
 SECTOR_BYTES: Final = 512
 _PIECE_BYTES: Final = 1 << 20
 #: Some 200 records, which take half a millisecond.
 _STEP_BYTES: Final = 64 << 10
 
-#: Any of these, and a record takes the long way: other lengths, or no queue entry.
+#: Any of these, and a record takes the long way: other lengths, or no queue entry. A record that closes another
+#: takes it, too.
 _SPECIAL: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6 | Sysflag.TRANSACTION_MASK
 
 
@@ -93,7 +95,7 @@ class Follower:
         #: Empty where the log simply goes no further.
         self.trouble = ""
 
-    def run(self, on_progress: Progress | None = None, *, until: int | None = None) -> None:
+    def run(self, on_progress: OnProgress | None = None, *, until: int | None = None) -> None:
         """Go on up to ``until``, a position, or to the log's end."""
         begin, end = self.position, self._log.end if until is None else until
         self._piece_bytes = length_bytes = _PIECE_BYTES
@@ -160,7 +162,7 @@ class Follower:
         # A blank of which only the beginning was there leads further.
         self.position = min(self.position, position)
 
-    def run_unfolded(self, on_progress: Progress | None = None) -> list[Fact]:
+    def run_unfolded(self, on_progress: OnProgress | None = None) -> list[Fact]:
         """Go on to the log's end, fold nothing, and return what would have been."""
         # Without known queues all take the long way.
         self._known.clear()
@@ -187,8 +189,8 @@ class Follower:
         count, advance, wanted_bytes = 0, 1, self._piece_bytes
         arrivals = self._arrivals
         while at + RECORD_BYTES_MIN <= end:
-            size, magic, crc, queue_id, queue_offset, log_offset, sysflag, stored_ms, body_bytes = unpack_checked_v4(
-                data, at
+            size, magic, crc, queue_id, queue_offset, log_offset, sysflag, stored_ms, closed, body_bytes = (
+                unpack_checked_v4(data, at)
             )
             record_end = at + size
             topic_at = at + FIXED_V4_BYTES + body_bytes
@@ -196,6 +198,7 @@ class Follower:
                 magic == MAGIC_V1
                 and log_offset == begin + at
                 and not sysflag & _SPECIAL
+                and not closed
                 and body_bytes >= 0
                 and topic_at + 3 <= record_end <= end
                 and (topic_bytes := data[topic_at]) <= TOPIC_V1_BYTES_MAX
@@ -274,13 +277,14 @@ class Follower:
         if "\0" in record.topic + record.properties and is_torn(data[at : at + size], record, piece.at + at):
             self.trouble = f"the end of the record at log offset {log_offset} never reached the disk"
             return 0
+        fact = self._dispatcher.fact(record)
         if self._unfolded is not None:
-            self._unfolded.append(self._dispatcher.fact(record))
+            self._unfolded.append(fact)
         elif self._arrivals is not None:
-            self._dispatcher.confirmed(self._dispatcher.fact(record))
+            self._dispatcher.confirmed(fact, memoryview(data)[at : at + size])
             self._learn(record)
         else:
-            self._dispatcher.refold(record)
+            self._dispatcher.fold(fact, memoryview(data)[at : at + size])
             self._learn(record)
         self.store_time_ms = record.store_time_ms
         self.count += 1
@@ -294,9 +298,9 @@ class Follower:
             and queue.topic_part
             and queue.ext is None
             and not queue.has_due_times
+            and not queue.needs_facts
             and queue.topic not in self._deleted
             and not self._queues.has_light
-            and not self._dispatcher.deriveds
         ):
             self._known[queue.topic_part, queue.queue_id] = (queue, queue.topic)
 

@@ -2,7 +2,7 @@
 
 A file is a hash table with chains, all in place (``wire.layouts.index_file``): 5,000,000 slots, 20,000,000 entries.
 
-Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. Only hashes are stored, so whoever looks
+Keys are the UNIQ_KEY and each part of KEYS; what is hashed is ``topic#key``. Only hashes are stored, so a search looks
 up compares topic and key in the record itself (``store.read.query``). A file is named by the local time of its making
 and ends when its entries are used up; the next begins with begin = end = the end of this one, as RocketMQ's does.
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.store.derived.key_hash import IndexEntry, Keyed, KeyHashes
+from ternmq.store.derived.trouble import OnTrouble, raise_it
 from ternmq.store.disk.base import Disk, Segment
 from ternmq.wire.layouts.index_file import (
     INDEX_ENTRY,
@@ -39,7 +40,7 @@ from ternmq.wire.layouts.index_file import (
 )
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class IndexFile:
         return self._segment
 
     def rest(self) -> None:
-        """Unmap the file until it is needed again; whoever has to sync it holds the segment himself."""
+        """Unmap the file until it is needed again; a thread that has to sync it holds the segment."""
         self._segment = None
 
     @property
@@ -212,10 +213,10 @@ class IndexFile:
         """Undo the entries of records at ``log_offset`` and behind; with ``distrust`` make all slots anew.
 
         What is undone becomes zero. Otherwise a page that comes back after a later power cut could hold entries of
-        records that are long gone, and nobody could tell.
+        records that are long gone, and nothing would show it.
         """
         kept, last = self._kept(log_offset), self.count
-        # A process that died between an entry and the header left entries which nobody counted.
+        # A process that died between an entry and the header left entries that are not counted.
         while last < self._entries_max and self._entry(last) != _NO_ENTRY:
             last += 1
         # No more than is there, so that a store on a full disk opens.
@@ -292,17 +293,26 @@ class Index:
         "_files",
         "_hashes",
         "_now_ms",
+        "_on_trouble",
         "_slots",
         "_taken",
         "_unsynced",
         "directory",
-        "on_trouble",
         "waiting",
     )
 
     def __init__(
-        self, disk: Disk, directory: Path, *, slots: int, entries: int, file_bytes: int, now_ms: Callable[[], int]
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        slots: int,
+        entries: int,
+        file_bytes: int,
+        now_ms: Callable[[], int],
+        on_trouble: OnTrouble = raise_it,
     ) -> None:
+        """``on_trouble`` is told when records that wait could not be written; the log should take no more for now."""
         self._disk = disk
         self.directory = directory
         self._slots = slots
@@ -317,8 +327,7 @@ class Index:
         self._taken = -1
         #: Entries that were to be written when the disk was full.
         self._entries_left: list[IndexEntry] = []
-        #: Told when entries could not be written; the log should take no more for now.
-        self.on_trouble: Callable[[StoreError], None] | None = None
+        self._on_trouble = on_trouble
         #: Full files that are not on the disk yet.
         self._unsynced: list[Segment] = []
 
@@ -344,8 +353,7 @@ class Index:
         try:
             self.write_out()
         except StoreError as error:
-            if self.on_trouble is not None:
-                self.on_trouble(error)
+            self._on_trouble(error)
 
     def write_out(self) -> None:
         """Make the entries of all records taken in. Raises ``DiskFull``; then the rest keeps waiting."""

@@ -3,8 +3,8 @@
 With ``enableMultiDispatch`` and ``enableLmq`` a message names queues of its own in a property, ``%LMQ%a,%LMQ%b``, and
 RocketMQ adds the queue offsets that it got there to the record. TernMQ neither makes such queues nor gives such
 offsets. But a directory of RocketMQ may have some, and a fold of its log must not lose their entries. Only then are
-these properties looked at: anybody can send them, and nobody shall get into queues that way. Light queues themselves
-show it, and where they were thrown away, the table that RocketMQ keeps only with ``enableLmq``.
+these properties looked at: any client can send them, and no client shall get into queues that way. Light queues
+themselves show it, and where they were thrown away, the table that RocketMQ keeps only with ``enableLmq``.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES, FILLER, FILLER_S
 from ternmq.wire.record import TOPIC_V1_BYTES_MAX
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
     from ternmq.store.derived.queues import ConsumeQueues
 
 TAIL_BYTES: Final = PAGE_ENTRIES * ENTRY_BYTES
@@ -48,6 +48,7 @@ class ConsumeQueue:
         "has_due_times",
         "log_end",
         "min_offset",
+        "needs_facts",
         "next_offset",
         "pending",
         "queue_id",
@@ -74,6 +75,8 @@ class ConsumeQueue:
         self.topic_part = bytes((len(self.topic_bytes),)) + self.topic_bytes if is_v1 else b""
         #: Whether entries hold when their message is due in place of its tags code (C2).
         self.has_due_times = topic == SCHEDULE_TOPIC
+        #: Whether more than a plain entry is made of a record: a unit beside it, or the fold of a derived part.
+        self.needs_facts = topic in owner.folded_topics or (owner.exts is not None and owner.exts.writes)
         self.min_offset = 0
         #: Number of the next entry: «max offset» in RocketMQ's words.
         self.next_offset = 0
@@ -81,7 +84,7 @@ class ConsumeQueue:
         self.pending = 0
         #: Log offset behind the record of the last entry.
         self.log_end = 0
-        #: Log offset of the record at ``min_offset``; -1 if nobody has looked yet.
+        #: Log offset of the record at ``min_offset``; -1 if it is not known yet.
         self._log_begin = -1
         #: Start in bytes → path, in order.
         self._paths: dict[int, Path] = {}

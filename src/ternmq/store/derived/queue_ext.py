@@ -15,8 +15,9 @@ Units are worth only what entries make of them, and so the entries tell where th
 newest address. What lies further back in the files is a rest of another process, and goes before the first write.
 
 A unit may be missing, because files were deleted by hand or a power cut took them. Its entry then passes every filter,
-as in RocketMQ: who asked looks at the message itself. That is safe only while no address is given twice, or old entries
-would find the units of new ones. Hence a row whose newest unit is missing starts over *behind* that unit's file.
+as in RocketMQ: the caller looks at the message itself. That is safe only while no address is given twice, or old
+entries would find the units of new ones. Hence a row whose newest unit is missing starts over *behind* that unit's
+file.
 
 Invariants: units from the row's first file up to ``end`` stand in files or in ``_runs``; a unit is written out before
 the entry that holds its address; behind ``end`` stand zeros.
@@ -36,7 +37,7 @@ from ternmq.store.disk.base import Disk
 from ternmq.store.disk.segment import segment_name, segment_starts
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
     from ternmq.store.derived.queue_files import FilePool
 
 log = logging.getLogger(__name__)
@@ -199,11 +200,11 @@ class QueueExt:
     def cut(self, last_address: Callable[[], int | None]) -> None:
         """Forget the units behind the one of the newest address; the queue was cut before.
 
-        While the switch is off nothing is done: whoever turns it on again begins where the entries say.
+        While the switch is off nothing is done: when it is turned on again, the row begins where the entries say.
         """
         self.end = -1
         if self._all.writes:
-            # Nobody knows what a process that died had synced.
+            # It is not known what a process that died had synced.
             self._unsynced.update(self._paths.values())
             self.begin(last_address())
 
@@ -311,7 +312,16 @@ class QueueExts:
 
     __slots__ = ("_has_complained", "bits", "directory", "disk", "file_bytes", "files", "table", "writes")
 
-    def __init__(self, disk: Disk, directory: Path, *, files: FilePool, file_bytes: int, writes: bool) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        files: FilePool,
+        file_bytes: int,
+        writes: bool,
+        bits: Callable[[Fact], bytes] | None = None,
+    ) -> None:
         self.disk = disk
         self.directory = directory
         self.files = files
@@ -319,7 +329,7 @@ class QueueExts:
         #: Whether new entries get units.
         self.writes = writes
         #: Makes the bit map of a record; without it units have none. It must not raise.
-        self.bits: Callable[[Fact], bytes] | None = None
+        self.bits = bits
         self.table: dict[tuple[str, int], QueueExt] = {}
         self._has_complained = False
 

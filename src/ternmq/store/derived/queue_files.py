@@ -27,15 +27,15 @@ class FilePool:
     when they are written out, or if it failed, the file is made then.
     """
 
-    __slots__ = ("_disk", "_files", "_limit", "_lock", "_wanted", "chores", "unsynced_names")
+    __slots__ = ("_chores", "_disk", "_files", "_limit", "_lock", "_wanted", "unsynced_names")
 
     def __init__(self, disk: Disk, limit: int = OPEN_FILES_MAX) -> None:
         self._disk = disk
         self._limit = limit
         self._files: dict[Path, PlainFile] = {}
         #: Runs what may wait for the disk on another thread, if there is one.
-        self.chores: Callable[[Callable[[], None]], object] | None = None
-        #: Files to be made there. Whoever removes a file or its directory takes it out first, under the lock.
+        self._chores: Callable[[Callable[[], None]], object] | None = None
+        #: Files to be made there. A call that removes a file or its directory takes it out first, under the lock.
         self._wanted: dict[Path, None] = {}
         self._lock = threading.Lock()
         #: Directories in which files were made or removed, in order. Without a sync of these a power cut may bring
@@ -55,11 +55,15 @@ class FilePool:
         self._files[path] = file
         return file
 
+    def start_thread(self, chores: Callable[[Callable[[], None]], object]) -> None:
+        """From now on ``chores`` makes the first files of queues."""
+        self._chores = chores
+
     def make_soon(self, path: Path, size: int) -> None:
         """Have a file made on another thread, if there is one."""
-        if self.chores is not None:
+        if self._chores is not None:
             self._wanted[path] = None
-            self.chores(partial(self._make, path, size))
+            self._chores(partial(self._make, path, size))
 
     def _make(self, path: Path, size: int) -> None:
         with self._lock:

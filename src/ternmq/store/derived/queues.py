@@ -20,11 +20,12 @@ from ternmq.store.derived.light import LIGHT_PREFIX, LIGHT_TABLE
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queue_ext import QueueExts
 from ternmq.store.derived.queue_files import FilePool
+from ternmq.store.derived.trouble import OnTrouble, raise_it
 from ternmq.store.disk.base import Disk
 from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 
 if TYPE_CHECKING:
-    from ternmq.store.derived.dispatch import Fact
+    from ternmq.store.derived.fact import Fact
 
 log = logging.getLogger(__name__)
 
@@ -33,43 +34,55 @@ TOPIC_BYTES_MAX: Final = 255
 
 
 class ConsumeQueues:
-    """All queues of a store, as one thing derived from the log (``store.derived.dispatch.Derived``)."""
+    """All queues of a store, as one thing derived from the log."""
 
     __slots__ = (
+        "_on_trouble",
         "directory",
         "dirty",
         "disk",
         "exts",
         "file_bytes",
         "files",
+        "folded_topics",
         "foreign",
         "has_light",
-        "is_batch",
-        "on_trouble",
         "table",
         "unsynced",
     )
 
-    def __init__(self, disk: Disk, directory: Path, *, file_bytes: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        file_bytes: int,
+        files: FilePool | None = None,
+        exts: QueueExts | None = None,
+        folded_topics: Container[str] = frozenset(),
+        on_trouble: OnTrouble = raise_it,
+    ) -> None:
+        """``exts`` are the rows of units beside the queues (C3), which use the same ``files``.
+
+        ``folded_topics`` are those that derived parts need (``store.derived.parts``). ``on_trouble`` is told when
+        entries could not be written out; the log should take no more for now.
+        """
         self.disk = disk
         self.directory = directory
         self.file_bytes = file_bytes
-        self.files = FilePool(disk)
-        #: The rows of units beside the queues (C3); set before anything is loaded.
-        self.exts: QueueExts | None = None
+        self.files = files if files is not None else FilePool(disk)
+        self.folded_topics = folded_topics
+        self.exts = exts
         self.table: dict[tuple[str, int], ConsumeQueue] = {}
         #: Topics that RocketMQ 5 keeps in ``batchconsumequeue``: a queue of ours for one of them would keep it from
         #: starting on this directory. Their records are left alone.
         self.foreign: Container[str] = frozenset()
-        #: Whether a topic is to have such queues although it has none yet; a broker knows.
-        self.is_batch: Callable[[str], bool] = _none
         #: Whether RocketMQ has made light queues here (``store.derived.light``).
         self.has_light = False
         #: Queues with entries in memory only, and queues with files that were written to and not synced; in order.
         self.dirty: dict[ConsumeQueue, None] = {}
         self.unsynced: dict[ConsumeQueue, None] = {}
-        #: Told when entries could not be written out; the log should take no more for now.
-        self.on_trouble: Callable[[StoreError], None] | None = None
+        self._on_trouble = on_trouble
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.table.values())
@@ -90,11 +103,8 @@ class ConsumeQueues:
                     f"queue {queue_id} of topic {topic!r} cannot be stored; use a topic that is a file name "
                     f"of 1 to {TOPIC_BYTES_MAX} bytes, and a queue id from 0 on"
                 )
-            if topic in self.foreign or self.is_batch(topic):
-                raise RecordRefused(
-                    f"topic {topic!r} has batch queues of RocketMQ 5 (queue.type=BatchCQ), which TernMQ cannot write; "
-                    "use another topic"
-                )
+            if topic in self.foreign:
+                raise batch_refused(topic)
             queue = self.table[key] = ConsumeQueue(self, topic, queue_id)
         return queue
 
@@ -103,8 +113,7 @@ class ConsumeQueues:
         try:
             queue.write_out()
         except StoreError as error:
-            if self.on_trouble is not None:
-                self.on_trouble(error)
+            self._on_trouble(error)
 
     # --- Derived ------------------------------------------------------------------------------------------------
 
@@ -245,9 +254,12 @@ class ConsumeQueues:
         self.files.close()
 
 
-def _none(_topic: str) -> bool:
-    """Nobody knows of topics that have no queues."""
-    return False
+def batch_refused(topic: str) -> RecordRefused:
+    """Why a record of a topic with batch queues is not stored."""
+    return RecordRefused(
+        f"topic {topic!r} has batch queues of RocketMQ 5 (queue.type=BatchCQ), which TernMQ cannot write; "
+        "use another topic"
+    )
 
 
 def _is_storable(topic: str, queue_id: int) -> bool:

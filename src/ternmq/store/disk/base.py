@@ -4,7 +4,7 @@ A protocol, so that a simulation can hold segments in bytearrays and lose what w
 ``store.disk.file_disk`` is the real one.
 
 A store to a page of a sparse mapping that finds the disk full does not raise: it kills the process (SIGBUS). Hence
-the rule of this package: **nobody writes to a mapped byte that was not reserved**. ``zero`` (write zeros ahead; the
+the rule of this package: **no code writes to a mapped byte that was not reserved**. ``zero`` (write zeros ahead; the
 page is then in memory, too, so that appends do not fault) and ``reserve`` (only claim the blocks) raise ``DiskFull``
 instead. ``ready`` tells how far a log segment is prepared.
 
@@ -148,7 +148,7 @@ class Disk(Protocol):
         ...
 
     def boot_id(self) -> str:
-        """Another one each time the machine starts; empty if nobody knows."""
+        """Another one each time the machine starts; empty if it is not known."""
         ...
 
     def sync_file(self, path: Path) -> None:

@@ -193,7 +193,7 @@ class FileDisk:
 
 
 class MappedSegment:
-    """A file and its mapping, closed when nobody holds it any more."""
+    """A file and its mapping, closed when the last reference to it ends."""
 
     __slots__ = ("_fd", "page", "path", "ready", "size", "start")
 
@@ -206,7 +206,7 @@ class MappedSegment:
         self._fd = fd
 
     def __del__(self) -> None:
-        # Not a method that someone must call: the flush thread may be inside fdatasync while retention drops us.
+        # Not a method that has to be called: the flush thread may be inside fdatasync while retention drops us.
         os.close(self._fd)
 
     def zero(self, begin: int, end: int) -> None:

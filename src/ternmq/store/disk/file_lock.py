@@ -54,7 +54,7 @@ class FileLock:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds this lock file, 0 if it is not known which; None if nobody does. Locks nothing itself."""
+    """The process that holds this lock file, 0 if it is not known which; None if none does. Locks nothing itself."""
     if str(path.resolve()) in _held:
         # To open and close the file here would drop the lock.
         return os.getpid()

@@ -36,7 +36,7 @@ def segment_files(
     ``key`` is the setting that fixes the size. Subdirectories are no business of ours, as in RocketMQ. A last file
     of length 0 was being made when the process died: it is left out here, and made anew when it is needed.
 
-    ``lenient``: a power cut may have taken names or lengths that nobody had synced. What is found ends before the first
+    ``lenient``: a power cut may have taken names or lengths that were not synced. What is found ends before the first
     file that is missing or empty; the caller can do without the rest, or asks for it by its ``begin``.
     """
     files = [(entry, directory) for directory in directories for entry in disk.list(directory)]

@@ -14,7 +14,7 @@ the queue is flushed, and subtracts 3 s when it reads it.) Times are those of a 
 record that is on no disk looks older than what is vouched for. Offsets only grow, so both must agree. RocketMQ keeps
 ours as they are: after it has run here they are too small, which costs time and no data.
 
-``abort`` exists while a store is open; who finds it at start knows that the last process died. It names the boot of the
+``abort`` exists while a store is open; a start that finds it knows that the last process died. It names the boot of the
 machine: after the same one the page cache has lost nothing.
 """
 
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @property
     def trusted_offset(self) -> int | None:
-        """The same as a log offset; None if nobody knows."""
+        """The same as a log offset; None if it is not known."""
         if self.log_offset is None or self.derived_offset is None:
             return None
         return min(self.log_offset, self.derived_offset)

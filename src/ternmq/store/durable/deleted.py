@@ -1,4 +1,4 @@
-"""Deleted topics: how recovery knows which records of the log are nobody's any more (C5, D1).
+"""Deleted topics: how recovery knows which records of the log belong to no topic any more (C5, D1).
 
 Deleting a topic removes its queues; its records stay in the log until their segment goes. A fold of the log would
 bring the queues back, as it does in RocketMQ. So ``deletedTopics.json`` keeps, for each topic deleted, the log offset

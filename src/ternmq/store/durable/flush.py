@@ -1,8 +1,8 @@
 """Flush: what was written reaches the disk, in time and for many at once (C6, C7).
 
 ASYNC_FLUSH: every 500 ms if at least 4 pages are dirty, every 10 s in any case, and at once when a segment is full.
-SYNC_FLUSH: as soon as someone appends. While one ``fdatasync`` runs, others append; the next one serves them all
-(*group commit*). Who needs the disk waits for ``flushed`` to pass the end of his record.
+SYNC_FLUSH: after each append. While one ``fdatasync`` runs, more records are appended; the next one serves them all
+(*group commit*). A caller that needs the disk waits for ``flushed`` to pass its record's end.
 
 Two threads meet here, and the line between them is the rule «threads make system calls, never decisions»:
 
@@ -28,9 +28,11 @@ from ternmq.env import Clock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.index import Index
+from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import PAGE_BYTES, Disk, Segment
 from ternmq.store.durable.checkpoint import Checkpoint
+from ternmq.store.durable.mailbox import Job
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log
@@ -39,8 +41,6 @@ log = logging.getLogger(__name__)
 
 #: Queues written out in one go on the store's thread: some 1 ms, or 20 where files must be made first.
 QUEUES_AT_ONCE: Final = 64
-
-Job = Callable[[], object]
 
 
 def is_due(
@@ -66,26 +66,31 @@ class Flusher:
         commit_log: Log,
         queues: ConsumeQueues,
         index: Index | None,
+        parts: Parts,
         checkpoint: Checkpoint,
         checkpoint_path: Path,
         pending: Pending,
         post: Callable[[Job], object],
+        on_tick: Job,
+        on_failure: Job,
     ) -> None:
+        """``on_tick`` is called every second and has to call ``tick``. ``on_failure`` is called when a sync has failed:
+        pages may be lost although the machine never stopped.
+        """
         self._config = config
         self._clock = clock
         self._disk = disk
         self._log = commit_log
         self._queues = queues
         self._index = index
+        self._parts = parts
         self._checkpoint = checkpoint
         self._checkpoint_path = checkpoint_path
         self._pending = pending
         self._post = post
         self.flushed = Watermark(commit_log.end)
-        #: Called with each tick, for what else is to be done now and then.
-        self.on_tick: Job | None = None
-        #: Called when a sync has failed: pages may be lost although the machine never stopped.
-        self.on_failure: Job | None = None
+        self._on_tick = on_tick
+        self._on_failure = on_failure
         # The store's thread:
         self._pass_time_ms = -1  # store time that the running pass over all queues vouches for; -1: none runs
         self._pass_offset = 0  # the same as a log offset
@@ -135,7 +140,7 @@ class Flusher:
         self._advance(end, store_time_ms)
 
     def flush_when_due(self) -> None:
-        """What the thread does with each look, for who has none. Raises ``StoreError``, from then on always."""
+        """What the thread does with each look, for a store without one. Raises ``StoreError``, from then on always."""
         try:
             self._flush_log(self._config.flush_disk_type is FlushDiskType.SYNC_FLUSH)
         except StoreError as error:
@@ -163,7 +168,7 @@ class Flusher:
 
     @property
     def derived_synced(self) -> int:
-        """Log offset up to which queues and index are on the disk."""
+        """Log offset up to which all that is derived is on the disk."""
         return self._checkpoint.derived_offset or 0
 
     def tick(self) -> None:
@@ -180,8 +185,6 @@ class Flusher:
         elif paths := self._queues.take_unsynced(max(1, pages * PAGE_BYTES)):
             self._submit(lambda: self._sync(paths))
         self._save_checkpoint()
-        if self.on_tick is not None:
-            self.on_tick()
 
     def close(self) -> None:
         """Stop the thread and have everything on the disk, checkpoint included. Raises ``StoreError``."""
@@ -199,6 +202,7 @@ class Flusher:
             self._index.write_out()
             self._checkpoint.index_time_ms = self._index.end_time_ms
             self._index.close()
+        self._parts.save(self._pending.dispatched)
         self._checkpoint.queue_time_ms = self._pending.dispatched_time_ms
         self._checkpoint.log_offset = self._log.end
         self._checkpoint.derived_offset = self._pending.dispatched
@@ -230,8 +234,12 @@ class Flusher:
         self._log.refuse(
             StoreError(f"{self.failure}; no more messages are taken until the broker is started again on a sound disk")
         )
-        if self.on_failure is not None:
-            self.on_failure()
+        self._on_failure()
+
+    def begin_pass(self) -> None:
+        """Write out and sync all that is derived now, unless that is being done already."""
+        if self._pass_time_ms < 0 and not self._closed:
+            self._begin_pass()
 
     def _begin_pass(self) -> None:
         # What is dispatched, not what is written: the log may have records that wait to be confirmed.
@@ -250,8 +258,10 @@ class Flusher:
                 # Without any file recovery would take the index for lost, and fold the whole log.
                 self._index.ensure_file()
                 self._index.write_out()
+            if done:
+                self._parts.write_out()
         except StoreError as error:
-            log.warning("queues could not be written out", extra={"error": str(error)})
+            log.warning("derived files could not be written out", extra={"error": str(error)})
             self._pass_time_ms = -1
             return
         if not done:
@@ -263,10 +273,14 @@ class Flusher:
         if self._index is not None:
             segments, index_time_ms = self._index.take_unsynced(), self._index.end_time_ms
             names.append(self._index.directory)
+        part_paths, part_names = self._parts.take_unsynced()
+        paths += part_paths
+        names += part_names
 
         def end_pass() -> None:
             if self._closed:
                 return
+            self._parts.synced(self._pass_offset)
             self._checkpoint.derived_offset = self._pass_offset
             self._checkpoint.queue_time_ms = self._pass_time_ms
             self._checkpoint.index_time_ms = index_time_ms
@@ -320,7 +334,7 @@ class Flusher:
                 tick_at = self._clock.monotonic() + tick_s
                 if not self._tick_waits:
                     self._tick_waits = True
-                    self._post(self.tick)
+                    self._post(self._on_tick)
 
     def _flush_log_between(self) -> None:
         """Senders must not wait until thousands of queue files are synced."""
@@ -354,7 +368,7 @@ class Flusher:
             segment.sync()
         self._synced, self._synced_at = end, now
         commit_log.note_synced(end)
-        # Newer news replace older ones that nobody has taken yet.
+        # A newer value replaces an older one that was not taken yet.
         is_first = self._news is None
         self._news = (end, store_time_ms)
         if is_first:

@@ -12,7 +12,8 @@ checkpoint::
 So a torn tail disappears, and every whole record is served again, whatever the queues and the index had of it.
 A record may thus come back that no producer got an answer for. That is what «at least once» means.
 
-Queues or index that were thrown away are folded again from the log's beginning.
+Queues or index that were thrown away are folded again from the log's beginning. The walk starts further back where a
+derived part needs it (``store.derived.parts``): its files are complete up to a log offset that it knows itself.
 
 A log that confirms records late (``store.log.protocol``) is folded only up to what is known to be confirmed. The
 records behind that are checked in the same way, and wait for their confirmation as they did before
@@ -26,8 +27,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ternmq.errors import CorruptRecord
-from ternmq.store.derived.dispatch import Dispatcher, Fact
-from ternmq.store.derived.follower import Follower, Progress
+from ternmq.store.derived.dispatch import Dispatcher
+from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.follower import Follower, OnProgress
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.light import LIGHT_PREFIX
 from ternmq.store.derived.queues import ConsumeQueues
@@ -70,7 +72,7 @@ def recover(
     was_closed: bool,
     lost_pages: bool,
     check_crc: bool,
-    on_progress: Progress | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Recovered:
     """Bring a loaded store into a state in which it can be used. Nothing was changed on disk before.
 
@@ -88,7 +90,7 @@ def recover(
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None and not folds_all:
         start, store_time_ms = vouched
-        # Whoever closed it, and may have left no offsets, has synced everything.
+        # The process that closed it has synced everything, also if it left no offsets.
         checkpoint.log_offset = checkpoint.derived_offset = start
     else:
         start, store_time_ms = starts[0], 0
@@ -111,12 +113,12 @@ def recover(
                 index.resume(start, commit_log.store_time)
     # Nothing before this ends the log: it was closed behind it, or the checkpoint vouches for it.
     floor = vouched[0] if vouched is not None else start
-    for derived in dispatcher.deriveds:
-        start = min(start, max(starts[0], derived.folded))
+    folded = dispatcher.parts.folded if dispatcher.parts is not None else ()
+    start = min(start, *(max(starts[0], each) for each in folded), start)
 
     until = None
     if known is not None:
-        until = max(known, _shown_confirmed(commit_log, queues, index))
+        until = max(known, _shown_confirmed(commit_log, queues, index), *folded, known)
         start, floor = min(start, until), min(floor, until)
     follower = Follower(commit_log, queues, index, deleted, dispatcher, position=start, check_crc=check_crc)
     follower.run(on_progress, until=until)
@@ -129,13 +131,12 @@ def recover(
     unconfirmed = follower.run_unfolded(on_progress) if until is not None else []
     end = follower.position
     if not was_closed:
-        # A process that died left records in the page cache only. Nobody would sync them after those to come.
+        # A process that died left records in the page cache only. No later flush would sync them.
         commit_log.sync(start, end)
     checkpoint.cut(end)
     queues.cut(end)
-    for derived in dispatcher.deriveds:
-        if derived.folded > end:
-            derived.cut(end)
+    if dispatcher.parts is not None:
+        dispatcher.parts.cut(end)
     commit_log.open_at(end, follower.store_time_ms if follower.count else store_time_ms)
     queues.raise_min(commit_log.begin)
     if not commit_log.begin:
@@ -148,8 +149,8 @@ def _empty(commit_log: Log, queues: ConsumeQueues, index: Index | None, dispatch
     queues.remove_topics({queue.topic for queue in queues})
     if index is not None:
         index.cut(0, commit_log.store_time)
-    for derived in dispatcher.deriveds:
-        derived.cut(0)
+    if dispatcher.parts is not None:
+        dispatcher.parts.cut(0)
     commit_log.open_at(0, 0)
     return Recovered(0, 0, 0, "")
 

@@ -12,8 +12,8 @@ not keep times starts them anew. Consumed or not makes no difference. The oldest
 the last. (Above 85 % RocketMQ deletes ten, we as many as it takes.) Refused messages are taken again when 85 % is
 reached, not at the first free byte: a disk that hovers around one mark should not refuse every other send.
 
-Nobody waits for a deletion. Looking at the disk and removing a GiB (80 ms here, and 30 more to unmap it) is done on the
-chores thread; views in replies on their way keep their mapping alive. The store's thread only decides and forgets::
+No request waits for a deletion. Looking at the disk and removing a GiB (80 ms here, and 30 more to unmap it) is done on
+the chores thread; views in replies on their way keep their mapping alive. The store's thread only decides and forgets::
 
     tick ─▶ (chores) look ─▶ decide: forget segments ─▶ (chores) remove their files
          ─▶ queues, 64 at a time: new minimum, files that lie before it ─▶ index files
@@ -41,6 +41,7 @@ from ternmq.store.config import StoreConfig
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import Disk, Usage
+from ternmq.store.durable.mailbox import Job
 from ternmq.store.log.protocol import Log
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,6 @@ FILES_AT_ONCE: Final = 8
 _HOUR_MS: Final = 3_600_000
 _END: Final = object()
 
-Job = Callable[[], object]
 Work = Callable[[], None]
 
 
@@ -106,7 +106,8 @@ def count_to_delete(
 class Retention:
     """Keeps one store's directories from filling up. Methods belong to the store's thread.
 
-    ``chores`` runs what may wait for the disk, ``post`` brings a call back to the store's thread.
+    ``chores`` runs what may wait for the disk, ``post`` brings a call back to the store's thread. ``needed`` is the log
+    offset from which on records must stay, ``hurry`` asks for it to move on.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Retention:
         queues: ConsumeQueues,
         index: Index | None,
         needed: Callable[[], int | None],
+        hurry: Callable[[], object],
         chores: Callable[[Work], object],
         post: Callable[[Job], object],
     ) -> None:
@@ -128,6 +130,7 @@ class Retention:
         self._queues = queues
         self._index = index
         self._needed = needed
+        self._hurry = hurry
         self._chores = chores
         self._post = post
         self._marks = Marks(
@@ -146,7 +149,7 @@ class Retention:
         self._followed = -1
         self._steps: Iterator[None] | None = None
         self._closed = False
-        #: Whether someone was told that the disk fills up and nothing can be done.
+        #: Whether a log line has told that the disk fills up and nothing can be done.
         self._has_warned = False
         #: Why messages are refused; empty while they are taken.
         self.refusal = ""
@@ -264,10 +267,13 @@ class Retention:
             log.error("no more messages are taken", extra=extra)
 
     def _delete(self, count: int) -> int:
-        """Forget the oldest segments, as far as nobody needs them, and have their files removed; returns how many."""
+        """Forget the oldest segments, as far as they are not needed, and have their files removed; returns how many."""
         commit_log, needed = self._log, self._needed()
         if needed is not None:
-            count = min(count, max(needed - commit_log.begin, 0) // commit_log.segment_bytes)
+            free = max(needed - commit_log.begin, 0) // commit_log.segment_bytes
+            if free < min(count, len(commit_log.oldest(count))):
+                self._hurry()
+            count = min(count, free)
         count = min(count, len(commit_log.oldest(count)))
         for _ in range(count):
             self._undeleted.append(commit_log.drop_first())

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from typing import Protocol
 
 from ternmq.errors import TernError
 
@@ -26,7 +27,7 @@ class Watermark:
     def __init__(self, value: int = 0) -> None:
         self.value = value
         self._heap: list[tuple[int, int]] = []
-        # Apart from the heap, so that one who gives up is forgotten at once and costs the heap a pair of ints.
+        # Apart from the heap, so that a caller that gives up is forgotten at once and costs the heap a pair of ints.
         self._callbacks: dict[int, Callable[[], object]] = {}
         #: The same for those that want to be told when their record is taken back.
         self._failures: dict[int, Callable[[TernError], object]] = {}
@@ -38,7 +39,7 @@ class Watermark:
         return len(self._callbacks)
 
     def advance(self, to: int) -> None:
-        """Move to ``to`` and call whom that serves; a smaller value changes nothing."""
+        """Move to ``to`` and call the callers that wait for less; a smaller value changes nothing."""
         if to <= self.value:
             return
         self.value = to
@@ -94,25 +95,51 @@ class Watermark:
             self._heap = [pair for pair in self._heap if pair[1] in self._callbacks]
             heapq.heapify(self._heap)
 
+    @property
+    def first(self) -> int | None:
+        """The smallest offset that a caller waits for; None if none waits."""
+        heap = self._heap
+        while heap and heap[0][1] not in self._callbacks:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
     async def reached(self, offset: int, timeout_ms: float) -> bool:
         """Wait until ``value >= offset``; False if ``timeout_ms`` pass first. Raises the error of ``retreat``."""
-        if self.value >= offset:
-            return True
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        return await wait_until(self, offset, timeout_ms)
 
-        def finish(outcome: bool) -> None:
-            if not done.done():
-                done.set_result(outcome)
 
-        def fail(error: TernError) -> None:
-            if not done.done():
-                done.set_exception(error)
+class Mark(Protocol):
+    """What can be waited for: a watermark, or the smallest of several (``store.durable.safety``)."""
 
-        ticket = self.call_when(offset, lambda: finish(True), fail)
-        timer = loop.call_later(timeout_ms / 1000, finish, False)
-        try:
-            return bool(await done)
-        finally:
-            timer.cancel()
-            self.forget(ticket)
+    @property
+    def value(self) -> int: ...
+
+    def call_when(
+        self, offset: int, callback: Callable[[], object], failed: Callable[[TernError], object] | None = None, /
+    ) -> int: ...
+
+    def forget(self, ticket: int, /) -> None: ...
+
+
+async def wait_until(mark: Mark, offset: int, timeout_ms: float) -> bool:
+    """Wait until ``mark.value >= offset``; False if ``timeout_ms`` pass first. Raises if the record is taken back."""
+    if mark.value >= offset:
+        return True
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def finish(outcome: bool) -> None:
+        if not done.done():
+            done.set_result(outcome)
+
+    def fail(error: TernError) -> None:
+        if not done.done():
+            done.set_exception(error)
+
+    ticket = mark.call_when(offset, lambda: finish(True), fail)
+    timer = loop.call_later(timeout_ms / 1000, finish, False)
+    try:
+        return bool(await done)
+    finally:
+        timer.cancel()
+        mark.forget(ticket)

@@ -1,8 +1,8 @@
 """Whether the index says what the log says (C4, C5); whether its files are whole is what ``index_files`` looks at.
 
 Entries lie in the order of the log, so both are read side by side: each key of each record is expected next. A key
-without an entry is *missing*: nobody finds the message by it. An entry without a key is *extra*; it costs a search
-nothing but time, since whoever finds it looks at the record. (RocketMQ indexes one record twice when it recovers.)
+without an entry is *missing*: no search finds the message by it. An entry without a key is *extra*; it costs a search
+nothing but time, since a search looks at the record. (RocketMQ indexes one record twice when it recovers.)
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _all_queues(left: StoreView, right: StoreView) -> Iterator[Difference]:
         ours, theirs = left.queues.table.get(key), right.queues.table.get(key)
         if ours is None or theirs is None:
             present = ours or theirs
-            # RocketMQ makes a directory for each queue that somebody asks for.
+            # RocketMQ makes a directory for each queue that a client asks for.
             if present is not None and present.next_offset:
                 yield Difference("queue", name, f"is only in {(left if ours is not None else right).root}")
             continue
@@ -173,5 +173,10 @@ def _changed(ours: Any, theirs: Any) -> str:
     return ", ".join(f"{name} {ours.get(name, 'nothing')} and {theirs.get(name, 'nothing')}" for name in names)
 
 
+<<<<<<< HEAD
+def _report_nothing(_done: int, _total: int) -> None:
+    """Progress is not shown."""
+=======
 def _tell_nobody(_done: int, _total: int) -> None:
     """Nobody looks at the progress."""
+>>>>>>> words

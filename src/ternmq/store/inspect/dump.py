@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ternmq.message import Property
-from ternmq.store.inspect.scan import LogScan, Progress
+from ternmq.store.inspect.scan import LogScan, OnScanned
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Wanted:
+class RecordChoice:
     """Which records. ``from_offset`` is a queue offset if topic and queue are given, else a log offset."""
 
     topic: str | None = None
@@ -35,7 +35,7 @@ class Wanted:
         return self.key is None or self.key in _keys(record)
 
 
-def records(view: StoreView, wanted: Wanted, *, progress: Progress | None = None) -> Iterator[Record]:
+def records(view: StoreView, wanted: RecordChoice, *, progress: OnScanned | None = None) -> Iterator[Record]:
     """The records that are wanted, in the order of the log. Bodies are views."""
     count = 0
     for record in _candidates(view, wanted, progress):
@@ -46,7 +46,7 @@ def records(view: StoreView, wanted: Wanted, *, progress: Progress | None = None
             count += 1
 
 
-def _candidates(view: StoreView, wanted: Wanted, progress: Progress | None) -> Iterator[Record]:
+def _candidates(view: StoreView, wanted: RecordChoice, progress: OnScanned | None) -> Iterator[Record]:
     if wanted.topic is not None and wanted.queue_id is not None:
         queue = view.queues.table.get((wanted.topic, wanted.queue_id))
         if queue is not None:

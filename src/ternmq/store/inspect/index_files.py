@@ -41,7 +41,7 @@ class IndexFiles:
         sizes = self._view.sizes
         for path, length_bytes in self._view.index_files:
             if length_bytes == sizes.index_file:
-                # Without entries nobody knows how many slots there are, and nobody needs to.
+                # Without entries the number of slots is not known, and not needed.
                 if sizes.index_slots is not None and sizes.index_entries is not None:
                     yield from self._read_file(path, sizes.index_slots, sizes.index_entries)
             else:

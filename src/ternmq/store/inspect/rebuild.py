@@ -1,7 +1,7 @@
 """Queues and index made anew from the log (C5).
 
 They are built aside, with the same folds that a broker uses, and take the place of the old ones when they are whole and
-on the disk (``fresh_parts``, for whoever builds them)::
+on the disk (``fresh_parts``, for the code that builds them)::
 
     DIR/rebuild.tmp/consumequeue  ─┐  first the old ones go to DIR/replaced.tmp, then the new ones come,
     DIR/rebuild.tmp/index         ─┴▶ then the old ones are removed
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from ternmq.env import Clock
 from ternmq.errors import StoreError
@@ -89,7 +89,7 @@ def fresh_parts(
     fresh = out.with_name(f"{out.name}.tmp") if out is not None else root / _FRESH
     with ExitStack() as stack:
         if out is None:
-            # Whoever else looks at the lock, broker or second rebuild, stays out.
+            # Another process that looks at the lock, broker or second rebuild, stays out.
             stack.callback(disk.lock(root / "lock").release)
         disk.remove(fresh)
         try:
@@ -104,7 +104,7 @@ def fresh_parts(
 
 
 def index_sizes(view: StoreView) -> tuple[int, int]:
-    """Slots and entries of an index file. Raises ``StoreError`` if nobody can tell."""
+    """Slots and entries of an index file. Raises ``StoreError`` if that is not known."""
     slots, entries = view.sizes.index_slots, view.sizes.index_entries
     if slots is None or entries is None:
         raise StoreError(
@@ -150,8 +150,6 @@ def _build(
         file_bytes=sizes.index_file,
         now_ms=clock.now_ms,
     )
-    # There is no put that could be refused later: a full disk ends the work at once.
-    queues.on_trouble = index.on_trouble = _raise
     dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
     begin = view.log.begin
     damages: list[Damaged] = []
@@ -187,7 +185,7 @@ class LeftOut:
     """Topics that get no queues: RocketMQ's with queues of another kind, and deleted ones."""
 
     foreign: frozenset[str]
-    #: Topics that exist; None if nobody can tell.
+    #: Topics that exist; None if that is not known.
     known: frozenset[str] | None
 
     def __contains__(self, topic: object) -> bool:
@@ -208,7 +206,7 @@ def keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
             queue = queues.make(*key)
             queue.begin_at(old.next_offset - 1)
             last = old.entry(old.next_offset - 1)
-            # Its last entry, if that is of a record that the log has forgotten, as in any queue that nobody writes to.
+            # Its last entry, if that is of a record that the log has forgotten, as in any queue that is not written to.
             # A filler at the end would tell RocketMQ that queues are ahead of the log, and it would dispatch nothing.
             queue.append(*last if last is not None and last[0] < view.log.begin else (0, FILLER_SIZE, 0))
 
@@ -223,7 +221,3 @@ def _swap(disk: FileDisk, root: Path) -> None:
             disk.move(fresh / name, root / name)
     disk.remove(fresh)
     disk.remove(replaced)
-
-
-def _raise(error: StoreError) -> NoReturn:
-    raise error

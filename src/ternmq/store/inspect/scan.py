@@ -36,7 +36,7 @@ from ternmq.wire.record import (
 )
 
 #: Told how many bytes of the log are done, now and then.
-Progress = Callable[[int], object]
+OnScanned = Callable[[int], object]
 
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
@@ -75,14 +75,14 @@ class LogScan:
         log_offset: int | None = None,
         *,
         next_data: Callable[[int], int] | None = None,
-        progress: Progress | None = None,
+        progress: OnScanned | None = None,
     ) -> None:
         """``next_data`` tells where in its segment the file goes on behind a hole: a GiB of zeros is long."""
         self._log = log
         self._next_data = next_data or _same
         self._size = log.segment_bytes
         self._lead = log.lead
-        self._progress = progress or _tell_nobody
+        self._progress = progress or _report_nothing
         self._starts = log.starts
         self._begin = log_offset if log_offset is not None else log.begin
         #: Log offset behind the last whole record, or behind the blank of the last segment.
@@ -234,9 +234,9 @@ def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:
 
 
 def _same(log_offset: int) -> int:
-    """Nobody knows of holes."""
+    """No holes are known."""
     return log_offset
 
 
-def _tell_nobody(_: int) -> None:
-    """Nobody looks at the progress."""
+def _report_nothing(_: int) -> None:
+    """Progress is not shown."""

@@ -80,7 +80,7 @@ class Sizes:
     queue_file: int
     ext_file: int
     index_file: int
-    #: None if nobody can tell: there are no entries that would show it.
+    #: None if that is not known: there are no entries that would show it.
     index_slots: int | None
     index_entries: int | None
     #: No setting gives the size of queue files and no file shows it: ``queue_file`` is the default.
@@ -103,7 +103,7 @@ def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
     )
     index_file, numbers = _index_sizes(disk, root / "index", config)
     if numbers is None and not index_file and segment == _DEFAULTS.mapped_file_size_commit_log:
-        # Who has not changed the one has hardly changed the other.
+        # An operator who has not changed the one has hardly changed the other.
         numbers = _DEFAULTS.max_hash_slot_num, _DEFAULTS.max_index_num
     if numbers is None:
         return Sizes(segment, queue_file, ext_file, index_file, None, None, is_assumed)

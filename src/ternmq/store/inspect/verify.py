@@ -21,7 +21,7 @@ from ternmq.store.durable.checkpoint import CHECKPOINT_BYTES
 from ternmq.store.inspect.check_index import IndexCheck
 from ternmq.store.inspect.check_queues import QueueCheck
 from ternmq.store.inspect.faults import REBUILD, Fault, plural
-from ternmq.store.inspect.scan import Damage, LogScan, Progress
+from ternmq.store.inspect.scan import Damage, LogScan, OnScanned
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.bodies.codec import Body
@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def faults(self) -> list[Fault]:
-        """What needs somebody."""
+        """What an operator has to look at."""
         return [finding for finding in self.findings if not finding.is_note]
 
 
@@ -68,7 +68,7 @@ def verify(
     findings: list[Fault] = []
     view = StoreView(root, config, on_corrupt=lambda error: findings.append(_file_of_queue(error)))
     total_bytes = len(view.log.starts) * view.sizes.segment
-    told: Progress | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
+    told: OnScanned | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
     scan = LogScan(view.log, next_data=view.next_data, progress=told)
     derived = _DerivedCheck(view, scan)
     last: Record | None = None

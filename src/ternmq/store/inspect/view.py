@@ -3,8 +3,8 @@
 ``StoreView`` finds out how large the files are (``sizes``), opens log, queues and index through a disk that only reads,
 and knows what else lies there: checkpoint, ``abort``, tables. Everything else in this package begins with one.
 
-A broker that runs goes on writing while we look. So the log's end is read once, and who finds the queues behind it must
-ask ``may_lag``: newest entries may be in the broker's memory only, and after a crash in nobody's.
+A broker that runs goes on writing while we look. So the log's end is read once, and a caller that finds the queues
+behind it must ask ``may_lag``: newest entries may be in the broker's memory only, and are lost after a crash.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ternmq.files import TableFile
 from ternmq.store.config import parse_delay_levels
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queue_ext import QueueExts
+from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.file_lock import lock_holder
@@ -64,13 +65,12 @@ class StoreView:
         self._segments = segment_files(
             self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
         )
-        self.queues = ConsumeQueues(self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file)
-        self.queues.exts = QueueExts(
-            self.disk,
-            root / "consumequeue_ext",
-            files=self.queues.files,
-            file_bytes=self.sizes.ext_file,
-            writes=False,
+        files = FilePool(self.disk)
+        exts = QueueExts(
+            self.disk, root / "consumequeue_ext", files=files, file_bytes=self.sizes.ext_file, writes=False
+        )
+        self.queues = ConsumeQueues(
+            self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file, files=files, exts=exts
         )
         self.queues.load(on_corrupt=on_corrupt)
 
@@ -112,7 +112,7 @@ class StoreView:
         return TableFile(self.root / "config" / name).load(lambda data: decode(data, kind))
 
     def known_topics(self) -> set[str] | None:
-        """The topics of ``topics.json``; None if nobody can tell."""
+        """The topics of ``topics.json``; None if that is not known."""
         try:
             table = self.table("topics.json", TopicTable)
         except CorruptFile:

@@ -48,7 +48,9 @@ class BatchWriter:
         queue_of: Callable[[str, int], ConsumeQueue],
         reserve: Callable[[int, int], None],
         limits: Limits,
+        wake: Callable[[], None],
     ) -> None:
+        """``wake`` is called after each batch."""
         self._log = log
         self._reserve = reserve
         self._dispatch = dispatch
@@ -56,6 +58,7 @@ class BatchWriter:
         self._now_ms = now_ms
         self._queue_of = queue_of
         self._limits = limits
+        self._wake = wake
 
     def put(
         self,
@@ -125,4 +128,5 @@ class BatchWriter:
         texts = [str(properties, "utf-8", "replace") for _, _, properties in parcels]
         more = str(more_properties, "utf-8", "replace")
         self._dispatch(queue, texts, more, sizes, log_offsets, sysflag, store_time_ms)
+        self._wake()
         return PlacedBatch(log_offsets, end_offset, first, store_time_ms)

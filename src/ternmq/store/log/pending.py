@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from ternmq.errors import NotRunning, RecordRefused, StoreError
-from ternmq.store.derived.dispatch import Dispatcher, Fact
+from ternmq.store.derived.dispatch import Dispatcher
+from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues

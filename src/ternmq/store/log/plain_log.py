@@ -38,8 +38,9 @@ from ternmq.store.disk.base import Disk, Segment
 from ternmq.store.disk.segment import segment_files, segment_name
 from ternmq.store.log.paths import LogPaths
 from ternmq.store.log.prepare import AHEAD_BYTES, Preparer
-from ternmq.store.log.protocol import LogPiece, Piece, Window
+from ternmq.store.log.protocol import LogPiece, Piece
 from ternmq.store.log.walk import LogWalk
+from ternmq.store.log.window import Window
 from ternmq.types import Buffer
 from ternmq.wire.record import (
     BLANK_BYTES,

@@ -7,7 +7,7 @@ start and push other pages out of memory. Zeros also wipe what a cut left behind
 could look like new ones; and under SYNC_FLUSH they spare the file system the allocation inside each ``fdatasync``.
 
 The thread may fall behind. Then the store's thread does the same itself (``ensure``, ``take``); one lock makes sure
-that nobody zeroes what was written meanwhile: ``segment.ready`` moves only under it, and the log writes only below.
+that no thread zeroes what was written meanwhile: ``segment.ready`` moves only under it, and the log writes only below.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Preparer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and remove the segment that nobody took, as RocketMQ does at a clean stop."""
+        """End the thread and remove the segment that was not used, as RocketMQ does at a clean stop."""
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join()

@@ -24,17 +24,19 @@ def rewrite(
     changes: Mapping[str, str],
     *,
     reconsume_times: int | None = None,
+    closes: int | None = None,
 ) -> Draft:
     """The draft of ``record`` under ``topic``.
 
     ``changes`` are properties to set; one set to "" is removed, all others stay byte for byte and in their order. None
-    keeps the record's ``reconsume_times``; others stop at the largest that a record can hold.
+    keeps the record's ``reconsume_times``; others stop at the largest that a record can hold. ``closes`` is the
+    log offset of the record that the new one closes (``Draft.closes``).
     """
     properties = record.properties
     if changes:
         kept = props.remove(props.closed(properties), *changes)
         properties = kept + props.join({name: value for name, value in changes.items() if value})
-    return Draft(
+    draft = Draft(
         topic=topic,
         queue_id=queue_id,
         body=record.body,
@@ -45,3 +47,6 @@ def rewrite(
         sysflag=record.sysflag,
         reconsume_times=record.reconsume_times if reconsume_times is None else min(reconsume_times, _RECONSUME_MAX),
     )
+    if closes is not None:
+        draft.closes = closes
+    return draft

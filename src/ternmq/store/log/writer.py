@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
-from ternmq.errors import RecordRefused
+from ternmq.errors import RecordRefused, TernError
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
-from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.derived.queues import ConsumeQueues, batch_refused
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.log.protocol import Log
 from ternmq.wire.record import (
@@ -93,9 +93,13 @@ class RecordWriter:
         store_host: bytes,
         now_ms: Callable[[], int],
         before_reserve: Callable[[], None],
+        wake: Callable[[], None],
+        is_batch: Callable[[str], bool],
     ) -> None:
         """``dispatch`` takes in what was sealed: ``Dispatcher.fresh``, or ``Pending.fresh`` if the log confirms later.
         ``before_reserve`` is called when the log needs space, now and then; it may raise, and nothing is stored.
+        ``wake`` is called under SYNC_FLUSH after each record. ``is_batch`` tells topics that are to have batch queues
+        (RocketMQ 5's ``queue.type=BatchCQ``), which are refused.
         """
         self.limits = Limits(config, lead=log.lead)
         self._unchecked_bytes_max = self.limits.unchecked_bytes_max
@@ -103,14 +107,15 @@ class RecordWriter:
         self._seal = log.seal
         self._reserve = log.reserve
         self._before_reserve = before_reserve
+        self._refusal: TernError | None = None
         self._queues = queues
         self._table = queues.table
         self._dispatch = dispatch
         self._store_host = store_host
         self._now_ms = now_ms
         self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        #: Told of each record that somebody may wait for on the disk.
-        self.wake: Callable[[], None] = _nobody
+        self._wake = wake
+        self._is_batch = is_batch
         #: The part of a record that is the same for all, but for the born host.
         self._fixed_bytes = RECORD_BYTES_MIN - 2 * HOST_V4_BYTES + len(store_host)
         #: Records up to this size can take the short way, if their born host is IPv4, too.
@@ -119,12 +124,21 @@ class RecordWriter:
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue that a record goes to, new if there was none. Raises ``RecordRefused`` if no record can name it."""
         self.limits.check_topic(topic)
+        if (topic, queue_id) not in self._table and self._is_batch(topic):
+            raise batch_refused(topic)
         return self._queues.make(topic, queue_id)
 
     def reserve(self, record_bytes: int, count: int = 1) -> None:
         """Let the log's window have room; see ``Log.reserve``."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
         self._before_reserve()
         self._reserve(record_bytes, count)
+
+    def refuse(self, reason: TernError | None) -> None:
+        """Refuse records with ``reason``, until called with None. Without room in the window, each put asks."""
+        self._refusal = reason
+        self._window.shut()
 
     def put(self, draft: Draft) -> Placed:
         """Append one record, and dispatch it if the log confirms it at once.
@@ -209,7 +223,7 @@ class RecordWriter:
         self._seal(end_offset, store_time_ms)
         self._dispatch(queue, text, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
         if self._is_sync:
-            self.wake()
+            self._wake()
         return _new_tuple(Placed, (log_offset, end_offset, queue_offset, store_time_ms))
 
 
@@ -217,7 +231,3 @@ def _encode_as_java(text: str) -> tuple[bytes, str]:
     """A text in UTF-8, and what it reads as. Half a surrogate pair, which JSON can carry, becomes ``?`` as in Java."""
     data = text.encode("utf-8", "replace")
     return data, data.decode()
-
-
-def _nobody() -> None:
-    """Nobody waits for the disk, or it is not known yet who has to be told."""

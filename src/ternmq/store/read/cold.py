@@ -1,12 +1,12 @@
 """Cold reads: parts of the log that are probably not in memory are read on threads of their own (C1, F3, L1, L2).
 
-Who touches a mapped page that is not in memory waits for the disk, and holds the interpreter's lock meanwhile: one
+A thread that touches a mapped page which is not in memory waits for the disk, and holds the interpreter's lock. So one
 consumer that reads last week's messages would stop all others with every page, for 0.1 ms or for 10. So what lies
 further back than 40 % of the machine's memory (``accessMessageInMemoryMaxRatio``) is not touched on the store's thread.
 It is named by file and position instead, and ``pread`` on a thread, which lets go of the lock, brings it.
 
-Nobody locks the files. One that retention deletes in between is simply not there: the future raises ``StoreError``, and
-whoever asked looks again in the ordinary way, where he learns that the message is gone, or what else is wrong.
+The files are not locked. One that retention deletes in between is simply not there: the future raises ``StoreError``.
+Then the caller looks again in the ordinary way, and learns there that the message is gone, or what else is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class ColdReads:
-    """Reads for those who must not wait. Methods belong to the store's thread; futures may raise ``StoreError``.
+    """Reads for callers that must not wait. Methods belong to the store's thread; futures may raise ``StoreError``.
 
     Where None is returned in place of a future, the records are in memory and can be had in the ordinary way.
     """

@@ -1,7 +1,7 @@
 """Reading: by queue offset, by time, by key, by log offset (C2, C4, C10; the rules of RocketMQ's getMessage).
 
 Nothing is copied. What a read returns are views of the mapped log, those of neighbouring records joined into one, so
-that a pull of 32 messages is often a single view. A view dies with its request; whoever keeps bytes copies them.
+that a pull of 32 messages is often a single view. A view dies with its request; a caller that keeps bytes copies them.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Query:
         of the first record that it was not asked about. It is asked about one at least.
 
         With ``leave_cold``, records that are probably not in memory are not touched: see ``GetResult.cold``. They are
-        not asked ``accepts``, then; who reads them does (``accepted``).
+        not asked ``accepts``, then; the call that reads them asks (``accepted``).
         """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -170,7 +170,7 @@ class Query:
             count_memory = min(count_max, config.max_transfer_count_on_message_in_memory)
             count_disk = min(count_max, config.max_transfer_count_on_message_in_disk)
         else:
-            # Who limits the bytes of an answer may have many small messages in it, wherever they are.
+            # A caller that limits the bytes of an answer may have many small messages in it, wherever they are.
             bytes_memory = bytes_disk = min(bytes_memory, bytes_max)
             count_memory = count_disk = max(1, min(count_max, bytes_memory // RECORD_BYTES_MIN))
         is_filtered = matches is not None or accepts is not None
@@ -347,7 +347,7 @@ class Query:
         return log_offsets
 
     def key_search(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch:
-        """The same for who brings the records himself: yields lists of log offsets, and at last the result."""
+        """The same for a caller that brings the records: yields lists of log offsets, and at last the result."""
         index = self._index
         if index is None or not key:
             yield QueryResult([], 0, 0)

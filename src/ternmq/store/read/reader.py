@@ -1,7 +1,7 @@
 """Read-only scan of a store directory: all records in log order, no lock, nothing changed (U3, C11).
 
 For tests and tools, beside a running broker or without one. The size of the segments is taken from the files, so a
-directory can be read whose settings nobody knows.
+directory can be read whose settings are not known.
 """
 
 from __future__ import annotations

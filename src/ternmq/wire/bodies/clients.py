@@ -1,7 +1,7 @@
-"""What clients say of themselves, ask for and are asked (D3, F2, F5, F6, F9, F10, G1).
+"""Bodies that clients send, and requests that brokers send to clients (D3, F2, F5, F6, F9, F10, G1).
 
-Choices travel by name. A name that we do not know is taken as RocketMQ's default, so that one odd member does not
-cost a whole heartbeat.
+Enum values are sent by name. An unknown name is read as RocketMQ's default, so that one member with an unknown value
+does not invalidate a whole heartbeat.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RequestMode(enum.StrEnum):
 
 
 class SubscriptionData(Body, frozen=True, kw_only=True):
-    """What a group wants of a topic. ``code_set`` has the hash of each tag, ``sub_version`` grows with each change.
+    """The subscription of a group to a topic. ``code_set`` has the hash of each tag; ``sub_version`` grows on changes.
 
     ``expression_type`` is TAG or SQL92; the Node client leaves it out for tags.
     """
@@ -91,7 +91,7 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 
 
 class Heartbeat(Body, frozen=True, kw_only=True):
-    """HEART_BEAT 34. The last two are RocketMQ 5's: «my subscriptions are still those with this fingerprint»."""
+    """HEART_BEAT 34. The last two are RocketMQ 5's: "my subscriptions are still those with this fingerprint"."""
 
     client_id: str = field(name="clientID")
     producer_data_set: list[ProducerData] = always(list)
@@ -101,7 +101,7 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 
 class ClientCheck(Body, frozen=True, kw_only=True):
-    """CHECK_CLIENT_CONFIG 46: would this SQL filter do?"""
+    """CHECK_CLIENT_CONFIG 46: is this SQL filter valid?"""
 
     client_id: str
     group: str
@@ -128,13 +128,13 @@ class QueueLocks(Body, frozen=True, kw_only=True):
 
 
 class LockedQueues(Body, frozen=True, kw_only=True):
-    """Reply to LOCK_BATCH_MQ: those that the client has now."""
+    """Reply to LOCK_BATCH_MQ: the queues that the client has locked now."""
 
     queues: list[Queue] = always(list, name="lockOKMQSet")
 
 
 class AssignmentQuery(Body, frozen=True, kw_only=True):
-    """QUERY_ASSIGNMENT 400: which queues are mine? Strategies: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, …"""
+    """QUERY_ASSIGNMENT 400: which queues does this client get? Strategies: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, …"""
 
     client_id: str
     consumer_group: str
@@ -151,7 +151,7 @@ class Assignment(Body, frozen=True, kw_only=True):
 
 
 class Assignments(Body, frozen=True, kw_only=True):
-    """Reply to QUERY_ASSIGNMENT. None means «keep what you have», an empty list «you have none»."""
+    """Reply to QUERY_ASSIGNMENT. None means "keep your queues", an empty list "you have no queues"."""
 
     message_queue_assignments: list[Assignment] | None = None
 
@@ -180,7 +180,7 @@ class QueueOffsets(Body, frozen=True, kw_only=True):
 def encode_reset(offsets: Mapping[MessageQueue, int]) -> bytes:
     """The body of 220 as Java writes it: queues as bare keys, no blanks.
 
-    It is the one body that must not be valid JSON: the Go client would take that for a list of pairs, and crash.
+    It is the only body that must not be valid JSON: the Go client would read valid JSON as a list of pairs, and crash.
     """
     pairs = ",".join(f"{queue_key(queue)}:{queue_offset}" for queue, queue_offset in offsets.items())
     return f'{{"offsetTable":{{{pairs}}}}}'.encode()
@@ -219,7 +219,7 @@ class BatchAcks(Body, frozen=True, kw_only=True):
     acks: list[BatchAck] = always(list)
 
 
-# --- What a broker asks its clients ---------------------------------------------------------------------------
+# --- Requests of a broker to its clients ----------------------------------------------------------------------
 
 
 class ProcessQueueInfo(Body, frozen=True, kw_only=True):
@@ -270,8 +270,8 @@ class RunningInfo(Body, frozen=True, kw_only=True):
     jstack: str | None = None
 
 
-class ConsumeResult(enum.StrEnum):
-    """In the order of RocketMQ's ``CMResult``: the Go client sends the place instead of the name."""
+class DirectResult(enum.StrEnum):
+    """In the order of RocketMQ's ``CMResult``: the Go client sends the index instead of the name."""
 
     SUCCESS = "CR_SUCCESS"
     LATER = "CR_LATER"
@@ -281,33 +281,33 @@ class ConsumeResult(enum.StrEnum):
     RETURN_NULL = "CR_RETURN_NULL"
 
     @classmethod
-    def _missing_(cls, _value: object) -> ConsumeResult:
+    def _missing_(cls, _value: object) -> DirectResult:
         return cls.LATER
 
 
 class ConsumedDirectly(Body, frozen=True, kw_only=True):
-    """CONSUME_MESSAGE_DIRECTLY 309; ``result`` reads what may be a name or a place."""
+    """CONSUME_MESSAGE_DIRECTLY 309; ``result`` accepts a name or an index."""
 
-    consume_result: ConsumeResult | int = always(lambda: ConsumeResult.SUCCESS)
+    consume_result: DirectResult | int = always(lambda: DirectResult.SUCCESS)
     order: bool = always(bool)
     auto_commit: bool = always(lambda: True)
     remark: str | None = None
     spent_ms: int = always(int, name="spentTimeMills")
 
     @property
-    def result(self) -> ConsumeResult:
+    def result(self) -> DirectResult:
         value = self.consume_result
-        if isinstance(value, ConsumeResult):
+        if isinstance(value, DirectResult):
             return value
-        names = list(ConsumeResult)
-        return names[value] if 0 <= value < len(names) else ConsumeResult.LATER
+        names = list(DirectResult)
+        return names[value] if 0 <= value < len(names) else DirectResult.LATER
 
 
-# --- What a broker tells of its clients -----------------------------------------------------------------------
+# --- What a broker reports about its clients ------------------------------------------------------------------
 
 
-class Connection(Body, frozen=True, kw_only=True):
-    """``subscription_data_set`` is TernMQ's own: what this member subscribes, where the members of a group differ."""
+class ConnectionInfo(Body, frozen=True, kw_only=True):
+    """``subscription_data_set`` is TernMQ's own: the subscriptions of this member, if the members of a group differ."""
 
     client_id: str
     client_addr: str = always(str)
@@ -319,7 +319,7 @@ class Connection(Body, frozen=True, kw_only=True):
 class ConsumerConnection(Body, frozen=True, kw_only=True):
     """GET_CONSUMER_CONNECTION_LIST 203."""
 
-    connection_set: list[Connection] = always(list)
+    connection_set: list[ConnectionInfo] = always(list)
     subscription_table: dict[str, SubscriptionData] = always(dict)
     consume_type: ConsumeType = always(lambda: ConsumeType.PASSIVELY)
     message_model: MessageModel = always(lambda: MessageModel.CLUSTERING)
@@ -329,7 +329,7 @@ class ConsumerConnection(Body, frozen=True, kw_only=True):
 class ProducerConnection(Body, frozen=True, kw_only=True):
     """GET_PRODUCER_CONNECTION_LIST 204."""
 
-    connection_set: list[Connection] = always(list)
+    connection_set: list[ConnectionInfo] = always(list)
 
 
 class ProducerInfo(Body, frozen=True, kw_only=True):

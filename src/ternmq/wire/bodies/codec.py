@@ -1,12 +1,12 @@
 """Bodies to bytes and back (B1, V1, V2).
 
-Out goes compact, valid JSON with text keys: Java reads it as well as its own dialect, and Go's route parser trips
-over blanks. None is left out, as Java does; everything else is written, also defaults. In comes that, and what Java's
-fastjson writes (``wire.fastjson``): JSON goes through a decoder prepared for its type, and only what that refuses
-takes the slow way. Unknown members are ignored, missing ones have the defaults of RocketMQ's classes.
+Encoding gives compact, valid JSON with text keys: Java reads it as well as its own dialect, and Go's route parser fails
+on blanks. None is left out, as in Java; all other values are written, also defaults. Decoding takes the same, and what
+Java's fastjson writes (``wire.fastjson``): JSON goes through a decoder prepared for its type; input that it refuses
+takes the slow path. Unknown members are ignored, missing ones have the defaults of RocketMQ's classes.
 
-Some tables have a queue as key. On the wire it is an object inside a text (``QueueKey``), in the order that its
-writer likes, so keys are read before they are compared: ``by_queue`` and ``by_key`` turn whole tables.
+Some tables have a queue as key. On the wire it is an object inside a text (``QueueKey``), whose members may have any
+order, so keys are parsed before they are compared: ``by_queue`` and ``by_key`` convert whole tables.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def always(make: Callable[[], T], *, name: str | None = None) -> T:
-    """A default that is written as well: ``omit_defaults``, which leaves None out, does not know this one."""
+    """A default that is written, too: ``omit_defaults``, which leaves None out, does not apply to it."""
     made: T = msgspec.field(default_factory=lambda: make(), name=name)
     return made
 
@@ -46,7 +46,7 @@ def encode(body: Body) -> bytes:
 
 
 def decode(data: Buffer, kind: type[BodyT]) -> BodyT:
-    """The body as ``kind``; raises ``RemoteProtocolError`` with what does not fit."""
+    """The body as ``kind``; raises ``RemoteProtocolError`` with the reason if it does not match."""
     decoder = _decoders.get(kind)
     if decoder is None:
         # Not strict: numbers may be texts.
@@ -62,7 +62,7 @@ def decode(data: Buffer, kind: type[BodyT]) -> BodyT:
     try:
         body = decoder.decode(to_json(data))
     except msgspec.ValidationError as error:
-        raise RemoteProtocolError(f"the body is no {kind.__name__}: {error}") from None
+        raise RemoteProtocolError(f"the body is not a valid {kind.__name__}: {error}") from None
     return body
 
 
@@ -70,7 +70,7 @@ def decode(data: Buffer, kind: type[BodyT]) -> BodyT:
 
 
 class Queue(Body, frozen=True, kw_only=True):
-    """A queue as a body names it."""
+    """A queue, as bodies name it."""
 
     broker_name: str
     queue_id: int
@@ -98,10 +98,10 @@ def read_queue_key(key: QueueKey) -> MessageQueue:
 
 
 def by_key(table: Mapping[MessageQueue, T]) -> dict[QueueKey, T]:
-    """A table as bodies have it."""
+    """A table in the form that bodies have."""
     return {queue_key(queue): value for queue, value in table.items()}
 
 
 def by_queue(table: Mapping[QueueKey, T]) -> dict[MessageQueue, T]:
-    """A table of a body as programs want it; raises ``RemoteProtocolError`` for a key that is no queue."""
+    """A table of a body with queues as keys; raises ``RemoteProtocolError`` for a key that is not a queue."""
     return {read_queue_key(key): value for key, value in table.items()}

@@ -7,14 +7,14 @@ from ternmq.wire.bodies.codec import Body, always
 
 
 class BloomPositions(Body, frozen=True, kw_only=True):
-    """The bits that stand for a group and a topic in a map of ``bit_num`` bits (``filter.bloom``)."""
+    """The bits of a group and a topic in a map of ``bit_num`` bits (``filter.bloom``)."""
 
     bit_pos: list[int] = always(list)
     bit_num: int = always(int)
 
 
 class GroupFilter(Body, frozen=True, kw_only=True):
-    """What a group wants of a topic, and since when, in ms. ``dead_time`` is when its last member left; 0: it lives."""
+    """The filter of a group for a topic, and since when, in ms. ``dead_time``: when its last member left; 0: active."""
 
     consumer_group: str
     topic: str
@@ -22,7 +22,7 @@ class GroupFilter(Body, frozen=True, kw_only=True):
     expression_type: str = always(lambda: "SQL92")
     born_time: int = always(int)
     dead_time: int = always(int)
-    #: RocketMQ writes it beside ``dead_time``, and reads only that.
+    #: RocketMQ writes it beside ``dead_time``, but reads only ``dead_time``.
     dead: bool = always(bool)
     bloom_filter_data: BloomPositions | None = None
     client_version: int = always(int)

@@ -1,8 +1,8 @@
 """What pop keeps in the revive topic and in its files (F9): the names are RocketMQ's (``PopCheckPoint``, ``AckMsg``,
 ``BatchAckMsg``, ``ConsumerOrderInfoManager``).
 
-Every number has the bounds that it has in Java, and no list is longer than a pop: a record that breaks them is refused
-when it is decoded, before anything is counted or made by its numbers.
+Each number has the bounds that it has in Java, and no list is longer than a pop: a record that exceeds them is refused
+when it is decoded, before its numbers are used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Meta, Raw, field
 from ternmq.wire.bodies.codec import Body, always
 from ternmq.wire.handles import COUNT_MAX
 
-#: A topic or a group; with a separator of properties in it, no record could name it.
+#: A topic or a group. A name with a separator of properties in it could not be stored in any record.
 _Name: TypeAlias = Annotated[str, Meta(max_length=255, pattern=r"^[^\x01\x02]+$")]
 _Int32: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -54,15 +54,15 @@ class AckRecord(Body, frozen=True, kw_only=True):
 
 
 class OrderRecord(Body, frozen=True, kw_only=True):
-    """The messages of a queue that an ordered pop handed out last."""
+    """The messages of a queue that the last ordered pop returned."""
 
     pop_time_ms: _Int64 = field(name="popTime")
     invisible_ms: _Int64 | None = field(default=None, name="i")
     #: The first queue offset, and those of the others less the first.
     offsets: _Offsets = always(list, name="o")
-    #: By queue offset: when it is visible again, if that was changed.
+    #: By queue offset: when the message becomes visible again, if that was changed.
     visible_ms: dict[_Offset, _Int64] | None = field(default=None, name="ot")
-    #: By queue offset: how often it was handed out before.
+    #: By queue offset: how often the message was delivered before.
     counts: dict[_Offset, _Int32] | None = field(default=None, name="oc")
     last_time_ms: _Int64 = always(int, name="l")
     bits: _Int64 = always(int, name="cm")

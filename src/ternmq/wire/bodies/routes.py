@@ -1,14 +1,14 @@
 """What a name server knows: routes, clusters, and the registrations that it learns them from (A1, A2, A4, A5).
 
-A registration comes as JSON or in a compressed form: a zlib stream of items, each behind its length (int32)::
+A registration is sent as JSON or in a compressed form: a zlib stream of items, each after its length (int32)::
 
     DataVersion as JSON
-    count of topics (int32, no item), then for each: name read write perm filterType [attributes as JSON]
+    count of topics (int32, without a length), then for each: name read write perm filterType [attributes as JSON]
     filter servers, a JSON list
     only if the broker's version is 5.0 (413) or later: count (int32), then a JSON QueueMapping each
 
-The blank-separated form of a topic loses its order flag and its sysflag. Which form a body has shows its first byte
-(``{`` or ``x``), since brokers of RocketMQ 5 do not always say so in the header.
+The blank-separated form of a topic lacks its order flag and its sysflag. The first byte (``{`` or ``x``) shows which
+form a body has, since brokers of RocketMQ 5 do not always set the field in the header.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Registration(Body, frozen=True, kw_only=True):
 
 # --- The forms of a registration ------------------------------------------------------------------------------
 
-#: A broker with 100,000 topics needs some 5 MiB; a stream that grows beyond this is no registration.
+#: A broker with 100,000 topics needs about 5 MiB; a stream larger than this is not a registration.
 _INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Topics of a compressed registration; each takes about 2 µs on the name server's loop. The other form has fewer in a
-#: frame.
+#: Topics of a compressed registration; each takes about 2 µs on the name server's loop. The other form is limited by
+#: the frame.
 TOPICS_MAX: Final = 250_000
 _VERSION_5_0_0: Final = 413
 _INT: Final = struct.Struct(">i")
@@ -100,12 +100,12 @@ _ZLIB_FIRST: Final = 0x78
 
 
 def crc_of(data: Buffer) -> int:
-    """The checksum of a registration's body as its header has it."""
+    """The checksum of a registration's body, as its header has it."""
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
 def encode_registration(registration: Registration, *, compressed: bool = False, version: int) -> bytes:
-    """The body in either form; ``version`` is that which the frame carries."""
+    """The body in either form; ``version`` is the version in the frame."""
     if not compressed:
         return encode(registration)
     table = registration.topic_config_serialize_wrapper
@@ -200,7 +200,7 @@ class _Items:
         return self._data[self._at - length : self._at]
 
     def counted(self) -> range:
-        # Each item needs four bytes at least, so a count that lies ends at the end of the data.
+        # Each item needs four bytes at least, so reading with a wrong count stops at the end of the data.
         count = self._int()
         if count > TOPICS_MAX:
             raise RemoteProtocolError(f"the registration has {count} topics, more than the {TOPICS_MAX} that are read")

@@ -1,5 +1,5 @@
-"""What tools read from a broker: how far topics and groups are, how fast it works, who may use it (D4, D5, D6, N1),
-and the tables that a slave copies from its master (O4)."""
+"""What tools read from a broker: offsets of topics and groups, rates, access control (D4, D5, D6, N1), and the tables
+that a slave copies from its master (O4)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TopicStats(Body, frozen=True, kw_only=True):
     topic_put_tps: float | None = None
 
 
-class QueueProgress(Body, frozen=True, kw_only=True):
-    """How far a group is in one queue."""
+class QueueConsumeStats(Body, frozen=True, kw_only=True):
+    """The committed offset of a group in one queue, and the end of the queue."""
 
     broker_offset: int = always(int)
     consumer_offset: int = always(int)
@@ -36,7 +36,7 @@ class QueueProgress(Body, frozen=True, kw_only=True):
 class ConsumeStats(Body, frozen=True, kw_only=True):
     """GET_CONSUME_STATS 208."""
 
-    offset_table: dict[QueueKey, QueueProgress] = always(dict)
+    offset_table: dict[QueueKey, QueueConsumeStats] = always(dict)
     consume_tps: float = always(float)
 
 
@@ -93,7 +93,7 @@ class ConsumeQueueEntries(Body, frozen=True, kw_only=True):
 
 
 class Rate(Body, frozen=True, kw_only=True):
-    """Sum, per second and average of each over a time."""
+    """Sum, rate per second and average per call over a period."""
 
     sum: int = always(int)
     tps: float = always(float)
@@ -120,7 +120,7 @@ class HaConnection(Body, frozen=True, kw_only=True):
 
 
 class HaClient(Body, frozen=True, kw_only=True):
-    """What a slave tells of itself."""
+    """The state of a slave, reported by itself."""
 
     master_addr: str = always(str)
     transferred_byte_in_second: int = always(int)

@@ -1,4 +1,4 @@
-"""Topics as a broker keeps and tells them: their settings and the version of the whole table (A2, D1, D6)."""
+"""Topics in the tables and replies of a broker: their settings and the version of the whole table (A2, D1, D6)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ternmq.wire.bodies.codec import Body, always
 
 
 class DataVersion(Body, frozen=True, kw_only=True):
-    """How new a table is: each change counts on and sets the time. 4.9 has no ``state_version``."""
+    """How new a table is: each change increases the counter and sets the time. 4.9 has no ``state_version``."""
 
     counter: int = always(int)
     timestamp: int = always(int)
@@ -14,7 +14,7 @@ class DataVersion(Body, frozen=True, kw_only=True):
 
 
 class TopicConfig(Body, frozen=True, kw_only=True):
-    """One topic. ``perm`` adds up 4 read, 2 write, 1 inherit."""
+    """One topic. ``perm`` is the sum of 4 (read), 2 (write), 1 (inherit)."""
 
     topic_name: str
     read_queue_nums: int = always(lambda: 16)
@@ -27,7 +27,7 @@ class TopicConfig(Body, frozen=True, kw_only=True):
 
 
 class QueueMapping(Body, frozen=True, kw_only=True):
-    """Part of a static topic of RocketMQ 5; a name server passes it on."""
+    """Part of a static topic of RocketMQ 5; a name server only forwards it."""
 
     topic: str
     scope: str | None = None

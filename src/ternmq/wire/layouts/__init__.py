@@ -1,1 +1,1 @@
-"""Byte layouts of files: one module for each, and nothing else in it. (A record is ``wire.record``.)"""
+"""Byte layouts of files, one module for each. (The layout of a record is in ``wire.record``.)"""

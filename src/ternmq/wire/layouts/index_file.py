@@ -7,7 +7,7 @@
 
     entry:  4 hash   8 log offset   4 seconds since begin time   4 the slot's previous entry
 
-``store.derived.index`` tells how a file is used.
+``store.derived.index`` explains how a file is used.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ INDEX_ENTRY: Final = struct.Struct(">iqii")
 INDEX_HEADER_BYTES: Final = INDEX_HEADER.size
 INDEX_SLOT_BYTES: Final = INDEX_SLOT.size
 INDEX_ENTRY_BYTES: Final = INDEX_ENTRY.size
-#: Name and bytes of each field of an entry, for readers of whole columns.
+#: Name and bytes of each field of an entry, for reading whole columns.
 INDEX_ENTRY_FIELDS: Final = (("hash", 4), ("log_offset", 8), ("seconds", 4), ("previous", 4))
-#: Seconds of an entry are a signed number, and never fall below 0.
+#: The seconds of an entry are a signed number and never negative.
 INDEX_SECONDS_MAX: Final = 0x7FFFFFFF
 
 
 def index_entries_at(slots: int) -> int:
-    """Where the entries begin behind so many slots."""
+    """Where the entries begin in a file with this many slots."""
     return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
 
 
 def index_file_bytes(slots: int, entries: int) -> int:
-    """Bytes of a file with so many slots and entries."""
+    """Bytes of a file with this many slots and entries."""
     return index_entries_at(slots) + INDEX_ENTRY_BYTES * entries

@@ -1,0 +1,240 @@
+"""Derived parts: files that are folded from the log on every node, beside queues and index (C5).
+
+A part names the topics whose records it needs. The store resolves that once for each queue, so records of other topics
+cost nothing. A part also hears of *closing records*: records of any topic that close an earlier record, for example the
+delivery of a delayed message, which closes the record that waited. The life of a part::
+
+    load ── fold, fold_closing … ── cut ──▶ open ── fold … ─┬─ write_out ─ sync ─ synced ─┬─▶ close: write_out ─ sync ─
+            (recovery)                                      └──── each flush pass ────────┘   synced ─ write_out ─ sync
+
+Rules that the store keeps:
+
+- Records arrive in log order, and each one once. Recovery starts with the smallest ``load()`` of all parts. A part gets
+  only records that lie at its own ``load()`` or behind it.
+- Only confirmed records are folded. They are never taken back while the store is open.
+- The deletion of a topic does not concern parts: a fold of the log must give the same before and after it.
+- Retention deletes a segment only when each part has its records on the disk (``synced``). If ``load()`` lies before
+  the log's beginning, the missing records were either synced by the part, or the part is new in this directory. So the
+  fold starts where the log begins, and this is no error.
+
+Rules for a part:
+
+- It uses its own files through ``Disk`` only. It uses no loop, timer, clock or network, because recovery folds on
+  another thread. It never appends to the log.
+- A part that sees no record for a long time cannot know how far the log has come. So it keeps the offset of the last
+  ``synced`` and writes it to its files with the next ``write_out``; then ``load`` can return it. The store calls
+  ``write_out`` once more after the last ``synced``, so a store that was closed has nothing to fold.
+- What its files have of one record is found whole after a crash, or not at all. A part cannot ask for a record again
+  that it has synced: the log may have deleted it.
+- A fold that cannot write raises ``StoreError`` and keeps what it got in memory. The store then takes no more messages
+  until ``write_out`` succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from ternmq.errors import StoreError
+from ternmq.store.derived.fact import Fact
+from ternmq.store.disk.base import Disk
+from ternmq.store.log.draft import FIRST
+
+
+class Derived(Protocol):
+    """A part that is derived from the log. All calls come from the store's thread, or from the one that opens it."""
+
+    @property
+    def topics(self) -> Collection[str]:
+        """The records of these topics are folded. Always the same."""
+        ...
+
+    def load(self) -> int:
+        """Read the files and return the log offset up to which they are complete. Changes no file.
+
+        What the files have behind that offset must be ignored: it is folded again.
+        """
+        ...
+
+    def fold(self, fact: Fact, record: memoryview) -> None:
+        """Take in the next record of one of ``topics``; ``record`` is valid during the call only. Must be quick."""
+        ...
+
+    def fold_closing(self, fact: Fact, closed: int) -> None:
+        """A record of any topic closes the record at log offset ``closed``, which may be unknown to this part.
+
+        A record that also belongs to ``topics`` is given to ``fold`` first.
+        """
+        ...
+
+    def cut(self, log_offset: int) -> None:
+        """Forget what came from ``log_offset`` on: the log ends there. Only during recovery.
+
+        The store calls ``write_out`` and syncs before another record can be appended there.
+        """
+        ...
+
+    def write_out(self) -> Sequence[Path]:
+        """Write what is in memory to the files; return those to sync. Raises ``StoreError``, and may be called again.
+
+        Names of new files are synced, too, up to the store's directory.
+        """
+        ...
+
+    def synced(self, log_offset: int) -> None:
+        """What was folded from records before ``log_offset`` is on the disk: retention may delete these records."""
+        ...
+
+    def files(self) -> Sequence[Path]:
+        """What an empty replica copies first."""
+        ...
+
+
+class _Feed:
+    """A part, and how far it has come."""
+
+    __slots__ = ("folded", "part", "synced", "topics")
+
+    def __init__(self, part: Derived) -> None:
+        self.part = part
+        self.topics = frozenset(part.topics)
+        #: Log offsets up to which records were folded, and up to which the part's files are on the disk.
+        self.folded = 0
+        self.synced = 0
+
+
+class Parts:
+    """The derived parts of one store."""
+
+    __slots__ = ("_disk", "_feeds", "_on_trouble", "_root", "_unsynced", "_view", "topics")
+
+    def __init__(
+        self,
+        parts: Sequence[Derived],
+        *,
+        disk: Disk,
+        root: Path,
+        view: Callable[[int, int], memoryview | None],
+        on_trouble: Callable[[StoreError], object],
+    ) -> None:
+        """``root`` is the store's directory, in which the parts have their files. ``view`` gives the bytes of a record.
+        ``on_trouble`` is told when a fold could not write: the log should take no more for now.
+        """
+        self._feeds: Final = [_Feed(part) for part in parts]
+        self._disk = disk
+        self._root = root
+        self._view = view
+        self._on_trouble = on_trouble
+        #: Files that were written to and not synced, in order.
+        self._unsynced: dict[Path, None] = {}
+        #: The topics that some part folds.
+        self.topics: Final = frozenset(topic for feed in self._feeds for topic in feed.topics)
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    # --- Recovery ---------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        for feed in self._feeds:
+            feed.folded = feed.synced = feed.part.load()
+
+    @property
+    def folded(self) -> tuple[int, ...]:
+        """For each part, the log offset up to which it has folded the log, as far as records concerned it."""
+        return tuple(feed.folded for feed in self._feeds)
+
+    def cut(self, log_end: int) -> None:
+        """Let no part know more than the log, durably: other records will stand there. Raises ``StoreError``."""
+        ahead = [feed for feed in self._feeds if feed.folded > log_end]
+        for feed in ahead:
+            feed.part.cut(log_end)
+            self._add_unsynced(feed.part.write_out())
+        self._sync()
+        for feed in ahead:
+            feed.folded = feed.synced = log_end
+            feed.part.synced(log_end)
+
+    # --- Records ----------------------------------------------------------------------------------------------
+
+    def fold(self, fact: Fact, record: memoryview | None = None) -> None:
+        """Give a record to the parts that need it and do not have it yet.
+
+        Without ``record`` its bytes are read from the log.
+        """
+        closed = fact.closes
+        for feed in self._feeds:
+            is_folded = fact.topic in feed.topics
+            if not (is_folded or closed) or fact.log_offset < feed.folded:
+                continue
+            feed.folded = fact.end_offset
+            if is_folded:
+                self._give(feed.part, fact, record)
+            if closed:
+                try:
+                    feed.part.fold_closing(fact, closed if closed != FIRST else 0)
+                except StoreError as error:
+                    self._on_trouble(error)
+
+    def _give(self, part: Derived, fact: Fact, record: memoryview | None) -> None:
+        view = record[:] if record is not None else self._view(fact.log_offset, fact.size)
+        assert view is not None, "a record that is dispatched can be read"
+        try:
+            # A part that keeps the view finds out at once.
+            with view:
+                part.fold(fact, view)
+        except StoreError as error:
+            self._on_trouble(error)
+
+    # --- Disk -------------------------------------------------------------------------------------------------
+
+    def write_out(self) -> None:
+        """Let the parts write to their files. Raises ``StoreError``."""
+        for feed in self._feeds:
+            self._add_unsynced(feed.part.write_out())
+
+    def _add_unsynced(self, paths: Sequence[Path]) -> None:
+        self._unsynced |= dict.fromkeys(paths)
+
+    def take_unsynced(self) -> tuple[list[Path], list[Path]]:
+        """Files to sync, and directories whose names must be synced after that."""
+        paths = list(self._unsynced)
+        self._unsynced.clear()
+        names: dict[Path, None] = {}
+        for path in paths:
+            for directory in path.parents:
+                names[directory] = None
+                if directory == self._root:
+                    break
+        return paths, list(names)
+
+    def synced(self, log_offset: int) -> None:
+        """What ``take_unsynced`` returned is synced; it was folded from all records before ``log_offset``."""
+        for feed in self._feeds:
+            feed.synced = log_offset
+            feed.part.synced(log_offset)
+
+    def save(self, log_offset: int) -> None:
+        """Have all that was folded on the disk, and that it is complete up to ``log_offset``. Raises ``StoreError``."""
+        self.write_out()
+        self._sync()
+        self.synced(log_offset)
+        # Now they can note that offset.
+        self.write_out()
+        self._sync()
+
+    def _sync(self) -> None:
+        paths, names = self.take_unsynced()
+        for path in paths:
+            self._disk.sync_file(path)
+        for directory in names:
+            self._disk.sync_names(directory)
+
+    @property
+    def needed(self) -> int | None:
+        """Log offset from which on some part does not have the records on the disk; None without parts."""
+        return min((feed.synced for feed in self._feeds), default=None)
+
+    def files(self) -> list[Path]:
+        return [path for feed in self._feeds for path in feed.part.files()]
