@@ -173,10 +173,5 @@ def _changed(ours: Any, theirs: Any) -> str:
     return ", ".join(f"{name} {ours.get(name, 'nothing')} and {theirs.get(name, 'nothing')}" for name in names)
 
 
-<<<<<<< HEAD
 def _report_nothing(_done: int, _total: int) -> None:
     """Progress is not shown."""
-=======
-def _tell_nobody(_done: int, _total: int) -> None:
-    """Nobody looks at the progress."""
->>>>>>> words
