@@ -71,8 +71,8 @@ class Owner(Protocol):
 
     def greets(self) -> None: ...
 
-    def is_ours(self, address: str) -> None:
-        """The master at ``address`` is of TernMQ."""
+    def is_ours(self, address: str, place: Place) -> None:
+        """The master at ``address`` is of TernMQ, and says who it is."""
         ...
 
     def follows(self, address: str, log_offset: int, *, is_ours: bool) -> None:
@@ -183,12 +183,13 @@ class Session(asyncio.Protocol):
 
     def _told(self, data: bytes) -> None:
         if not self._is_ours:
-            self._owner.is_ours(self._address)
+            master = handshake.decode(data, MasterHello)
+            self._owner.is_ours(self._address, master.place)
             if self._flows:
                 # It took longer than a master of RocketMQ is given. With the next connection it gets its time.
                 raise NetworkError("the master answered too late; connecting again", address=self._address)
             self._is_ours = True
-            self._check(handshake.decode(data, MasterHello))
+            self._check(master)
             self._tasks.create_task(self._greet(), name="replication: read samples of the log")
             return
         verdict = handshake.decode(data, Verdict)

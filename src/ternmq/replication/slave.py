@@ -79,6 +79,8 @@ class Slave:
         self.trouble = ""
         #: The last refusal of a TernMQ master, until one lets it follow.
         self.refusal: Refusal | None = None
+        #: Who the master is, once a TernMQ master has said so.
+        self.master: Place | None = None
         #: Whether the current connection has brought anything.
         self.has_fetched = False
         self._master_address = master_address
@@ -137,10 +139,11 @@ class Slave:
         if self.state is not SlaveState.REFUSED:
             self.state = SlaveState.GREETING
 
-    def is_ours(self, address: str) -> None:
+    def is_ours(self, address: str, place: Place) -> None:
         if len(self._ours) > 100:
             self._ours.clear()
         self._ours.add(address)
+        self.master = place
 
     def follows(self, address: str, log_offset: int, *, is_ours: bool) -> None:
         if self.trouble or self.state is not SlaveState.FOLLOWING:

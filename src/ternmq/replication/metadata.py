@@ -1,0 +1,95 @@
+"""Tables of a master on its slaves: topics, groups, offsets, delay progress, request modes (O4).
+
+A slave asks its master over the remoting port, every ten seconds, with the requests that RocketMQ's slaves use, and
+replaces its own tables by the answers. So it can follow a master of RocketMQ, and the reverse. A request that the
+master does not know (402 is of RocketMQ 5) is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq.errors import NetworkError, TernError
+from ternmq.net.dial import connect
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.peer import Peer
+from ternmq.tasks import Tasks
+from ternmq.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+#: How often a slave asks (RocketMQ 4.9), and how long an answer may take.
+PERIOD_S: Final = 10.0
+TIMEOUT_MS: Final = 10_000
+
+
+@dataclass(slots=True, frozen=True)
+class Table:
+    """A table that a slave copies: the request, and what takes its answer (the JSON that RocketMQ has). It raises
+    ``TernError`` for an answer that it cannot read."""
+
+    name: str
+    code: int
+    take: Callable[[bytes], None]
+
+
+class MetadataSync:
+    """Copies tables while ``run`` runs.
+
+    ``master_address`` tells ``host:port`` of the master's remoting port; None if it is not known.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], master_address: Callable[[], str | None], *, period_s: float = PERIOD_S
+    ) -> None:
+        self._tables = tables
+        self._master_address = master_address
+        self._period_s = period_s
+        #: Why the last attempt failed; empty if it did not.
+        self.trouble = ""
+        #: How often all tables were copied.
+        self.rounds = 0
+
+    async def run(self) -> None:
+        lanes = Lanes([LaneConfig("client")])
+        async with Tasks() as tasks:
+            while True:
+                address = self._master_address()
+                if address:
+                    try:
+                        await self._serve(address, lanes, tasks)
+                    except TernError as error:
+                        self._failed(address, str(error))
+                await asyncio.sleep(self._period_s)
+
+    async def _serve(self, address: str, lanes: Lanes, tasks: Tasks) -> None:
+        """Copy over one connection until it fails, or the master has another address."""
+        peer = await connect(address, routes={}, lanes=lanes, tasks=tasks)
+        try:
+            while self._master_address() == address:
+                await self._copy(peer)
+                if self.trouble:
+                    log.info("tables are copied from the master %s again", address)
+                self.trouble = ""
+                self.rounds += 1
+                await asyncio.sleep(self._period_s)
+        finally:
+            peer.close()
+
+    async def _copy(self, peer: Peer) -> None:
+        for table in self._tables:
+            response = await peer.call(table.code, timeout_ms=TIMEOUT_MS)
+            if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                continue
+            if response.code != ResponseCode.SUCCESS:
+                raise NetworkError(f"the request for {table.name} got code {response.code}: {response.remark}")
+            table.take(bytes(response.body))
+
+    def _failed(self, address: str, reason: str) -> None:
+        if self.trouble != reason:
+            log.warning("cannot copy tables from the master %s: %s; retry in %g s", address, reason, self._period_s)
+        self.trouble = reason
