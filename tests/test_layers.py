@@ -65,7 +65,11 @@ OPENERS: Final = frozenset(
 )
 OPENER: Final = "net/endpoint.py"
 
+#: What a service of the broker does not know: connections, requests, replies, and the handlers that translate them.
+NOT_IN_SERVICES: Final = ("ternmq.net", "ternmq.wire.header", "ternmq.wire.template", "ternmq.broker.handlers")
+
 FILES: Final = sorted(SOURCE.rglob("*.py"))
+SERVICES: Final = sorted((SOURCE / "broker" / "services").glob("*.py"))
 
 
 def area_of(module: str) -> str:
@@ -170,8 +174,8 @@ def by_name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def trees(*, but_for: str) -> Iterator[tuple[Path, ast.Module]]:
-    """All files but one, parsed once for all rules."""
+def trees(*, but_for: str = "") -> Iterator[tuple[Path, ast.Module]]:
+    """All files but ``but_for``, parsed once for all rules."""
     for path in FILES:
         if by_name(path) != but_for:
             yield path, parsed(path)
@@ -232,6 +236,19 @@ def test_sockets_are_opened_in_one_place() -> None:
         f"{place(path, line)} calls {name}: use ternmq.net.endpoint"
         for path, tree in trees(but_for=OPENER)
         for line, name in openers_in(tree)
+    ]
+
+    assert not breaches, "\n".join(breaches)
+
+
+def test_services_know_no_connection() -> None:
+    """Issue 14: rules apart from the protocol, so that a console and gRPC can call them."""
+    breaches = [
+        f"{place(path, line)} imports {module}: a service knows no connection and no request; translate in a handler"
+        for path, tree in trees()
+        if path in SERVICES
+        for line, module in imports_of(tree)
+        if any(module == known or module.startswith(f"{known}.") for known in NOT_IN_SERVICES)
     ]
 
     assert not breaches, "\n".join(breaches)

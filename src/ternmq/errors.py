@@ -205,6 +205,10 @@ class ServiceNotAvailable(BrokerRefused):
     code, retriable = 14, True
 
 
+class NotMaster(ServiceNotAvailable):
+    """The broker is not the master (any more): it neither stores messages nor hands them out by pop."""
+
+
 class NoPermission(BrokerRefused):
     code, retriable = 16, True
 

@@ -43,7 +43,7 @@ asyncio.run(main())
 
 
 def free_ports() -> tuple[int, int]:
-    """A port, and the one two below it, that nobody uses now."""
+    """A port, and the one two below it, that are not in use."""
     for _ in range(100):
         with socket.socket() as upper, contextlib.suppress(OSError), socket.socket() as lower:
             upper.bind(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ async def test_a_broker_is_ready_when_the_name_server_knows_it_and_gone_when_it_
 
 
 async def test_a_broker_starts_without_its_name_server(tmp_path: Path) -> None:
-    """A6: it registers when there is one; until then whoever knows its address is served."""
+    """A6: it registers when there is one; until then any client that knows its address is served."""
     port, _ = free_ports()
 
     async with serving(tmp_path, namesrv_addr=f"127.0.0.1:{port}") as caller:

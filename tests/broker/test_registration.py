@@ -34,6 +34,10 @@ IDENTITY = Identity(
 )
 
 
+def own_identity() -> Identity:
+    return IDENTITY
+
+
 class Topics:
     """A broker's topics, as far as registration cares."""
 
@@ -110,7 +114,7 @@ async def test_a_broker_is_known_to_every_name_server_and_leaves_them_all() -> N
     """A2, A3, A6."""
     topics = Topics()
     async with name_server() as (one, first), name_server() as (two, second):
-        async with Registration([first, second], IDENTITY, topics) as registration:
+        async with Registration([first, second], own_identity, topics) as registration:
             assert await registration.settled() == 2
             for running in (one, two):
                 route = running.registry.route("TBW102")
@@ -124,7 +128,7 @@ async def test_a_broker_is_known_to_every_name_server_and_leaves_them_all() -> N
 async def test_a_new_topic_is_published_at_once_and_alone() -> None:
     """A2: not with the next period."""
     topics, stub = Topics(), Stub()
-    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+    async with stub.running() as address, Registration([address], own_identity, topics) as registration:
         await registration.settled()
 
         registration.topic_changed(topics.create("orders"))
@@ -141,7 +145,7 @@ async def test_a_new_topic_is_published_at_once_and_alone() -> None:
 async def test_many_new_topics_are_few_registrations() -> None:
     """Issue 13, 5: what changes while a call is under way goes with the next one."""
     topics, stub = Topics(), Stub()
-    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+    async with stub.running() as address, Registration([address], own_identity, topics) as registration:
         await registration.settled()
         for number in range(1_500):
             registration.topic_changed(topics.create(f"t{number}"))
@@ -154,7 +158,7 @@ async def test_many_new_topics_are_few_registrations() -> None:
 async def test_after_a_deletion_the_whole_table_is_sent() -> None:
     """Issue 13, 15: for name servers with deleteTopicWithBrokerRegistration."""
     topics, stub = Topics(), Stub()
-    async with stub.running() as address, Registration([address], IDENTITY, topics) as registration:
+    async with stub.running() as address, Registration([address], own_identity, topics) as registration:
         await registration.settled()
         registration.topic_changed(topics.create("orders"))
         await registration.published()
@@ -168,7 +172,10 @@ async def test_after_a_deletion_the_whole_table_is_sent() -> None:
 async def test_the_table_is_sent_again_only_when_the_name_server_has_another_version() -> None:
     """A2: an unchanged version need not resend topics."""
     stub = Stub()
-    async with stub.running() as address, Registration([address], IDENTITY, Topics(), period_ms=10) as registration:
+    async with (
+        stub.running() as address,
+        Registration([address], own_identity, Topics(), period_ms=10) as registration,
+    ):
         await registration.settled()
         await stub.until(lambda: stub.calls[RequestCode.QUERY_DATA_VERSION] >= 3)
         assert stub.calls[RequestCode.REGISTER_BROKER] == 1
@@ -183,11 +190,11 @@ async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.L
     """A2, A6: and the trouble between is one line, not one for each attempt."""
     topics, first = Topics(), AsyncExitStack()
     running, address = await first.enter_async_context(name_server())
-    async with Registration([address], IDENTITY, topics) as registration:
+    async with Registration([address], own_identity, topics) as registration:
         await registration.settled()
         await first.aclose()
         registration.topic_changed(topics.create("orders"))
-        await registration.published()  # nobody is there, so there is nothing to wait for
+        await registration.published()  # no name server is there, so there is nothing to wait for
 
         async with name_server(running.port) as (again, _):
             await known(again, "orders")
@@ -197,12 +204,12 @@ async def test_a_name_server_that_comes_back_is_told_everything(caplog: pytest.L
             assert warning.startswith(f"cannot register with the name server {address}: ")
 
 
-async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None:
+async def test_a_name_server_that_does_not_answer_keeps_no_broker_waiting() -> None:
     """A2, A6: the broker starts, with those that do."""
-    with_nobody = "127.0.0.1:1"
+    unused = "127.0.0.1:1"
     async with (
         name_server() as (running, address),
-        Registration([with_nobody, address], IDENTITY, Topics()) as registration,
+        Registration([unused, address], own_identity, Topics()) as registration,
     ):
         assert await registration.settled() == 1
         assert running.registry.route("TBW102") is not None
@@ -210,14 +217,14 @@ async def test_a_name_server_that_does_not_answer_keeps_nobody_waiting() -> None
 
 def test_a_name_server_that_is_no_address_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"invalid address 'localhost': expected host:port"):
-        Registration(["localhost"], IDENTITY, Topics())
+        Registration(["localhost"], own_identity, Topics())
 
 
 async def test_a_refused_registration_is_tried_again() -> None:
     """A2."""
     stub = Stub()
     stub.code = ResponseCode.SYSTEM_ERROR
-    async with stub.running() as address, Registration([address], IDENTITY, Topics()) as registration:
+    async with stub.running() as address, Registration([address], own_identity, Topics()) as registration:
         assert await registration.settled() == 0
         stub.code = ResponseCode.SUCCESS
         await stub.until(lambda: stub.calls[RequestCode.REGISTER_BROKER] >= 2)
@@ -227,7 +234,7 @@ async def test_a_broker_without_permission_to_write_offers_its_topics_to_read() 
     """D1: brokerPermission=4 drains a broker."""
     identity = Identity("c", "broker-a", 0, "10.0.0.1:10911", "", permission=4)
     stub = Stub()
-    async with stub.running() as address, Registration([address], identity, Topics()) as registration:
+    async with stub.running() as address, Registration([address], lambda: identity, Topics()) as registration:
         await registration.settled()
 
     assert {config.perm for config in stub.tables[0].topic_config_table.values()} == {4}
@@ -239,7 +246,7 @@ async def test_what_the_name_server_says_of_the_master_is_passed_on() -> None:
     stub = Stub()
     async with (
         stub.running() as address,
-        Registration([address], IDENTITY, Topics(), on_master=said.append) as registration,
+        Registration([address], own_identity, Topics(), on_master=said.append) as registration,
     ):
         await registration.settled()
 
@@ -248,7 +255,7 @@ async def test_what_the_name_server_says_of_the_master_is_passed_on() -> None:
 
 async def test_a_route_over_all_brokers_is_found_through_a_name_server() -> None:
     """G1: for brokers that divide the queues of a topic."""
-    async with name_server() as (_, address), Registration([address], IDENTITY, Topics()) as registration:
+    async with name_server() as (_, address), Registration([address], own_identity, Topics()) as registration:
         await registration.settled()
 
         found = await registration.find_route("TBW102")
@@ -256,6 +263,6 @@ async def test_a_route_over_all_brokers_is_found_through_a_name_server() -> None
         assert found.queue_datas[0].broker_name == "broker-a"
         assert await registration.find_route("nowhere") is None
 
-    async with Registration([], IDENTITY, Topics()) as alone:
+    async with Registration([], own_identity, Topics()) as alone:
         assert await alone.settled() == 0
         assert await alone.find_route("TBW102") is None

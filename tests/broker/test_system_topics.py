@@ -117,7 +117,7 @@ async def test_a_delayed_message_is_not_to_be_had_before_its_time(broker: Caller
 
 @pytest.mark.parametrize("topic", INTERNAL)
 async def test_every_way_to_consume_from_an_internal_topic_is_closed(broker: Caller, topic: str) -> None:
-    """Point 10: tools may look, by a pull; nobody moves offsets there but the broker."""
+    """Point 10: tools may look, by a pull; only the broker moves offsets there."""
     group, tools = "readers", "TOOLS_CONSUMER"
     place: dict[str, Any] = {"consumer_group": group, "topic": topic, "queue_id": 0}
     await broker.heartbeat(group, {topic: "*"})

@@ -220,3 +220,83 @@ async def test_the_lanes_go_on_after_an_interrupt() -> None:
         await asyncio.sleep(0)
 
     assert ["next"] == log.ran
+
+
+async def test_a_group_does_not_wait_behind_the_storm_of_another() -> None:
+    """R4: two requests of a quiet group run after one slice of a thousand of another."""
+    clock = [0.0]
+    log = Log(clock, cost_s=0.0001)
+    lanes = await lanes_at(clock, LaneConfig("pull"))
+
+    for _ in range(1000):
+        lanes.submit(lanes["pull"], log, "storm", 0.0, key="storm")
+    for _ in range(2):
+        lanes.submit(lanes["pull"], log, "quiet", 0.0, key="quiet")
+    lanes.run()
+    while len(log.ran) < 1002:
+        await asyncio.sleep(0)
+
+    assert 2 == log.ran[: SLICE_REQUESTS + 2].count("quiet")
+
+
+async def test_a_full_lane_refuses_the_group_that_fills_it() -> None:
+    """R4, M1: the newest of the storm makes room; a lane of one group refuses what comes last, as before."""
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("pull", capacity=4, bytes_max=1000)])
+    lane = lanes["pull"]
+
+    for number in range(6):
+        lanes.submit(lane, log, f"storm {number}", 0.0, 10, key="storm")
+    for number in range(3):
+        lanes.submit(lane, log, f"quiet {number}", 0.0, 10, key="quiet")
+    assert (4, 40, 5) == (lane.count, lane.queued_bytes, lane.refused_full)
+    lanes.run()
+
+    assert ["storm 4", "storm 5", "storm 3", "storm 2", "quiet 2"] == [name for name, _ in log.refused]
+    assert {"storm 0", "storm 1", "quiet 0", "quiet 1"} == {*log.ran}
+    assert (0, 0) == (lane.count, lane.queued_bytes)
+
+
+async def test_a_lane_full_of_bytes_makes_room_for_a_group_with_few() -> None:
+    """R4, M1"""
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("pull", bytes_max=1000)])
+    lane = lanes["pull"]
+
+    for number in range(10):
+        lanes.submit(lane, log, f"storm {number}", 0.0, 100, key="storm")
+    lanes.submit(lane, log, "quiet", 0.0, 250, key="quiet")
+
+    assert ["storm 9", "storm 8", "storm 7"] == [name for name, _ in log.refused]
+    assert (8, 950) == (lane.count, lane.queued_bytes)
+
+
+async def test_an_interrupt_loses_no_other_request_of_its_group() -> None:
+    """Issue 13, point 1, R4: the mailbox that was being served is put back."""
+
+    class Interrupted(Log):
+        def run(self, request: Any) -> None:
+            raise KeyboardInterrupt
+
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("pull")])
+    lanes.submit(lanes["pull"], Interrupted([0.0]), "interrupted", 0.0, key="group")
+    lanes.submit(lanes["pull"], log, "next", 0.0, key="group")
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run()
+    while not log.ran:
+        await asyncio.sleep(0)
+
+    assert ["next"] == log.ran
+
+
+async def test_new_bounds_count_from_now_on() -> None:
+    """T2: settings that change are handed over anew."""
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("send", capacity=1)])
+    lanes.apply([LaneConfig("send", capacity=2)])
+
+    for number in range(3):
+        lanes.submit(lanes["send"], log, number, 0.0)
+
+    assert [2] == [name for name, _ in log.refused]

@@ -14,6 +14,7 @@ import pytest
 
 from ternmq.errors import CallTimeout, InvalidParameter, NetworkError, TooManyCalls
 from ternmq.net import peer as peer_module
+from ternmq.net import stream as stream_module
 from ternmq.net.dial import connect
 from ternmq.net.endpoint import bind
 from ternmq.net.gate import ANY_CALLER
@@ -277,7 +278,7 @@ async def test_calls_that_do_not_wait_are_refused_when_too_many_bytes_do(monkeyp
 
 async def test_a_connection_that_cannot_be_written_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 13, point 2: ``close`` waited for the other side to read."""
-    monkeypatch.setattr(peer_module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(stream_module, "CLOSE_S", 0.05)
     async with deaf_server() as port, dialled(port) as peer, asyncio.timeout(LONG_S):
         call = peer.start_call(TAKE, None, bytes(12 * MIB))
         await until(lambda: peer._is_full)

@@ -366,7 +366,7 @@ async def test_stopping_a_server_ends_its_connections_and_waiting_handlers(serva
         await call
 
 
-async def test_connecting_to_nobody_names_the_address(unused_tcp_port_factory: Callable[[], int]) -> None:
+async def test_connecting_to_an_unused_port_names_the_address(unused_tcp_port_factory: Callable[[], int]) -> None:
     port = unused_tcp_port_factory()
     async with Tasks() as tasks:
         with pytest.raises(NetworkError, match=f"cannot connect to 127.0.0.1:{port}"):

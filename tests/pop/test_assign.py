@@ -28,7 +28,7 @@ def pops(group: str = "poppers", share: int = 2) -> GroupRequestMode:
 
 
 @pytest.mark.parametrize("share", [-1, 0, 3, 9])
-def test_without_a_share_everybody_pops_every_broker(share: int) -> None:
+def test_without_a_share_each_member_pops_every_broker(share: int) -> None:
     """F9: queue -1 is all of them."""
     expected = [MessageQueue("orders", broker, -1) for broker in ("a", "b")]
 

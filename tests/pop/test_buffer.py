@@ -116,7 +116,7 @@ def test_unacked_messages_come_again_from_the_retry_topic_not_a_millisecond_earl
     world.pass_time(59.999)
     assert world.topics.get(world.retry_topic(GROUP, kind)) is None
     world.pass_time(0.001)
-    # Whoever reads this store from now on finds where the group is in its retry topic.
+    # A broker that reads this store from now on finds where the group is in its retry topic.
     assert 0 == world.offsets.get(GROUP, world.retry_topic(GROUP, kind), 0)
     again = world.pop(retry=kind)
 

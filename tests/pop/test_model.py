@@ -1,6 +1,6 @@
 """Random pops, acks, changes, crashes and restarts, against a list of messages (F9).
 
-Whatever happens, at the end every message that nobody acked is popped again. While a broker lives, nobody gets a
+Whatever happens, at the end every unacknowledged message is popped again. While a broker lives, no consumer gets a
 message that is hidden or acked. What was handed out before a crash may come again, whatever became of it; a stop is no
 crash.
 """
@@ -21,7 +21,7 @@ from tests.pop.world import InHand, Options, World
 class Known:
     """What is known of one message."""
 
-    #: Nobody may have it before this time.
+    #: No consumer may have it before this time.
     hidden_until_ms: int = 0
     was_delivered: bool = False
     was_acked: bool = False

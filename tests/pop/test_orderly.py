@@ -54,7 +54,7 @@ def test_a_queue_is_blocked_until_its_messages_are_acked() -> None:
 
 
 def test_what_is_not_acked_in_time_comes_again_before_all_that_follow() -> None:
-    """F9: with the number of times; who waits is told when the queue is free."""
+    """F9: with the number of times; a waiting pop is told when the queue is free."""
     world = sent()
     first, second, third = pop(world, 3)
     ack(world, first)
@@ -190,7 +190,7 @@ def test_a_stop_keeps_blocked_queues_and_a_kill_hands_out_again() -> None:
 
 
 def test_a_stop_keeps_all_that_is_known_of_a_batch() -> None:
-    """F9: acks, changed times and the attempt; who waits then is told when the queue is free."""
+    """F9: acks, changed times and the attempt; a waiting pop is told when the queue is free."""
     world = sent()
     first, second, third = pop(world, 3, attempt_id="a")
     ack(world, first)
@@ -268,7 +268,7 @@ def test_a_queue_is_popped_in_one_way_at_a_time() -> None:
     assert [b"3", b"4"] == bodies(pop(world))
 
 
-def test_what_nobody_pops_any_more_is_forgotten_after_a_day() -> None:
+def test_what_is_not_popped_any_more_is_forgotten_after_a_day() -> None:
     """F9: the table of groups that are gone does not grow; their offsets stay."""
     world = sent()
     world.send(b"other", 1)
@@ -294,7 +294,7 @@ def saved(world: World) -> dict[int, OrderRecord]:
     return {queue_id: decode(data, OrderRecord) for queue_id, data in records.items()}
 
 
-def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:
+def test_a_filter_moves_the_offset_over_what_is_not_wanted() -> None:
     """F9, K1"""
     world = World()
     for tag in "BBBA":
@@ -304,7 +304,7 @@ def test_a_filter_moves_the_offset_over_what_nobody_wants() -> None:
     assert 0 <= world.committed() <= 3
 
 
-def test_an_ordered_pop_does_not_look_again_at_what_nobody_wants() -> None:
+def test_an_ordered_pop_does_not_look_again_at_what_is_not_wanted() -> None:
     """F9, K1"""
     world = sent()
 

@@ -15,8 +15,8 @@ from ternmq.errors import ConfigError, CorruptFile, TernError
 from ternmq.files import TableFile
 from ternmq.message import MessageQueue
 from ternmq.net.lanes import LaneConfig
-from ternmq.net.peer import IDLE_S
 from ternmq.net.server import Server
+from ternmq.net.stream import IDLE_S
 from ternmq.testing.cluster import Cluster, DiskFiles, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.testing.loop import simulated_loop

@@ -15,15 +15,16 @@ import dataclasses
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.handlers.ack import AckHandlers
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
@@ -32,18 +33,26 @@ from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
+from ternmq.broker.handlers.pop import PopHandlers
 from ternmq.broker.handlers.pull import PullHandlers
 from ternmq.broker.handlers.query import QueryHandlers
 from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
-from ternmq.broker.handlers.send import SendHandlers
+from ternmq.broker.handlers.send import SendHandlers, SendReplies
 from ternmq.broker.handlers.slaves import SlaveHandlers
 from ternmq.broker.registration import Identity, Registration
-from ternmq.broker.services.holds import SCAN_S as HOLDS_SCAN_S
-from ternmq.broker.services.holds import Holds
+from ternmq.broker.roles import Role, Roles, Switch, Term
+from ternmq.broker.services.access import Access
+from ternmq.broker.services.catalog import Catalog
+from ternmq.broker.services.delaying import Delaying
 from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.polls import SCAN_S as POLLS_SCAN_S
+from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.popping import Popping
+from ternmq.broker.services.positions import Positions
+from ternmq.broker.services.reading import Reading
 from ternmq.broker.services.retry import Retries
+from ternmq.broker.services.sending import Sending
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
 from ternmq.broker.tables.filters import Filters
@@ -52,18 +61,18 @@ from ternmq.broker.tables.locks import Locks
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
+from ternmq.config import rocketmq_name
 from ternmq.delay.levels import MARK as DELAY_MARK
-from ternmq.delay.levels import DelayLevels
 from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock, Env
-from ternmq.errors import ConfigError, NetworkError
+from ternmq.errors import ConfigError, NetworkError, NotMaster
 from ternmq.files import RETRY_S as FILES_RETRY_S
 from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFile, TableFiles, do_now
 from ternmq.net.endpoint import bind, outward_ip, split_address
 from ternmq.net.gate import Gate
+from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server
-from ternmq.pop.orderly import SAVE_S as POPS_SAVE_S
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.follower import OnProgress
 from ternmq.store.disk.base import Disk
@@ -94,6 +103,25 @@ NOT_ON_VIP: Final = frozenset(
 )
 #: What a frame has besides the largest body: the rest of the record, and a header with its properties, escaped.
 FRAME_EXTRA_BYTES: Final = 1024 * 1024
+#: Settings that names, addresses and files are made of: they count from the next start.
+FIXED: Final = (
+    "broker_name",
+    "broker_cluster_name",
+    "broker_id",
+    "broker_ip1",
+    "bind_address",
+    "listen_port",
+    "namesrv_addr",
+    "revive_queue_num",
+    "trace_topic_enable",
+    "msg_trace_topic_name",
+    "default_topic_queue_nums",
+    "enable_property_filter",
+    "enable_calc_filter_bit_map",
+    "expect_consumer_num_use_filter",
+    "max_error_rate_of_bloom_filter",
+    "max_filter_bytes",
+)
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
 
@@ -147,8 +175,14 @@ class Tables:
         return tables
 
 
+class _Part(Protocol):
+    """What keeps values of the settings."""
+
+    def apply(self, config: BrokerConfig, /) -> None: ...
+
+
 class Broker:
-    """One broker; ``address`` is what clients dial, ``port`` the one it listens on.
+    """One broker; ``address`` is what clients dial, ``port`` the one it listens on, ``roles`` says what it is.
 
     Entering raises ``NetworkError`` when the port is in use, ``StoreLocked`` when another process holds the directory,
     ``ConfigError`` for settings that cannot work here, and ``StoreError`` for files that cannot be read.
@@ -180,6 +214,9 @@ class Broker:
         self._disk = disk
         self._files = files
         self._exit = AsyncExitStack()
+        self._parts: Sequence[_Part] = ()
+        self._apply_others: Callable[[BrokerConfig], None] = _nothing
+        self.roles = Roles(broker_id=config.broker_id)
         self.port = config.listen_port
         self.address = ""
 
@@ -220,9 +257,12 @@ class Broker:
             # The lock is the store's from now on.
             undo.pop_all()
 
-        def arrived(topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
-            pulls.holds.arrived(topic, queue_id, end_offset, tags_code, properties)
-            popping.arrived(topic, queue_id, tags_code, properties)
+        # What waits for messages comes before the store, which tells it of each arrival.
+        def max_offset(topic: str, queue_id: int) -> int:
+            return store.max_offset(topic, queue_id)
+
+        lanes = Lanes(flow.lanes(config))
+        polls = Polls(config, max_offset=max_offset, run_lanes=lanes.run)
 
         # Opening recovers, which may take long, so it has a thread.
         open_store = partial(
@@ -232,7 +272,7 @@ class Broker:
             clock=env.clock,
             disk=disk,
             held=held,
-            on_arrival=arrived,
+            on_arrival=polls.arrived,
             is_batch=tables.topics.is_batch,
             bits=tables.filters.bits if config.enable_calc_filter_bit_map else None,
             notify=on_loop,
@@ -248,48 +288,57 @@ class Broker:
         stack.callback(tables.offsets.save)
         stack.callback(tables.filters.save)
 
-        # Services.
+        # Services: rules, which know no connection. What runs on a master only is added to the roles, in the order in
+        # which it stops: the permission to write goes first.
+        def moved(group: str, topic: str, queue_id: int) -> None:
+            popping.moved(group, topic, queue_id)
+            polls.moved(group, topic, queue_id)
+
         registration = self._registration(tables.topics)
+        roles = self.roles = Roles(broker_id=config.broker_id, announce=self._announce(registration))
+        stack.callback(polls.close)
+        access = Access(config, topics=tables.topics, groups=tables.groups)
         delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
         delivered.load()
         stack.callback(delivered.save)
-        delays = DelayLevels(store, delivered, clock=env.clock)
+        delaying = Delaying(store, delivered, clock=env.clock)
         intake = Intake(
             store,
             waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={DELAY_MARK: delays.redirect},
+            redirects={DELAY_MARK: delaying.redirect},
         )
         stack.callback(intake.close)
-        sends = SendHandlers(
-            config=config,
+        retries = Retries(
             intake=intake,
             topics=tables.topics,
-            retries=Retries(
-                intake=intake,
-                topics=tables.topics,
-                groups=tables.groups,
-                record_at=store.record_at,
-                cold_record=store.cold.record,
-                choice=env.random,
-            ),
+            groups=tables.groups,
+            record_at=store.record_at,
+            cold_record=store.cold.record,
+            choice=env.random,
+        )
+        sending = Sending(
+            config,
+            intake=intake,
+            topics=tables.topics,
+            retries=retries,
             stats=tables.stats,
-            store_host=store_host,
             new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
         )
-        pulls = PullHandlers(
-            config=config,
+        reading = Reading(
+            config,
+            access=access,
             store=store,
-            topics=tables.topics,
             groups=tables.groups,
             clients=tables.clients,
             offsets=tables.offsets,
             stats=tables.stats,
             filters=tables.filters,
         )
-        stack.callback(pulls.holds.close)
         popping = Popping(
-            config=config,
+            config,
+            access=access,
+            polls=polls,
             table_file=table_file,
             store=store,
             store_host=store_host,
@@ -302,6 +351,37 @@ class Broker:
             choice=env.random,
         )
         stack.callback(popping.close)
+        positions = Positions(
+            config,
+            store=store,
+            offsets=tables.offsets,
+            topics=tables.topics,
+            groups=tables.groups,
+            clients=tables.clients,
+            moved=moved,
+        )
+        catalog = Catalog(
+            topics=tables.topics,
+            groups=tables.groups,
+            store=store,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            published=registration.published,
+            on_delete_topic=lambda topic: popping.forget(topic=topic),
+            on_delete_group=lambda group: popping.forget(group=group),
+        )
+        store.refuse_writes(NotMaster("this broker is not the master yet"))
+        roles.add(Switch.factory(on=lambda: store.refuse_writes(None), off=store.refuse_writes))
+        roles.add(Switch.factory(on=sending.open, off=sending.shut))
+        roles.add(Switch.factory(off=lambda _: tables.locks.clear()))
+        roles.add(delaying.begin)
+        roles.add(popping.begin)
+
+        # Handlers: from requests to services, and from results to replies.
+        replies = SendReplies(config, store_host=store_host)
+        sends = SendHandlers(sending=sending, replies=replies)
+        pulls = PullHandlers(reading=reading, polls=polls, lanes=lanes, roles=roles)
+        pops = PopHandlers(popping=popping, polls=polls, lanes=lanes)
         members = ClientHandlers(
             clients=tables.clients,
             groups=tables.groups,
@@ -319,15 +399,23 @@ class Broker:
             find_route=registration.find_route,
             tell_members=members.tell_members,
         )
+        answers = ReplyHandlers(
+            config,
+            sending=sending,
+            replies=replies,
+            clients=tables.clients,
+            clock=env.clock,
+            address=self.address,
+        )
+        relay = RelayHandlers(clients=tables.clients, find_record=reading.record, broker_name=config.broker_name)
 
-        # Who tells whom.
+        # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:
-            sends.topic_changed(topic)
+            sending.topic_changed(topic)
             registration.topic_changed(topic)
 
         def connection_closed(peer: Peer) -> None:
-            pulls.holds.drop(peer)
-            popping.drop(peer)
+            polls.drop(peer)
             tables.clients.on_close(peer)
 
         def forget_silent_clients() -> None:
@@ -338,37 +426,30 @@ class Broker:
         tables.clients.on_members = members.tell_members
         tables.clients.on_empty = tables.filters.unregister
 
-        # The world. Registration is entered last, as it is to be left first.
-        replies = ReplyHandlers(
-            sends=sends,
-            clients=tables.clients,
-            clock=env.clock,
-            address=self.address,
-            stores=config.store_reply_message_enable,
-        )
-        queries = QueryHandlers(store)
-        relay = RelayHandlers(clients=tables.clients, find_record=queries.record, broker_name=config.broker_name)
-        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **queries.routes()}
-        routes |= replies.routes() | relay.routes() | popping.routes() | assignments.routes()
-        routes |= self._routes_of_tools(tables, store, registration, pulls.holds, popping, delays, lambda: server)
+        # The world. Registration is entered last, as it must be left first.
+        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(reading).routes()}
+        routes |= pops.routes() | AckHandlers(popping).routes()
+        routes |= answers.routes() | relay.routes() | assignments.routes()
+        routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
         server = await stack.enter_async_context(
-            Server.running(routes, flow.lanes(config), limits=config, gate=self._gate, on_close=connection_closed)
+            Server.running(routes, lanes, limits=config, gate=self._gate, on_close=connection_closed)
         )
-        # Before connections close: who waits for the disk still gets an answer.
+        self._parts = (access, polls, sending, reading, popping, positions, replies, answers, members, tables.filters)
+        self._apply_others = partial(self._hand_over, tables, lanes, server, registration)
+        # Before connections close: senders that wait for the disk still get an answer.
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
-        tasks.create_task(delays.run())
-        tasks.create_task(popping.run())
+        await stack.enter_async_context(roles)
+        await roles.become(Role.MASTER, Term(1), broker_id=config.broker_id)
+        tasks.create_task(every(lambda: self.config.flush_consumer_offset_interval / 1000, tables.offsets.save))
         for seconds, work in (
-            (config.flush_consumer_offset_interval / 1000, tables.offsets.save),
             (FILTERS_SAVE_S, tables.filters.save),
             (self._store_config.flush_delay_offset_interval / 1000, delivered.save),
             (FILES_RETRY_S, table_file.retry),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
-            (HOLDS_SCAN_S, pulls.holds.scan),
-            (POPS_SAVE_S, popping.tend),
+            (POLLS_SCAN_S, polls.scan),
             (SAMPLE_S, tables.stats.sample),
             *self._work_of_threads(store),
         ):
@@ -393,21 +474,65 @@ class Broker:
             (config.flush_interval_consume_queue / 1000, store.tick),
         ]
 
-    def _registration(self, topics: Topics) -> Registration:
+    def apply(self, config: BrokerConfig) -> None:
+        """Hand new settings over to all parts; none keeps a value of the old ones.
+
+        Raises ``ConfigError`` for a change that needs a restart: of names, addresses and what files are made of.
+        """
+        config = with_room_for(config, self._store_config)
+        for name in FIXED:
+            if getattr(config, name) != getattr(self.config, name):
+                raise ConfigError(f"cannot change {rocketmq_name(name)} while the broker runs; restart it")
+        self.config = config
+        for part in self._parts:
+            part.apply(config)
+        self._apply_others(config)
+
+    def _hand_over(
+        self, tables: Tables, lanes: Lanes, server: Server, registration: Registration, config: BrokerConfig
+    ) -> None:
+        """To parts that know nothing of a broker's settings."""
+        tables.topics.apply(auto_create=config.auto_create_topic_enable, auto_create_max=config.auto_create_topic_max)
+        tables.groups.apply(
+            auto_create=config.auto_create_subscription_group,
+            auto_create_max=config.auto_create_subscription_group_max,
+        )
+        tables.clients.apply(
+            silence_max_ms=config.channel_expired_timeout, said_bytes_max=config.max_subscription_bytes
+        )
+        lanes.apply(flow.lanes(config))
+        server.usage.apply(config)
+        registration.apply(
+            period_ms=config.register_name_server_period, timeout_ms=config.register_broker_timeout_mills
+        )
+        registration.identity_changed()
+
+    def _announce(self, registration: Registration) -> Callable[[], Awaitable[None]]:
+        async def announce() -> None:
+            registration.identity_changed()
+            await registration.published()
+
+        return announce
+
+    def _identity(self) -> Identity:
+        """What name servers know of this broker, in its present role."""
         config = self.config
         host, _, _ = self.address.rpartition(":")
-        identity = Identity(
+        return Identity(
             config.broker_cluster_name,
             config.broker_name,
-            config.broker_id,
+            self.roles.broker_id,
             self.address,
             # Where slaves fetch the log (O1).
             f"{host}:{self.port + 1}",
             config.broker_permission,
         )
+
+    def _registration(self, topics: Topics) -> Registration:
+        config = self.config
         return Registration(
             config.name_servers,
-            identity,
+            self._identity,
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
@@ -417,34 +542,28 @@ class Broker:
         self,
         tables: Tables,
         store: MessageStore,
-        registration: Registration,
-        holds: Holds,
-        popping: Popping,
-        delays: DelayLevels,
+        catalog: Catalog,
+        positions: Positions,
+        delaying: Delaying,
         server: Callable[[], Server],
     ) -> dict[int, Route]:
         """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
         name, clock = self.config.broker_name, self._env.clock
-
-        def moved(group: str, topic: str, queue_id: int) -> None:
-            holds.wake(group, topic, queue_id)
-            popping.moved(group, topic, queue_id)
-
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         clients, stats = tables.clients, tables.stats
         return {
-            **OffsetHandlers(store=store, offsets=offsets, topics=topics, groups=groups).routes(),
+            **OffsetHandlers(positions=positions, store=store).routes(),
             **TopicHandlers(
+                catalog=catalog,
                 topics=topics,
                 store=store,
                 offsets=offsets,
                 clients=clients,
                 stats=stats,
                 broker_name=name,
-                published=registration.published,
-                on_delete=lambda topic: popping.forget(topic=topic),
             ).routes(),
             **GroupHandlers(
+                catalog=catalog,
                 groups=groups,
                 topics=topics,
                 store=store,
@@ -452,17 +571,14 @@ class Broker:
                 clients=clients,
                 stats=stats,
                 broker_name=name,
-                on_delete=lambda group: popping.forget(group=group),
             ).routes(),
             **GroupOffsetHandlers(
+                positions=positions,
                 offsets=offsets,
                 store=store,
                 topics=topics,
-                groups=groups,
                 clients=clients,
                 broker_name=name,
-                on_server=self.config.use_server_side_reset_offset,
-                moved=moved,
                 clock=clock,
             ).routes(),
             **ConnectionHandlers(clients=clients, clock=clock).routes(),
@@ -471,9 +587,9 @@ class Broker:
                 store=store,
                 topics=topics,
                 server=server,
-                settings=(self.config, self._store_config),
+                settings=lambda: (self.config, self._store_config),
                 store_path=self._store_config.store_path_root_dir,
-                delays=delays.state,
+                delays=delaying.state,
                 clock=clock,
             ).routes(),
         }
@@ -541,11 +657,15 @@ def own_ip(config: BrokerConfig) -> str:
     return "127.0.0.1"
 
 
-async def every(seconds: float, work: Callable[[], None]) -> None:
+async def every(seconds: float | Callable[[], float], work: Callable[[], None]) -> None:
     """Do something again and again; one failure is logged and does not end it."""
     while True:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds() if callable(seconds) else seconds)
         try:
             work()
         except Exception:
             log.exception("a background task failed; retrying")
+
+
+def _nothing(_config: BrokerConfig) -> None:
+    """Before the broker is put together, nothing keeps its settings."""

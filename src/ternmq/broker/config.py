@@ -101,11 +101,11 @@ class BrokerConfig(Limits):
     pop_from_retry_probability: int = 20
     #: Name retry topics group+topic instead of group_topic, which a group of that name could be confused with.
     enable_retry_topic_v2: bool = False
-    #: With that: go on emptying those of the old name.
+    #: With that: continue to empty those of the old name.
     retrieve_message_from_pop_retry_topic_v1: bool = True
-    #: PULL or POP, for groups that leave the sharing out to the broker, and that nobody has set a mode for.
+    #: PULL or POP, for groups that let the broker assign queues, and that have no mode of their own.
     default_message_request_mode: RequestMode = RequestMode.PULL
-    #: How many members' queues a member of such a group pops beside its own; 0 or less: everybody pops all queues.
+    #: How many members' queues a member of such a group pops beside its own; 0 or less: each member pops all queues.
     default_pop_share_queue_num: int = -1
     #: Pops that may wait for the same messages, and in all; one more is told POLLING_FULL and asks again after a pause.
     pop_polling_size: int = 1_024

@@ -64,7 +64,7 @@ PUBLISH_WAIT_S: Final = 3.0
 
 @dataclass(slots=True, frozen=True)
 class Identity:
-    """Who registers: what clients see of this broker in routes."""
+    """What clients see of this broker in routes."""
 
     cluster_name: str
     broker_name: str
@@ -79,14 +79,15 @@ class Identity:
 class Registration:
     """``async with Registration(…) as registration``; ``await registration.settled()`` for the first attempts.
 
-    ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it. Raises
+    ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it. ``identity`` gives
+    the identity of the moment; call ``identity_changed`` when it has changed. Raises
     ``ConfigError`` for a name server that is no ``host:port``.
     """
 
     def __init__(
         self,
         name_servers: Sequence[str],
-        identity: Identity,
+        identity: Callable[[], Identity],
         topics: Callable[[], TopicTable],
         *,
         period_ms: int = 30_000,
@@ -97,11 +98,15 @@ class Registration:
             split_address(address)
         self._identity = identity
         self._topics = topics
-        self._period_s = period_ms / 1000
-        self._timeout_ms = timeout_ms
+        self.apply(period_ms=period_ms, timeout_ms=timeout_ms)
         self._on_master = on_master
         self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
         self._tasks = Tasks()
+
+    def apply(self, *, period_ms: int, timeout_ms: int) -> None:
+        """Set how often the name servers are asked, and how long they may take; from the next call on."""
+        self._period_s = period_ms / 1000
+        self._timeout_ms = timeout_ms
 
     async def __aenter__(self) -> Self:
         lanes = Lanes([LaneConfig("client")])
@@ -153,7 +158,14 @@ class Registration:
             if config is not None:
                 link.changed[config.topic_name] = config
             else:
-                link.has_deleted = True
+                link.is_outdated = True
+            link.told.clear()
+            link.wake.set()
+
+    def identity_changed(self) -> None:
+        """Register again with all topics: the broker has another id, or other permissions."""
+        for link in self._links:
+            link.is_outdated = True
             link.told.clear()
             link.wake.set()
 
@@ -198,7 +210,7 @@ class Registration:
                 pass
             if peer.closed.is_set():
                 raise NetworkError(f"{link.address} closed the connection", address=link.address)
-            if link.has_deleted:
+            if link.is_outdated:
                 await self._register_all(link, peer)
             elif changed := link.take_changed():
                 await self._register(peer, changed, only_changes=True)
@@ -217,7 +229,7 @@ class Registration:
         link.tried.set()
 
     async def _register(self, peer: Peer, topics: Iterable[TopicConfig], *, only_changes: bool = False) -> None:
-        identity = self._identity
+        identity = self._identity()
         table = TopicTable(
             data_version=self._topics().data_version,
             topic_config_table={config.topic_name: self._narrowed(config) for config in topics},
@@ -257,7 +269,7 @@ class Registration:
                 log.info("cannot unregister from the name server %s: %s", link.address, error)
 
     def _who(self) -> BrokerIdentity:
-        identity = self._identity
+        identity = self._identity()
         return BrokerIdentity(
             broker_name=identity.broker_name,
             broker_address=identity.address,
@@ -267,7 +279,7 @@ class Registration:
 
     def _narrowed(self, config: TopicConfig) -> TopicConfig:
         """The topic as clients may use it on this broker: one without permission to write takes no sends at all."""
-        permission = self._identity.permission
+        permission = self._identity().permission
         if permission & (READ | WRITE) == READ | WRITE:
             return config
         return msgspec.structs.replace(config, perm=config.perm & permission)
@@ -285,19 +297,19 @@ class _Link:
         #: Set when a topic changed or the connection closed.
         self.wake = asyncio.Event()
         self.changed: dict[str, TopicConfig] = {}
-        #: A topic is gone since the whole table was sent.
-        self.has_deleted = False
+        #: The whole table must be sent: a topic is gone, or the identity has changed.
+        self.is_outdated = False
         #: Set while the name server knows all that ``changed`` ever had.
         self.told = asyncio.Event()
 
     def is_told(self) -> None:
         """What was taken has arrived; more may have changed since."""
-        if not self.changed and not self.has_deleted:
+        if not self.changed and not self.is_outdated:
             self.told.set()
 
     def take_changed(self) -> list[TopicConfig]:
         self.wake.clear()
-        self.has_deleted = False
+        self.is_outdated = False
         changed = list(self.changed.values())
         self.changed.clear()
         return changed

@@ -34,7 +34,7 @@ from typing import Final
 from ternmq import names
 from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock
-from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError
+from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, TernError
 from ternmq.message import Property
 from ternmq.rare_log import RareLog
 from ternmq.store.derived.dispatch import delay_level
@@ -63,7 +63,7 @@ _FORBIDDEN: Final = frozenset({names.SCHEDULE_TOPIC, names.HALF_TOPIC})
 
 
 class DelayLevels:
-    """All methods belong to the broker's loop; the store is open."""
+    """The levels of one term. All methods belong to the broker's loop; the store is open."""
 
     def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock) -> None:
         self._store = store
@@ -120,13 +120,10 @@ class DelayLevels:
             for level in self._levels:
                 level.cancel()
 
-    def state(self) -> dict[int, tuple[int, int]]:
-        """By level: the queue offset of its next message, and the end of its queue. Levels never used are left out."""
-        return {
-            level.number: (self._progress.get(level.number), high)
-            for level in self._levels
-            if (high := self._store.max_offset(names.SCHEDULE_TOPIC, level.queue_id))
-        }
+    def stop(self, _reason: TernError) -> None:
+        """The term is over (``broker.roles.Runner``): no timer wakes a level any more."""
+        for level in self._levels:
+            level.cancel()
 
     # --- Delivering -----------------------------------------------------------------------------------------------
 

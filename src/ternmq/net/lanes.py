@@ -1,14 +1,18 @@
-"""Lanes: classes of work that share one loop without starving each other (B3, M1).
+"""Lanes: classes of work that share one loop without starving each other (B3, M1, R4).
 
 Each request code belongs to a lane (send, pull, client, admin, …). What one read brought is queued on its lanes and run
 at once, on the loop, as plain calls; when work piles up, the lane that has used the least time goes first, in slices,
-and the loop looks after its sockets between turns. So a storm of pulls delays sends by one slice, not by the storm.
+and the loop reads its sockets between turns. So a storm of pulls delays sends by one slice, not by the storm.
 
-A lane is bounded, by number and by bytes: a request that finds it full is refused with SYSTEM_BUSY, and so is one that
-waited longer than the lane allows (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working
-on it would only make the others late too.
+The same holds within a lane: requests may have a key, their group, and the key that has used the least time goes first
+(R4, ``net.mailboxes``). A group of a thousand consumers, or one with slow filters, delays others by one slice.
 
-No request can stop others: what a worker lets through is logged here, and the next request has its turn.
+A lane is bounded, by number and by bytes. A request that finds it full is refused with SYSTEM_BUSY, unless another
+group has more requests waiting: then the newest of those is refused instead. A request that waited longer than the lane
+allows is refused as well (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working on it
+would only delay the others.
+
+No request can stop others: an error of a worker is logged here, and the next request has its turn.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
+from ternmq.net.mailboxes import Job, Mailboxes
+
 log = logging.getLogger(__name__)
 
 #: A lane keeps the loop for at most this long before others are asked; long enough to make the asking cheap.
@@ -28,6 +34,7 @@ SLICE_REQUESTS: Final = 32
 SLOW_REQUESTS: Final = 4
 #: After this long the loop reads its sockets and writes replies, whatever is still queued.
 TURN_S: Final = 0.005
+_FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
 
 class Worker(Protocol):
@@ -54,13 +61,14 @@ class LaneConfig:
     bytes_max: int = 128 * 1024 * 1024
 
 
-class Lane:
-    __slots__ = ("config", "jobs", "queued_bytes", "refused_full", "refused_late", "used")
+class Lane(Mailboxes):
+    """One class of work: its jobs, its bounds and what became of them."""
+
+    __slots__ = ("config", "queued_bytes", "refused_full", "refused_late", "used")
 
     def __init__(self, config: LaneConfig) -> None:
+        super().__init__()
         self.config = config
-        #: Worker, request, when it arrived, and its bytes. A plain tuple: one is made for each request.
-        self.jobs: deque[tuple[Worker, Any, float, int]] = deque()
         self.queued_bytes = 0
         #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
         #: with the others instead of spending what it saved.
@@ -70,7 +78,8 @@ class Lane:
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
-        return int((now - self.jobs[0][2]) * 1000) if self.jobs else 0
+        oldest = self.oldest()
+        return 0 if oldest is None else int((now - oldest) * 1000)
 
 
 class Lanes:
@@ -81,26 +90,58 @@ class Lanes:
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
         self._running = False
+        #: Jobs that the last call of ``_run_jobs`` took out of their mailbox.
+        self._done = 0
 
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
 
-    def submit(self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0) -> None:
+    def apply(self, configs: Iterable[LaneConfig]) -> None:
+        """Set new bounds; requests that wait stay."""
+        for config in configs:
+            self.by_name[config.name].config = config
+
+    def submit(
+        self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0, key: str | None = None
+    ) -> None:
         """Queue a request of ``size`` bytes; ``run`` must follow once all requests of a read are queued."""
         jobs = lane.jobs
-        if not jobs:
+        if not jobs and not lane.keyed:
             if self._active:
                 lane.used = max(lane.used, min(other.used for other in self._active))
             self._active.append(lane)
-        elif len(jobs) >= lane.config.capacity or lane.queued_bytes + size > lane.config.bytes_max:
+        elif (
+            len(jobs) + lane.keyed >= lane.config.capacity or lane.queued_bytes + size > lane.config.bytes_max
+        ) and not self._has_room(lane, size, key):
             lane.refused_full += 1
-            worker.refuse(request, "[OVERLOAD]system busy, start flow control for a while")
+            worker.refuse(request, _FULL)
             return
         lane.queued_bytes += size
+        if key is not None:
+            lane.add(key, (worker, request, arrived, size))
+            return
+        if lane.keyed and not jobs:
+            lane.level_plain()
         jobs.append((worker, request, arrived, size))
 
+    def _has_room(self, lane: Lane, size: int, key: str | None) -> bool:
+        """Make room in a full lane, at the cost of the group that has the most requests in it."""
+        config = lane.config
+        while lane.count >= config.capacity or lane.queued_bytes + size > config.bytes_max:
+            victim = lane.victim(key)
+            if victim is None:
+                return False
+            worker, request, _, victim_size = lane.take(victim)
+            lane.queued_bytes -= victim_size
+            lane.refused_full += 1
+            try:
+                worker.refuse(request, _FULL)
+            except Exception:
+                log.exception("a request on lane %s could not be refused; other requests continue", config.name)
+        return True
+
     def run(self) -> None:
-        """Work until nothing is queued or the turn is over; the rest goes on in the next turn of the loop."""
+        """Work until nothing is queued or the turn is over; the rest continues in the next turn of the loop."""
         if self._running:
             return
         self._running = True
@@ -108,7 +149,7 @@ class Lanes:
         try:
             self._run_turn()
         finally:
-            # Whatever happened, the lanes go on.
+            # Whatever happened, the lanes continue.
             if active:
                 self._loop.call_soon(self._next_turn)
             else:
@@ -121,10 +162,43 @@ class Lanes:
         active = self._active
         while active:
             lane = active[0] if len(active) == 1 else min(active, key=_used)
-            jobs = lane.jobs
-            wait_max_ms = lane.config.wait_max_ms
-            late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
-            for number in range(1, min(len(jobs), SLICE_REQUESTS) + 1):
+            started = now
+            if lane.keyed:
+                self._run_keys(lane, now, turn_end)
+            else:
+                self._run_jobs(lane, lane.jobs, SLICE_REQUESTS, now, turn_end)
+            if not lane.jobs and not lane.keyed:
+                active.remove(lane)
+                if lane.has_keys:
+                    lane.rest()
+            now = time()
+            lane.used += now - started
+            if now > turn_end:
+                return
+
+    def _run_keys(self, lane: Lane, now: float, turn_end: float) -> None:
+        """A slice of a lane: the mailboxes that have used the least time, one after the other."""
+        time, left = self._loop.time, SLICE_REQUESTS
+        while left > 0 and lane.keyed and now <= turn_end:
+            box, started = lane.choose(), now
+            try:
+                self._run_jobs(lane, box.jobs, left, now, turn_end)
+            finally:
+                left -= self._done
+                now = time()
+                if box is lane.plain:
+                    box.used += now - started
+                else:
+                    lane.keyed -= self._done
+                    lane.put_back(box, now - started)
+
+    def _run_jobs(self, lane: Lane, jobs: deque[Job], count_max: int, now: float, turn_end: float) -> None:
+        time = self._loop.time
+        wait_max_ms = lane.config.wait_max_ms
+        late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
+        number = 0
+        try:
+            for number in range(1, min(len(jobs), count_max) + 1):
                 worker, request, arrived, size = jobs.popleft()
                 lane.queued_bytes -= size
                 try:
@@ -133,7 +207,7 @@ class Lanes:
                         waited_ms = int((now - arrived) * 1000)
                         reason = (
                             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
-                            f"period in queue: {waited_ms}ms, size of queue: {len(jobs)}"
+                            f"period in queue: {waited_ms}ms, size of queue: {lane.count}"
                         )
                         worker.refuse(request, reason)
                     else:
@@ -144,12 +218,8 @@ class Lanes:
                     )
                 if not number % SLOW_REQUESTS and time() > turn_end:
                     break
-            if not jobs:
-                active.remove(lane)
-            started, now = now, time()
-            lane.used += now - started
-            if now > turn_end:
-                return
+        finally:
+            self._done = number
 
     def _next_turn(self) -> None:
         self._running = False

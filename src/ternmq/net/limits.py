@@ -106,7 +106,7 @@ class Usage:
     """The current usage of a server's limits. All methods belong to the loop's thread."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.apply(limits)
         #: Bytes of frames that have not arrived completely.
         self.incomplete_bytes = 0
         #: Bytes that wait for peers that do not read them.
@@ -118,14 +118,18 @@ class Usage:
         self._loop = asyncio.get_running_loop()
         self._connections = 0
         self._addresses: Counter[str] = Counter()
-        self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
         #: Bytes of the frame and when it began, the oldest frame first.
         self._incomplete: dict[CountedConnection, tuple[int, float]] = {}
         #: For peers that do not read: how many bytes had been sent, and when that number last grew; the one that has
         #: not read for longest is first.
         self._unread: dict[CountedConnection, tuple[int, float]] = {}
-        self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
         self._timer: asyncio.TimerHandle | None = None
+
+    def apply(self, limits: Limits) -> None:
+        """Set new limits. Connections that are open stay, and keep their largest frame."""
+        self.limits = limits
+        self._connections_max = min(limits.max_connections, _open_files_max() * 3 // 4)
+        self._look_s = min(limits.incomplete_frame_timeout, limits.write_timeout) / 4000
 
     # --- Connections ------------------------------------------------------------------------------------------------
 

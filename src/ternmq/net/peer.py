@@ -1,4 +1,4 @@
-"""A peer: one connection, on which both ends may call (B2, B5).
+"""A peer: one connection, on which both ends may call (B2, B5). Its bytes are in ``net.stream``.
 
 ``data_received`` takes what the kernel had ready, decodes all frames in it, settles the responses and hands the
 requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. A handler is a plain
@@ -12,7 +12,6 @@ Backpressure: when the other side does not read our replies, we stop reading its
 ours waits for its answer. Otherwise two programs that both call would wait for each other: neither can write, as
 neither reads. So of two ends that both stopped reading, neither waits for an answer, and what they could not write are
 answers that came too late; ``net.limits`` ends such a connection, as any other whose peer takes nothing for a while.
-One on which nothing moves for two minutes is closed, as RocketMQ does.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from ternmq.errors import (
     BrokerRefused,
@@ -36,27 +34,23 @@ from ternmq.errors import (
 from ternmq.net.gate import Gate, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.limits import OUTGOING, Usage
+from ternmq.net.stream import IDLE_S, Stream
+from ternmq.net.stream import format_address as format_address  # for all that name a peer
 from ternmq.types import Buffer
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request, frame
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
-from ternmq.wire.record import pack_host
 
 log = logging.getLogger(__name__)
 
-IDLE_S: Final = 120.0
 #: RocketMQ's ``clientAsyncSemaphoreValue``.
 CALLS_MAX: Final = 65_535
-#: Small buffers are cheaper to join than to hand over one by one; views of the log larger than this are not copied.
-JOIN_BYTES_MAX: Final = 64 * 1024
 #: Replies of one turn that have more bytes than this are written before the turn ends.
 FLUSH_BYTES: Final = 1024 * 1024
 #: Replies up to this size are written whatever else waits: they are few bytes, and say what became of a request.
 SMALL_REPLY_BYTES: Final = 4 * 1024
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
-#: How long a connection that is closed may take to write what is left.
-CLOSE_S: Final = 5.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
 Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | None] | None"]
@@ -64,7 +58,7 @@ Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | No
 
 @dataclass(slots=True, frozen=True)
 class Route:
-    """Who handles a request code, on which lane, and what its callers need."""
+    """What handles a request code, on which lane, and what its callers need."""
 
     handler: Handler
     lane: str
@@ -75,6 +69,9 @@ class Route:
     #: Whether a request of this code is for nothing once its connection is closed, as a pull that waits or a heartbeat.
     #: One that is queued by then is not carried out: ``on_close`` has been called, and would not undo it.
     needs_connection: bool = False
+    #: The field of the typed header that names the request's group. Requests of a lane are scheduled by group (R4);
+    #: those without one are scheduled together.
+    key: str | None = None
 
 
 Routes = Mapping[int, Route]
@@ -94,7 +91,7 @@ class Caller(Protocol):
     def failed(self, error: NetworkError) -> None: ...
 
 
-class Peer(asyncio.Protocol):
+class Peer(Stream):
     """The connection to one other program. All methods belong to the loop's thread."""
 
     def __init__(
@@ -114,6 +111,7 @@ class Peer(asyncio.Protocol):
 
         Without a ``gate``, every request is admitted.
         """
+        super().__init__(usage if usage is not None else Usage(OUTGOING), idle_s=idle_s)
         self._routes = routes
         self._lanes = lanes
         self._tasks = tasks
@@ -121,54 +119,12 @@ class Peer(asyncio.Protocol):
         self._on_close = on_close
         self._gate = gate
         self._calls_max = calls_max
-        self._idle_s = idle_s
-        self._loop = asyncio.get_running_loop()
-        self._usage = usage if usage is not None else Usage(OUTGOING)
         self._frame_bytes_max = self._usage.limits.frame_max_length
         self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, keeps_raw=gate is not None)
         #: The last read ended within a frame.
         self._is_cut = False
-        self._transport: asyncio.Transport | None = None
-        self._out: list[Buffer] = []
-        #: Of replies with a body, roughly.
-        self._out_bytes = 0
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
-        self._active_at = self._loop.time()
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
-        #: The other side does not read: the opposite of ``_writable``, for the hot path.
-        self._is_full = False
-        self._is_paused = False
-        #: Written so far, and what of it waits while we are full, as far as ``usage`` knows.
-        self._written_bytes = 0
-        self._waiting_bytes = 0
-        #: What had left when idleness was last looked at.
-        self._left_bytes = 0
-        self.closed = asyncio.Event()
-        #: ``ip:port`` of the other side and of ours.
-        self.address = ""
-        self.local_address = ""
-        self._remote: tuple[str, int] = ("0.0.0.0", 0)  # noqa: S104 - no address yet, nothing is bound
-
-    def __repr__(self) -> str:
-        return f"<Peer {self.address}{' closed' if self.closed.is_set() else ''}>"
-
-    @cached_property
-    def host(self) -> bytes:
-        """The other side's address as it stands in records (born host)."""
-        return pack_host(*self._remote)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the other side does not read what was written."""
-        return self._is_full
-
-    @property
-    def remote_ip(self) -> str:
-        return self._remote[0]
 
     # --- Calls of ours ---------------------------------------------------------------------------------------
 
@@ -231,7 +187,7 @@ class Peer(asyncio.Protocol):
 
     def begin_call(self, opaque: int, head: bytes, body: Buffer, caller: Caller | None, *, form: int) -> None:
         """Send a request whose header is encoded already, with the number that ``next_opaque`` gave; without a caller,
-        one that is not answered. No future is made, for those who make many calls."""
+        one that is not answered. No future is made, for callers that make many calls."""
         self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
 
     def forget_call(self, opaque: int) -> None:
@@ -272,21 +228,6 @@ class Peer(asyncio.Protocol):
             bytes_max=self._frame_bytes_max,
         )
         self._write(buffers)
-
-    async def writable(self, *, timeout_ms: int) -> None:
-        """Wait while the other side does not read what was written; before one-way calls, which nothing else slows.
-
-        Raises ``CallTimeout``.
-        """
-        if not self._is_full:
-            return
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self._writable.wait()
-        except TimeoutError:
-            raise CallTimeout(
-                f"{self.address} did not read earlier data within {timeout_ms} ms", address=self.address
-            ) from None
 
     def _time_out(self, response: asyncio.Future[Response], code: int, timeout_ms: int) -> None:
         if not response.done():
@@ -364,19 +305,6 @@ class Peer(asyncio.Protocol):
             self._transport.pause_reading()
             self._usage.paused(self)
 
-    def _has_room(self, size: int) -> bool:
-        """Whether so many bytes more may wait for the other side."""
-        usage, limits = self._usage, self._usage.limits
-        for _ in range(2):
-            if (
-                self._waiting_bytes + size <= limits.max_waiting_reply_bytes
-                and usage.waiting_bytes + size <= limits.max_waiting_reply_bytes_total
-            ):
-                return True
-            # Some may have left since they were counted.
-            self.recount()
-        return False
-
     def fail(self, request: Request[Any], error: Exception) -> None:
         """Answer a request with the error that ended it, as if its handler had raised it."""
         self.reply(request, self._failure(request, error))
@@ -442,14 +370,19 @@ class Peer(asyncio.Protocol):
     # --- The transport's side --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports do not inherit from asyncio's, they only behave like them.
-        self._transport = transport = cast("asyncio.Transport", transport)
-        self._remote = _host_and_port(transport.get_extra_info("peername"))
-        self.address = format_address(*self._remote)
-        self.local_address = format_address(*_host_and_port(transport.get_extra_info("sockname")))
-        self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
+        super().connection_made(transport)
         if self._on_open is not None:
             self._on_open(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._on_close is not None:
+            self._on_close(self)
+        # Last, as a caller may try again at once, and must not find this connection.
+        calls, self._calls = self._calls, {}
+        reason = f": {exc}" if exc else ""
+        for caller in calls.values():
+            caller.failed(NetworkError(f"the connection to {self.address} was lost{reason}", address=self.address))
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._loop.time()
@@ -479,114 +412,11 @@ class Peer(asyncio.Protocol):
                 continue
             if not route.takes_body and self._gate is None:  # a signature covers it
                 command.drop_body()
-            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes)
+            key = route.key
+            if key is not None:
+                key = getattr(command.header, key, None)
+            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
         lanes.run()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._out.clear()
-        for timer in (self._idle_timer, self._close_timer):
-            if timer is not None:
-                timer.cancel()
-        self._count_waiting(0)
-        self._usage.forget(self)
-        self._is_full = False
-        self._writable.set()
-        self.closed.set()
-        if self._on_close is not None:
-            self._on_close(self)
-        # Last, as a caller may try again at once, and must not find this connection.
-        calls, self._calls = self._calls, {}
-        reason = f": {exc}" if exc else ""
-        for caller in calls.values():
-            caller.failed(NetworkError(f"the connection to {self.address} was lost{reason}", address=self.address))
-
-    def pause_writing(self) -> None:
-        self._is_full = True
-        self._writable.clear()
-        self.recount()
-        self._usage.unread(self)
-
-    def resume_writing(self) -> None:
-        self._is_full = False
-        self._writable.set()
-        self._count_waiting(0)
-        self._usage.read_again(self)
-        if self._is_paused:
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        self._is_paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self._usage.resumed(self)
-
-    def close(self) -> None:
-        """Close once what was written has left, or after some seconds: the other side may not read it."""
-        if self._transport is not None:
-            self._flush()
-            self._transport.close()
-            if self._close_timer is None:
-                self._close_timer = self._loop.call_later(CLOSE_S, self.abort)
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._out.clear()
-        self._count_waiting(0)
-        self._usage.forget(self)
-        if self._transport is not None:
-            self._transport.abort()
-
-    def left_bytes(self) -> int:
-        """How much of what was ever written has left (``limits.Connection``)."""
-        return self._written_bytes - (self._transport.get_write_buffer_size() if self._transport is not None else 0)
-
-    def recount(self) -> None:
-        """Look how much still waits (``limits.Connection``)."""
-        if self._is_full and self._transport is not None:
-            self._count_waiting(self._transport.get_write_buffer_size() + sum(map(len, self._out)))
-
-    def _count_waiting(self, waiting_bytes: int) -> None:
-        self._usage.waiting_bytes += waiting_bytes - self._waiting_bytes
-        self._waiting_bytes = waiting_bytes
-
-    def _write(self, buffers: list[Buffer]) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out += buffers
-
-    def _flush(self) -> None:
-        out = self._out
-        if not out or self._transport is None:
-            return
-        self._out = []
-        self._out_bytes = 0
-        self._active_at = self._loop.time()
-        size = sum(map(len, out))
-        self._written_bytes += size
-        if len(out) == 1:
-            self._transport.write(out[0])
-        elif size <= JOIN_BYTES_MAX:
-            self._transport.write(b"".join(out))
-        else:
-            self._transport.writelines(out)
-        self.recount()
-
-    def _check_idle(self) -> None:
-        if self._is_full and self.left_bytes() > self._left_bytes:
-            # It reads, if slowly.
-            self._left_bytes = self.left_bytes()
-            self._active_at = self._loop.time()
-        # A moment, not a rest of seconds: the rest may be so small that adding it to the time changes nothing.
-        end = self._active_at + self._idle_s
-        if self._loop.time() >= end:
-            log.info("closing the idle connection to %s", self.address)
-            if self._is_full:
-                self.abort()
-            else:
-                self.close()
-        else:
-            self._idle_timer = self._loop.call_at(end, self._check_idle)
 
 
 class _Awaited:
@@ -604,18 +434,6 @@ class _Awaited:
     def failed(self, error: NetworkError) -> None:
         if not self._future.done():
             self._future.set_exception(error)
-
-
-def format_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _host_and_port(name: object) -> tuple[str, int]:
-    """An address as asyncio gives it; IPv4 clients of a dual-stack socket lose their ``::ffff:`` prefix."""
-    if isinstance(name, tuple) and len(name) >= 2:
-        host, port = str(name[0]), int(name[1])
-        return host.removeprefix("::ffff:").split("%")[0], port
-    return "0.0.0.0", 0  # noqa: S104 - a socket that is gone already
 
 
 def _code_name(code: int) -> str:

@@ -52,7 +52,7 @@ class Server:
     async def running(
         cls,
         routes: Routes,
-        lanes: Iterable[LaneConfig],
+        lanes: Lanes | Iterable[LaneConfig],
         *,
         limits: Limits | None = None,
         gate: Gate | None = None,
@@ -63,7 +63,7 @@ class Server:
         async with Tasks() as tasks:
             server = cls(
                 routes,
-                Lanes(lanes),
+                lanes if isinstance(lanes, Lanes) else Lanes(lanes),
                 tasks,
                 limits=limits or Limits(),
                 gate=gate,

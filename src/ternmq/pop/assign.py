@@ -1,4 +1,4 @@
-"""Who pops what (F9, G1): how a group gets the messages of a topic, and which queues each member has then.
+"""Which member pops which queues (F9, G1): how a group gets the messages of a topic, and what each member has then.
 
 Clients of RocketMQ 5 may leave the sharing out of queues to the broker (QUERY_ASSIGNMENT). It answers with queues and a
 *mode*: PULL, as clients share by themselves, or POP. Of a group that pops, every member may take messages from every
@@ -33,6 +33,11 @@ class RequestModes:
         self._default_share = default_share
         #: By topic, then group.
         self._table: dict[str, dict[str, GroupRequestMode]] = {}
+
+    def apply(self, *, default_mode: RequestMode, default_share: int) -> None:
+        """Set what holds for groups without a mode of their own."""
+        self._default_mode = default_mode
+        self._default_share = default_share
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
@@ -92,7 +97,7 @@ def popped_queues(
         return []
     index = members.index(own_id)
     if len(members) > len(queues):
-        # Everybody has something to do, if only together with others.
+        # Each member has something to do, if only together with others.
         return [sorted(queues)[index % len(queues)]]
     followers = [members[(index + step) % len(members)] for step in range(share + 1)]
     found = {queue for member in followers for queue in strategy.allocate(member, queues, members)}

@@ -31,7 +31,7 @@ from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, NotRunning, StoreError
 from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PoppedQueue, QueueKey
 from ternmq.pop.deadlines import CallLater, Deadlines
-from ternmq.pop.revive_log import Offsets, ReviveLog, Store
+from ternmq.pop.revive_log import PopOffsets, PopStore, ReviveLog
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Reviver(Protocol):
     """Writes what is open of a check point to the retry topic; raises what the store raises."""
 
     def is_old(self, check_point: CheckPoint) -> bool:
-        """Whether that takes the disk, so that ``revive_old`` is to be called."""
+        """Whether that takes the disk, so that ``revive_old`` must be called."""
         ...
 
     def revive(self, check_point: CheckPoint) -> None: ...
@@ -60,8 +60,8 @@ class Buffer:
     def __init__(
         self,
         *,
-        store: Store,
-        offsets: Offsets,
+        store: PopStore,
+        offsets: PopOffsets,
         revive_log: ReviveLog,
         reviver: Reviver,
         clock: Clock,
@@ -78,16 +78,21 @@ class Buffer:
         #: Check points that are due, and whose messages lie far back in the log.
         self._old: asyncio.Queue[CheckPoint] = asyncio.Queue()
         self._now_ms = clock.now_ms
-        self._enabled = enabled
-        self._stay_ms = stay_ms
-        self._before_due_ms = before_due_ms
-        self._count_max = count_max
+        self.apply(enabled=enabled, stay_ms=stay_ms, before_due_ms=before_due_ms, count_max=count_max)
+        self._is_stopped = False
         self._in_flight = CheckPoints()
         #: Check points in memory only.
         self._buffered = 0
         self.deadlines: Deadlines[CheckPoint] = Deadlines(
             now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
         )
+
+    def apply(self, *, enabled: bool, stay_ms: int, before_due_ms: int, count_max: int) -> None:
+        """Set how long check points stay in memory only, and how many; for those to come."""
+        self._enabled = enabled
+        self._stay_ms = stay_ms
+        self._before_due_ms = before_due_ms
+        self._count_max = count_max
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -106,6 +111,13 @@ class Buffer:
         """Now and then: take in what others have put into the revive log, and keep it short. Raises ``StoreError``."""
         self._fold()
         self._revive_log.carry()
+
+    def stop(self) -> None:
+        """The term is over: nothing is written, revived or committed any more. As after a crash, what was in memory
+        only is popped again, as the committed offset has not passed it."""
+        self._is_stopped = True
+        self._revive_log.stop()
+        self.deadlines.close()
 
     def close(self) -> None:
         """Write all that is in memory only, so that the next start knows it. Raises ``StoreError``."""
@@ -265,7 +277,8 @@ class Buffer:
 
     def _safe(self, queue: PoppedQueue) -> None:
         queue.is_waiting = False
-        self._advance(queue)
+        if not self._is_stopped:
+            self._advance(queue)
 
     def _commit(self, queue: PoppedQueue, queue_offset: int | None) -> None:
         if queue_offset is not None and queue_offset > self._offsets.get(*queue.key):
@@ -287,7 +300,7 @@ class Buffer:
                 self.deadlines.add(self._now_ms() + self._failed(check_point, error), check_point)
 
     def _first_deadline(self, check_point: CheckPoint) -> int:
-        """When it is to be written, or, if there is no time for that, when it is due."""
+        """When it must be written, or, if there is no time for that, when it is due."""
         due_ms = check_point.due_ms
         write_ms = min(check_point.pop_time_ms + self._stay_ms, due_ms - self._before_due_ms)
         return write_ms if write_ms > check_point.pop_time_ms else due_ms

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 QueueKey = tuple[str, str, int]
 
 
-class Step:
+class WindowStep:
     """One stretch of a queue, up to ``end``. ``safe_at`` is the log offset that the disk must have before it counts."""
 
     __slots__ = ("end", "is_settled", "safe_at")
@@ -48,13 +48,13 @@ class Window:
     __slots__ = ("_steps",)
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque()
+        self._steps: deque[WindowStep] = deque()
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def add(self, end: int) -> Step:
-        step = Step(end)
+    def add(self, end: int) -> WindowStep:
+        step = WindowStep(end)
         self._steps.append(step)
         return step
 
@@ -118,9 +118,9 @@ class CheckPoint:
         #: Log offset of the record that it was made of, if it was read from the revive log.
         self.read_at = read_at
         #: Its place in the queue's window; None if it has none: a changed invisible time, or read from the revive log.
-        self.step: Step | None = None
+        self.step: WindowStep | None = None
         #: Its place in the window of the revive log, once it lies there.
-        self.stored: Step | None = None
+        self.stored: WindowStep | None = None
         #: How often the retry topic did not take its messages.
         self.failures = 0
         self.is_over = False
@@ -163,7 +163,7 @@ class PoppedQueue:
         self.next_offset = -1
         #: By start offset and pop time.
         self.check_points: dict[tuple[int, int], CheckPoint] = {}
-        #: Whether somebody will look at the window when the disk has more.
+        #: Whether the window is looked at when the disk has more.
         self.is_waiting = False
 
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 LOOK_S: Final = 1.0
 #: Things done in one turn of the loop; others wait for the next, and the sends between do not wait for all.
 TURN_MAX: Final = 64
-#: Below this size nobody looks for what does not matter.
+#: Below this size the heap is not searched for what does not matter.
 _SWEEP_MIN: Final = 1_000
 
 

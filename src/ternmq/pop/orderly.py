@@ -8,7 +8,7 @@ retry topic is needed.
 A pop that repeats the *attempt id* of the one before (its answer was lost) gets the same messages, blocked or not.
 
 The table is RocketMQ's ``config/consumerOrderInfo.json``, saved every 10 s. A crash may lose its end: then messages are
-handed out again from the committed offset, in order, while somebody may still have them.
+handed out again from the committed offset, in order, while another consumer may still have them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ternmq.wire.bodies.pop import OrderRecord, OrderTable
 log = logging.getLogger(__name__)
 
 SAVE_S: Final = 10.0
-#: A batch that nobody has popped after for so long is forgotten (RocketMQ's ``CLEAN_SPAN_FROM_LAST``): tables of groups
-#: that are gone would grow for ever. The group's offset stays where it is; counts begin anew.
+#: A batch after which nothing was popped for so long is forgotten (RocketMQ's ``CLEAN_SPAN_FROM_LAST``): tables of
+#: groups that are gone would grow for ever. The group's offset stays where it is; counts begin anew.
 FORGET_MS: Final = 24 * 3600 * 1000
 _SEPARATOR: Final = "@"
 #: The latest time that the file can hold.
@@ -164,6 +164,7 @@ class Orders:
         self._file.save(lambda: partial(encode, body))
 
     def close(self) -> None:
+        """The broker stops, or the term ends: no queue becomes free any more."""
         self.deadlines.close()
         self.save()
 

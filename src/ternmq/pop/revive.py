@@ -1,4 +1,4 @@
-"""Messages that nobody acked in time: written again, to a retry topic of their group and topic (F9).
+"""Messages that were not acknowledged in time: written again, to a retry topic of their group and topic (F9).
 
     %RETRY%group_topic     in general
     %RETRY%group+topic     with enableRetryTopicV2: cannot be mistaken for the retry topic of another group
@@ -21,7 +21,7 @@ from ternmq import names
 from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint
-from ternmq.pop.revive_log import Offsets, Store
+from ternmq.pop.revive_log import PopOffsets, PopStore
 from ternmq.store.log.rewrite import rewrite
 from ternmq.store.read.query import GetStatus
 from ternmq.wire import properties as props
@@ -44,15 +44,21 @@ class Topics(Protocol):
 class Reviver:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, store: Store, offsets: Offsets, topics: Topics, has_group: Exists, retry_v2: bool) -> None:
+    def __init__(
+        self, *, store: PopStore, offsets: PopOffsets, topics: Topics, has_group: Exists, retry_v2: bool
+    ) -> None:
         self._store = store
         self._offsets = offsets
         self._topics = topics
         self._has_group = has_group
+        self.apply(retry_v2=retry_v2)
+
+    def apply(self, *, retry_v2: bool) -> None:
+        """Set which kind of name new retry topics get."""
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
 
     def is_old(self, check_point: CheckPoint) -> bool:
-        """Whether a message that is not acked is probably not in memory: then ``revive_old`` is to be called."""
+        """Whether a message that is not acked is probably not in memory: then ``revive_old`` must be called."""
         _, topic, queue_id = check_point.queue.key
         place = self._store.cold.place
         return any(place(topic, queue_id, queue_offset) is not None for queue_offset in check_point.open_offsets())

@@ -54,7 +54,7 @@ _INT_BITS: Final = 32
 _BODY_BYTES_MAX: Final = 16 * 1024
 
 
-class Store(Protocol):
+class PopStore(Protocol):
     """What pop needs of the message store."""
 
     def put(self, draft: Draft) -> Placed: ...
@@ -74,7 +74,7 @@ class Store(Protocol):
     def flush_now(self) -> None: ...
 
 
-class Offsets(Protocol):
+class PopOffsets(Protocol):
     """What pop needs of the groups' offsets; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
@@ -87,8 +87,8 @@ class ReviveLog:
 
     def __init__(
         self,
-        store: Store,
-        offsets: Offsets,
+        store: PopStore,
+        offsets: PopOffsets,
         *,
         topic: str,
         queues: int,
@@ -106,6 +106,11 @@ class ReviveLog:
         self._carry_records = carry_records
         self._queues = [_ReviveQueue(queue_id) for queue_id in range(queues)]
         self._turn = 0
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """The term is over: what becomes safe from now on is not noted as done any more."""
+        self._is_stopped = True
 
     def next_queue_id(self) -> int:
         """The queue for the next check point: each in turn."""
@@ -233,14 +238,15 @@ class ReviveLog:
                 born_host=self._store_host,
             )
         )
-        # What somebody else put here before must be read first.
+        # What others put here before must be read first.
         if queue.position == placed.queue_offset:
             queue.position = placed.queue_offset + 1
         return placed
 
     def _safe(self, queue: _ReviveQueue) -> None:
         queue.is_waiting = False
-        self.advance(queue.queue_id)
+        if not self._is_stopped:
+            self.advance(queue.queue_id)
 
     def _records(self, queue: _ReviveQueue) -> Iterator[Record]:
         while True:
@@ -309,7 +315,7 @@ class _ReviveQueue:
         self.check_points: deque[tuple[int, CheckPoint]] = deque()
         #: Queue offset of the next record to fold; what this broker appends itself it need not read.
         self.position = -1
-        #: Whether somebody will look at the window when the disk has more.
+        #: Whether the window is looked at when the disk has more.
         self.is_waiting = False
 
 

@@ -41,7 +41,7 @@ Accepts = Callable[[str], bool]
 IsOver = Callable[[], bool]
 
 
-class Store(Protocol):
+class TakenStore(Protocol):
     """What taking needs of the message store."""
 
     def get(
@@ -62,7 +62,7 @@ class Store(Protocol):
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
 
-class Offsets(Protocol):
+class TakenOffsets(Protocol):
     """What taking needs of the groups' offsets; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
@@ -109,7 +109,7 @@ class Taken:
 
     infos: OffsetInfos = field(default_factory=OffsetInfos)
     buffers: list[memoryview] = field(default_factory=list)
-    #: Where further records are, which somebody else is to read.
+    #: Where further records are, which other threads must read.
     cold: list[Piece] = field(default_factory=list)
     count: int = 0
     body_bytes: int = 0
@@ -130,7 +130,9 @@ class Taken:
 class Taker:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, store: Store, offsets: Offsets, buffer: Buffer, orders: Orders, broker_name: str) -> None:
+    def __init__(
+        self, *, store: TakenStore, offsets: TakenOffsets, buffer: Buffer, orders: Orders, broker_name: str
+    ) -> None:
         self._store = store
         self._offsets = offsets
         self._buffer = buffer
@@ -213,7 +215,7 @@ class Taker:
         taken.rest += max(found.max_offset - found.next_offset, 0)
 
     def look(self, wish: Wish, taken: Taken, left: Left) -> tuple[int, GetResult]:
-        """Where one queue goes on for this group, and what it has there, whatever their properties are; records that
+        """Where one queue continues for this group, and what it has there, whatever their properties are; records that
         are not in memory are named."""
         start = self._start((wish.group, left.topic, left.queue_id), from_last=False)
         return start, self._store.get(

@@ -32,5 +32,5 @@ class Gate:
         monkeypatch.setattr(FileDisk, "read_at", read_at)
 
     async def reached(self) -> None:
-        """Return when somebody waits before it."""
+        """Return when a read waits before it."""
         assert await asyncio.to_thread(self._reached.wait, 60)

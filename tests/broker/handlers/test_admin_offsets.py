@@ -152,7 +152,7 @@ async def test_a_group_without_members_is_just_moved(tool: Client) -> None:
     assert (await offset_of(tool, "g"), (await pull(tool, 2)).code) == (1, ResponseCode.SUCCESS)
 
 
-async def test_a_second_reset_replaces_one_that_nobody_knows_of(tool: Client) -> None:
+async def test_a_second_reset_replaces_one_that_no_member_knows_of(tool: Client) -> None:
     """D4: also when the members have left meanwhile."""
     await tool.consume("a", "g", "orders")
     await reset(tool, time_ms=0)
@@ -232,7 +232,7 @@ async def test_in_broadcasting_a_reset_is_always_pushed(tool: Client, connect: C
     assert (await pull(members[0], 1)).code == ResponseCode.SUCCESS
 
 
-async def test_nobody_can_be_told_when_nobody_is_there(connect_4: Connect) -> None:
+async def test_a_group_without_members_cannot_be_told(connect_4: Connect) -> None:
     """D4: tools commit the offsets themselves then."""
     tool = await prepare(await connect_4())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
-from ternmq.broker.handlers.admin_topics import changed_attributes
+from ternmq.broker.services.catalog import changed_attributes
 from ternmq.errors import InvalidParameter
 from ternmq.message import MessageQueue
 from ternmq.namesrv.config import NamesrvConfig

@@ -91,7 +91,7 @@ async def test_a_group_can_ask_not_to_be_told(client: Client, connect: Connect) 
     assert await client.told.get() == "loud"  # nothing came before it
 
 
-async def test_a_group_nobody_is_in_is_an_error_that_keeps_old_assignments(client: Client) -> None:
+async def test_a_group_without_members_is_an_error_that_keeps_old_assignments(client: Client) -> None:
     """remoting.md: a client that is answered an empty list would drop its queues."""
     response = await client.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup(consumer_group="g"))
 

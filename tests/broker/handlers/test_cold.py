@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ternmq.broker.handlers import pop as pop_module
+from ternmq.broker.services import popping as pop_module
 from ternmq.broker.services import retry as retry_module
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats, TimeSpans, TopicStats

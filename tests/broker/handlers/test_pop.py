@@ -73,7 +73,7 @@ async def test_a_popped_message_is_hidden_from_the_rest_of_its_group(broker: Cal
 
 
 async def test_what_is_not_acked_comes_again_when_its_time_is_over(broker: Caller) -> None:
-    """F9: once more counted, to whoever asks; what was acked does not."""
+    """F9: once more counted, to any consumer; what was acked does not."""
     for number in range(3):
         await broker.sent("orders", b"%d" % number, properties={"TAGS": "A", "KEYS": "k"})
     first, second, third = await popped(broker, "orders", invisible_ms=300)
@@ -135,7 +135,7 @@ async def test_one_message_wakes_one_of_those_who_wait(broker: Caller) -> None:
 
 
 async def test_what_one_leaves_in_another_queue_wakes_the_next(broker: Caller) -> None:
-    """F8, F9: two messages come at once, and whoever is woken takes only one."""
+    """F8, F9: two messages come at once, and the pop that is woken takes only one."""
     for queue_id in (0, 1):
         await broker.sent("orders", b"old", queue_id=queue_id)
     await popped(broker, "orders")
@@ -316,7 +316,7 @@ async def test_a_pop_that_cannot_be_is_refused_with_the_reason(
 
 
 async def test_a_full_house_is_told_to_wait(tmp_path: Path) -> None:
-    """F8: POLLING_FULL, with the numbers that Java reads; polling info counts who waits."""
+    """F8: POLLING_FULL, with the numbers that Java reads; polling info counts the pops that wait."""
     async with serving(tmp_path, pop_polling_size=1) as broker:
         await broker.sent("orders", b"0")
         await popped(broker, "orders")
@@ -346,7 +346,7 @@ async def test_a_pop_of_one_queue_is_not_woken_by_another(broker: Caller) -> Non
 
 
 async def test_who_is_gone_takes_no_messages_with_him(tmp_path: Path) -> None:
-    """F8: a message that comes goes to the next who waits."""
+    """F8: a message that comes goes to the next pop that waits."""
     async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as stays:
         await stays.sent("orders", b"0")
         await popped(stays, "orders")
@@ -536,7 +536,7 @@ async def test_retries_are_popped_before_others_now_and_then(tmp_path: Path) -> 
         waiting = held_pop(broker, "orders", queue_id=1, poll_ms=FAR_MS)
         await change(broker, again, invisible_ms=1)
 
-        # Whoever waits for another queue gets it from the retry topic; whoever comes then, the next one.
+        # The pop that waits for another queue gets it from the retry topic; the pop that comes then, the next one.
         (third,) = messages(await waiting, "poppers", "orders")
         await change(broker, third, invisible_ms=1)
         told = Notification(consumer_group="poppers", topic="orders", queue_id=1, poll_ms=FAR_MS)
@@ -570,7 +570,7 @@ async def test_retry_topics_of_the_old_kind_are_popped_when_the_new_kind_is_writ
 
 
 async def test_an_ordered_pop_waits_for_the_one_before(broker: Caller) -> None:
-    """F9: its handles name no revive queue; an ack frees the queue and wakes who waits."""
+    """F9: its handles name no revive queue; an ack frees the queue and wakes the pop that waits."""
     for number in range(4):
         await broker.sent("orders", b"%d" % number)
     first, second = await popped(broker, "orders", queue_id=0, order=True, count_max=2)

@@ -322,7 +322,7 @@ async def test_a_group_may_be_forbidden_to_consume(broker: Caller) -> None:
     assert (await broker.pull("orders", consumer_group="clustered", sysflag=0)).code == 0
 
 
-async def test_a_group_that_nobody_made_is_refused_without_auto_creation(tmp_path: Path) -> None:
+async def test_an_unknown_group_is_refused_without_auto_creation(tmp_path: Path) -> None:
     """D2"""
     async with serving(tmp_path, auto_create_subscription_group=False) as broker:
         await broker.sent("orders", b"x")

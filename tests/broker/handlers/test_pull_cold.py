@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ternmq.broker.handlers import pull as pull_module
+from ternmq.broker.services import reading as pull_module
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import (

@@ -150,7 +150,7 @@ async def test_a_held_pull_wakes_for_a_message_that_matches(broker: Caller, batc
 
 
 async def test_a_pop_takes_what_its_expression_takes(broker: Caller) -> None:
-    """F9, K2: at once, and when it has waited for it; what it does not want is popped by nobody of its group."""
+    """F9, K2: at once, and when it has waited for it; no member of its group pops what it does not want."""
     wish: dict[str, Any] = {"subscription": BIG, "expression_type": "SQL92"}
     await send(broker, 1, 9, 3, 7)
 

@@ -81,7 +81,7 @@ async def test_messages_are_found_by_key_and_by_unique_key(broker: Caller) -> No
     assert (await query(broker, "k1")).read(QueryReply).last_update_ms > 0
 
 
-async def test_a_key_that_nobody_has_is_not_found(broker: Caller) -> None:
+async def test_a_key_that_no_message_has_is_not_found(broker: Caller) -> None:
     """L1"""
     await broker.sent("orders", b"x", properties={"KEYS": "k"})
 

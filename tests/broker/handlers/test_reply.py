@@ -92,16 +92,16 @@ async def test_the_long_names_of_the_header_do_as_well(tmp_path: Path, form: int
     assert (ResponseCode.SUCCESS, 0, b"four") == (answer.code, pushed.queue_id, body)
 
 
-async def test_a_reply_to_nobody_is_an_error_and_kept_all_the_same(tmp_path: Path) -> None:
-    """E7: the replier learns that nobody waits any more."""
+async def test_a_reply_without_a_requester_is_an_error_and_kept_all_the_same(tmp_path: Path) -> None:
+    """E7: the replier learns that no requester waits any more."""
     async with broker(tmp_path) as (_, caller):
         gone = await reply(caller)
-        to_nobody = await reply(caller, REPLY_TO_CLIENT="")
+        without_requester = await reply(caller, REPLY_TO_CLIENT="")
         kept = await caller.bodies(REPLIES)
     assert (ResponseCode.SYSTEM_ERROR, [b"four", b"four"]) == (gone.code, kept)
     assert "channel of 10.0.0.1@7 not found" in (gone.remark or "")
-    assert ResponseCode.SYSTEM_ERROR == to_nobody.code
-    assert "REPLY_TO_CLIENT is null" in (to_nobody.remark or "")
+    assert ResponseCode.SYSTEM_ERROR == without_requester.code
+    assert "REPLY_TO_CLIENT is null" in (without_requester.remark or "")
 
 
 async def test_a_requester_that_refuses_its_reply_fails_the_replier(tmp_path: Path) -> None:

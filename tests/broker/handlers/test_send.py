@@ -179,7 +179,7 @@ async def test_topics_of_the_system_cannot_be_sent_to(broker: Caller, topic: str
     assert (single.code, batch.code) == (ResponseCode.NO_PERMISSION, ResponseCode.NO_PERMISSION)
 
 
-async def test_a_topic_that_nobody_made_is_refused_without_auto_creation(tmp_path: Path) -> None:
+async def test_an_unknown_topic_is_refused_without_auto_creation(tmp_path: Path) -> None:
     """D1"""
     async with serving(tmp_path, auto_create_topic_enable=False) as broker:
         response = await broker.send("orders", b"x")

@@ -112,7 +112,7 @@ def test_members_that_subscribe_differently_do_not_rebalance_for_ever(table: Tab
     assert ({"orders"}, "") == (set(group.subscriptions), group.difference)
 
 
-def test_the_newest_subscription_counts_for_the_group_whoever_spoke_last(table: Table) -> None:
+def test_the_newest_subscription_counts_for_the_group_whichever_member_spoke_last(table: Table) -> None:
     """Issue 13, 14: that of the member that subscribed last, until it leaves."""
     for _ in range(3):
         table.consume(ONE, "a", "orders", tags="new", sub_version=20)
@@ -186,7 +186,7 @@ def test_a_group_without_members_is_not_there(table: Table) -> None:
     assert table.clients.consumer_ids("g") == []
     assert table.clients.producer_peers("pg") == []
     assert table.clients.producer_groups() == []
-    assert table.told == ["g"]  # when it came; nobody is left to hear of the end
+    assert table.told == ["g"]  # when it came; no member is left to hear of the end
 
 
 def test_a_silent_client_is_forgotten_after_two_minutes(table: Table) -> None:

@@ -202,7 +202,7 @@ def test_a_dead_filter_is_kept_for_a_day(table: Table) -> None:
 
 
 def test_a_map_has_the_bits_of_the_groups_that_want_the_message(table: Table) -> None:
-    """K3: dead groups, too, which may come back; nobody's topic has no map."""
+    """K3: dead groups, too, which may come back; a topic without groups has no map."""
     bloom = BloomFilter.sized(error_percent=20, names=32)
     for group, expression in (("rich", BIG), ("poor", SMALL), ("gone", "amount = 7")):
         table.said(group, "orders", expression)

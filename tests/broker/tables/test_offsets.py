@@ -51,8 +51,8 @@ def test_a_reset_counts_more_than_commits_until_a_member_knows(tmp_path: Path) -
     assert 4 == offsets.get("g", "t", 0)
 
 
-def test_a_reset_that_nobody_needs_to_know_of_is_a_commit(tmp_path: Path) -> None:
-    """D4: also after one that nobody has heard of, and with what was deleted since."""
+def test_a_reset_that_no_member_needs_to_know_of_is_a_commit(tmp_path: Path) -> None:
+    """D4: also after one that no member has heard of, and with what was deleted since."""
     offsets = table(tmp_path)
     offsets.reset("g", "t", 0, 3, has_readers=True)
     offsets.reset("g", "t", 0, 5, has_readers=False)

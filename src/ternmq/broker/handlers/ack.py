@@ -1,8 +1,6 @@
 """What consumers do with popped messages: ack 200051, many at once 200151, change the invisible time 200053 (F9).
 
-A handle (POP_CK) names the check point, the header the message. An ack that comes too late, or of a broker that has
-been killed since, is no error: the message comes again, as «at least once» has it. A change that comes too late is
-refused with NO_MESSAGE (208), since the consumer would otherwise count on having the message for itself.
+What these mean is in ``services.popping``. A handle (POP_CK) names the check point, the header the message.
 """
 
 from __future__ import annotations
@@ -13,19 +11,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from ternmq.broker.flow import CLIENT
-from ternmq.broker.tables.offsets import Offsets
-from ternmq.broker.tables.topics import Topics
-from ternmq.env import Clock
-from ternmq.errors import InvalidParameter, MessageIllegal, NoMessage, RemoteProtocolError, SystemBusy
+from ternmq.broker.services.popping import Popping
+from ternmq.errors import InvalidParameter, MessageIllegal, NoMessage, RemoteProtocolError
 from ternmq.net.gate import Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.pop.buffer import IN_FLIGHT_MAX, Buffer
-from ternmq.pop.orderly import Orders
-from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import BatchAck, BatchAcks
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import JSON, RequestCode
-from ternmq.wire.handles import COUNT_MAX, ORDERED, Handle, real_topic
+from ternmq.wire.handles import COUNT_MAX, Handle, real_topic
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import AckMessage, ChangeInvisibleTime, ChangeInvisibleTimeReply
 from ternmq.wire.template import ReplyTemplate
@@ -42,46 +35,32 @@ _ACKED: Final = ReplyTemplate({}, {})
 class AckHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(
-        self,
-        *,
-        buffer: Buffer,
-        orders: Orders,
-        topics: Topics,
-        offsets: Offsets,
-        store: MessageStore,
-        clock: Clock,
-    ) -> None:
-        self._buffer = buffer
-        self._orders = orders
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
-        self._now_ms = clock.now_ms
+    def __init__(self, popping: Popping) -> None:
+        self._popping = popping
 
     def routes(self) -> dict[int, Route]:
+        rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
         return {
-            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup")),
+            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, rule, key="consumer_group"),
             RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, Rule(Action.SUB, in_body=_acked)),
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(
-                self.change, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup")
-            ),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT, rule, key="consumer_group"),
         }
 
     def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply | bytes:
         """One message is done."""
         header = request.fields
-        self._check(header)
         start_offset, pop_time_ms, revive_queue_id = _check_point(header.extra_info)
-        key = header.consumer_group, header.topic, header.queue_id
-        if revive_queue_id == ORDERED:
-            self._ack_ordered(key, header.queue_offset, pop_time_ms)
-        else:
-            self._buffer.ack(key, start_offset, pop_time_ms, (header.queue_offset,))
+        self._popping.ack(
+            (header.consumer_group, header.topic, header.queue_id),
+            header.queue_offset,
+            start_offset=start_offset,
+            pop_time_ms=pop_time_ms,
+            revive_queue_id=revive_queue_id,
+        )
         return _ACKED.fill((request.opaque,)) if request.serial == JSON else Reply()
 
     def batch_ack(self, _peer: Peer, request: Request[object]) -> Reply:
-        """Messages of several check points are done. One that cannot be does not keep the others from it."""
+        """Messages of several check points are done. One that cannot be done does not stop the others."""
         acks = decode(request.body, BatchAcks).acks
         if not acks:
             raise NoMessage("the batch of acks is empty")
@@ -92,16 +71,16 @@ class AckHandlers:
         illegal: MessageIllegal | None = None
         for ack in acks:
             topic = real_topic(ack.consumer_group, ack.topic, int(ack.retry) if ack.retry in ("1", "2") else 0)
-            key = ack.consumer_group, topic, ack.queue_id
-            queue_offsets = [ack.start_offset + bit for bit in _bits(ack)]
-            if ack.revive_queue_id == ORDERED:
-                for queue_offset in queue_offsets:
-                    try:
-                        self._ack_ordered(key, queue_offset, ack.pop_time_ms)
-                    except MessageIllegal as error:
-                        illegal = error
-            else:
-                self._buffer.ack(key, ack.start_offset, ack.pop_time_ms, queue_offsets)
+            try:
+                self._popping.ack_all(
+                    (ack.consumer_group, topic, ack.queue_id),
+                    [ack.start_offset + bit for bit in _bits(ack)],
+                    start_offset=ack.start_offset,
+                    pop_time_ms=ack.pop_time_ms,
+                    revive_queue_id=ack.revive_queue_id,
+                )
+            except MessageIllegal as error:
+                illegal = error
         if illegal is not None:
             raise illegal
         return Reply()
@@ -109,57 +88,20 @@ class AckHandlers:
     def change(self, _peer: Peer, request: Request[ChangeInvisibleTime]) -> Reply:
         """Hide a message for another while, from now on."""
         header = request.fields
-        self._check(header)
         start_offset, pop_time_ms, revive_queue_id = _check_point(header.extra_info)
-        key = header.consumer_group, header.topic, header.queue_id
-        invisible_ms = header.invisible_ms
-        if revive_queue_id == ORDERED:
-            if header.queue_offset >= self._offsets.get(*key):
-                visible_ms = self._now_ms() + invisible_ms
-                self._orders.change(key, header.queue_offset, pop_time_ms, visible_ms)
-                invisible_ms = visible_ms - pop_time_ms
-        else:
-            if self._buffer.is_full:
-                raise SystemBusy(
-                    f"[OVERLOAD]system busy: {IN_FLIGHT_MAX} pops are not acknowledged; acknowledge popped messages "
-                    "first"
-                )
-            changed = self._buffer.change(
-                key, start_offset, pop_time_ms, header.queue_offset, invisible_ms=invisible_ms
-            )
-            if changed is None:
-                raise NoMessage(
-                    f"{header.topic}@{header.queue_id}:{header.queue_offset} is no longer covered by this "
-                    "handle; it was acknowledged, or is delivered again"
-                )
-            pop_time_ms = changed
+        pop_time_ms, invisible_ms = self._popping.change(
+            (header.consumer_group, header.topic, header.queue_id),
+            header.queue_offset,
+            start_offset=start_offset,
+            pop_time_ms=pop_time_ms,
+            revive_queue_id=revive_queue_id,
+            invisible_ms=header.invisible_ms,
+        )
         return Reply(
             header=ChangeInvisibleTimeReply(
                 pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue_id=revive_queue_id
             )
         )
-
-    def _ack_ordered(self, key: tuple[str, str, int], queue_offset: int, pop_time_ms: int) -> None:
-        if queue_offset < self._offsets.get(*key):
-            return
-        next_offset = self._orders.ack(key, queue_offset, pop_time_ms)
-        if next_offset is not None:
-            self._offsets.commit(*key, next_offset)
-
-    def _check(self, header: AckMessage | ChangeInvisibleTime) -> None:
-        config = self._topics.find(header.topic)
-        if not 0 <= header.queue_id < config.read_queue_nums:
-            raise MessageIllegal(
-                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {config.read_queue_nums} queues "
-                f"to read; consumer:[{header.consumer_group}]"
-            )
-        first = self._store.min_offset(header.topic, header.queue_id)
-        end = self._store.max_offset(header.topic, header.queue_id)
-        if not first <= header.queue_offset <= end:
-            raise NoMessage(
-                f"offset is illegal, key:{header.topic}@{header.queue_id}, commit:{header.queue_offset}, "
-                f"store:{first}~{end}"
-            )
 
 
 def _check_point(text: str) -> tuple[int, int, int]:

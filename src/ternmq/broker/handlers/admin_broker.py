@@ -36,7 +36,7 @@ _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
 class BrokerHandlers:
-    """All methods belong to the broker's loop. ``settings`` are all config objects of this broker."""
+    """All methods belong to the broker's loop. ``settings`` gives all config objects of this broker."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BrokerHandlers:
         store: MessageStore,
         topics: Topics,
         server: Callable[[], Server],
-        settings: Sequence[object],
+        settings: Callable[[], Sequence[object]],
         store_path: Path,
         delays: Callable[[], Mapping[int, tuple[int, int]]],
         clock: Clock,
@@ -57,7 +57,7 @@ class BrokerHandlers:
         self._settings = settings
         self._store_path = store_path
         self._delays = delays
-        #: Where the log began when somebody last asked, and the time of that record.
+        #: Where the log began at the last question, and the time of that record.
         self._earliest: tuple[int, int] | None = None
         self._clock = clock
 
@@ -87,7 +87,7 @@ class BrokerHandlers:
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
         return Reply(
             header=ConfigReply(version=encode(DataVersion()).decode()),
-            body=config.to_properties(*self._settings).encode(),
+            body=config.to_properties(*self._settings()).encode(),
         )
 
     def clean_unused_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
@@ -113,7 +113,7 @@ class BrokerHandlers:
         table: dict[str, str] = {}
         for name, pool in _POOLS:
             lane = lanes[name]
-            table[f"{pool}ThreadPoolQueueSize"] = str(len(lane.jobs))
+            table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
         return table
@@ -160,7 +160,7 @@ class BrokerHandlers:
 
 
 def _ratio(path: Path) -> float:
-    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use are nobody's."""
+    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use do not count."""
     while not path.exists():
         path = path.parent
     disk = shutil.disk_usage(path)

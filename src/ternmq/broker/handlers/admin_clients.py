@@ -1,4 +1,4 @@
-"""Who is connected, as tools ask: 203, 204, 328 (D3, D6)."""
+"""Which clients are connected, as tools ask: 203, 204, 328 (D3, D6)."""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 
 from ternmq.broker.flow import ADMIN
 from ternmq.broker.handlers.store_times import StoreTime, with_store_times
+from ternmq.broker.services.catalog import Catalog
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
@@ -35,11 +36,12 @@ from ternmq.wire.requests_admin import (
 
 
 class GroupHandlers:
-    """All methods belong to the broker's loop. ``on_delete`` is told which group is gone."""
+    """All methods belong to the broker's loop."""
 
     def __init__(
         self,
         *,
+        catalog: Catalog,
         groups: Groups,
         topics: Topics,
         store: MessageStore,
@@ -47,8 +49,8 @@ class GroupHandlers:
         clients: Clients,
         stats: Stats,
         broker_name: str,
-        on_delete: Callable[[str], None],
     ) -> None:
+        self._catalog = catalog
         self._groups = groups
         self._topics = topics
         self._store = store
@@ -56,7 +58,6 @@ class GroupHandlers:
         self._clients = clients
         self._stats = stats
         self._broker_name = broker_name
-        self._on_delete = on_delete
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -84,12 +85,12 @@ class GroupHandlers:
 
     def update(self, _peer: Peer, request: Request[object]) -> Awaitable[Reply]:
         """Create or change a group; answered when it is on disk."""
-        self._groups.put(decode(request.body, SubscriptionGroupConfig))
+        self._catalog.put_group(decode(request.body, SubscriptionGroupConfig))
         return self._when_saved()
 
     def update_list(self, _peer: Peer, request: Request[object]) -> Awaitable[Reply]:
         for config in decode(request.body, GroupConfigs).group_config_list:
-            self._groups.put(config)
+            self._catalog.put_group(config)
         return self._when_saved()
 
     def all(self, _peer: Peer, _request: Request[object]) -> Reply:
@@ -105,26 +106,19 @@ class GroupHandlers:
         return Reply(body=encode(config))
 
     def delete(self, _peer: Peer, request: Request[DeleteGroup]) -> Awaitable[Reply]:
-        """Forget a group, and its offsets if asked to. Its retry topic is a topic, and deleted as such."""
+        """Forget a group; answered when that is on disk."""
         header = request.fields
-        self._groups.delete(header.group_name)
-        self._offsets.forget_pulls(header.group_name)
-        if header.offsets_too:
-            self._offsets.delete_group(header.group_name)
-            self._offsets.save()
-        self._stats.forget_group(header.group_name)
-        self._on_delete(header.group_name)
+        self._catalog.delete_group(header.group_name, offsets_too=header.offsets_too)
         return self._when_saved()
 
     async def _when_saved(self, reply: Reply | None = None) -> Reply:
-        await self._groups.saved()
-        await self._offsets.saved()
+        await self._catalog.saved()
         return reply or Reply()
 
     def progress(self, _peer: Peer, request: Request[ConsumeStatsQuery]) -> Reply | Awaitable[Reply]:
         """How far a group is on one topic or on all it has offsets for, less those it does not subscribe to any more.
 
-        What it subscribed to is only known while somebody of it is connected.
+        What it subscribed to is only known while a member is connected.
         """
         header = request.fields
         group = header.consumer_group
@@ -172,10 +166,7 @@ class GroupHandlers:
         """Let a group read a topic or forbid it, if asked to; answers how it is."""
         header = request.fields
         if header.readable is not None:
-            # Only of what exists: a name that an administrator mistyped would stay in the table for ever.
-            self._topics.find(header.topic)
-            self._groups.find(header.group)
-            self._groups.let_read(header.group, header.topic, readable=header.readable)
+            self._catalog.let_read(header.group, header.topic, readable=header.readable)
         readable = self._groups.may_read(header.group, header.topic)
         return self._when_saved(
             Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))

@@ -70,10 +70,13 @@ class ClientHandlers:
         self._topics = topics
         self._locks = locks
         self._filters = filters
+        self._refused: dict[str, None] = {}
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
         self._notify_members = config.notify_consumer_ids_changed_enable
         self._subscriptions_max = config.max_subscriptions_per_group
         self._expression_length_max = config.max_filter_expression_length
-        self._refused: dict[str, None] = {}
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -92,7 +95,7 @@ class ClientHandlers:
     # --- Members of groups (D3) --------------------------------------------------------------------------------
 
     def heartbeat(self, peer: Peer, request: Request[object]) -> Reply:
-        """Note who is there. The reply says nothing of RocketMQ 5's short heartbeats, so clients send whole ones."""
+        """Note which clients are there. RocketMQ 5's short heartbeats are not offered, so clients send whole ones."""
         said = decode(request.body, Heartbeat)
         _check_client_id(said.client_id)
         language = request.language_name
@@ -242,7 +245,7 @@ def _queue_locks(request: Request[object]) -> QueueLocks:
 
 
 def _subscribed(body: memoryview) -> Iterator[Resource]:
-    """Of its consumers. Who sends is asked with each send."""
+    """Of its consumers. Producers are checked with each send."""
     for consumer in decode(body, Heartbeat).consumer_data_set:
         yield Resource(ResourceKind.GROUP, consumer.group_name)
         for subscription in consumer.subscription_data_set:

@@ -1,16 +1,15 @@
 """Replies of request–reply: 324 and 325, pushed on as 326 (E7).
 
-A request is a message like any other; its properties name the client that waits. Whoever consumes it answers with a
-*reply*: a message to ``<cluster>_REPLY_TOPIC`` with the request's correlation id. The broker does not wait until
-somebody reads that topic (nobody does). It looks for the requester among the producers whose heartbeats it gets, calls
-it on its own connection, and tells the replier how that went:
+A request is a message like any other; its properties name the client that waits. Its consumer answers with a
+*reply*: a message to ``<cluster>_REPLY_TOPIC`` with the request's correlation id. No consumer reads that topic. The
+broker looks for the requester among the producers whose heartbeats it gets, calls it on its own connection, and tells
+the replier the result:
 
     0   the requester has the reply
     1   no such client here, or it did not take it within 10 s
 
-Either way the reply is stored too, for those who look for it later, unless ``storeReplyMessageEnable`` is off. That is
-a courtesy, not a promise: nobody waits for the disk, and a reply that reached its requester but could not be stored is
-no failure.
+Either way the reply is stored, too, for later queries, unless ``storeReplyMessageEnable`` is off. That is not promised:
+the answer does not wait for the disk, and a reply that reached its requester but could not be stored is not a failure.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
-from ternmq.broker.handlers.send import SendHandlers
+from ternmq.broker.handlers.send import SendReplies
+from ternmq.broker.services.sending import Sending
 from ternmq.broker.tables.clients import Clients
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, SystemFailure, TernError
@@ -42,12 +43,25 @@ _PUSH_TIME: Final = "PUSH_REPLY_TIME"
 class ReplyHandlers:
     """All methods belong to the broker's loop. ``address`` is the broker's own, as clients know it."""
 
-    def __init__(self, *, sends: SendHandlers, clients: Clients, clock: Clock, address: str, stores: bool) -> None:
-        self._sends = sends
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        sending: Sending,
+        replies: SendReplies,
+        clients: Clients,
+        clock: Clock,
+        address: str,
+    ) -> None:
+        self._sending = sending
+        self._replies = replies
         self._clients = clients
         self._clock = clock
         self._address = address
-        self._stores = stores
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._stores = config.store_reply_message_enable
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -58,7 +72,7 @@ class ReplyHandlers:
     async def reply(self, peer: Peer, request: Request[Any]) -> Reply:
         """Pass a reply on to the client that waits for it."""
         header: SendFields = request.header  # type: ignore[assignment]  # typed, or the request would not be here
-        queue_id = self._sends.queue_for(header, peer)
+        queue_id = self._sending.choose_queue(peer, header)
         # The frame's bytes are the connection's; what is kept across an await is copied.
         body = bytes(request.body)
         try:
@@ -108,7 +122,7 @@ class ReplyHandlers:
 
     def _stored(self, peer: Peer, header: SendFields, queue_id: int, body: bytes) -> SendReply | None:
         try:
-            return self._sends.store(peer, header, queue_id, body)
+            return self._replies.of(self._sending.store_in(queue_id, peer, header, body))
         except TernError as error:
             log.warning("cannot store a reply in topic %s: %s", header.topic, error)
             return None

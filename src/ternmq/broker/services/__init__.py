@@ -1,1 +1,2 @@
-"""What a broker does: rules that several handlers share. Start reading at ``intake.py``."""
+"""What a broker does: rules that know no connection, request or reply; handlers call them. Start reading at
+``sending.py`` and ``reading.py``."""

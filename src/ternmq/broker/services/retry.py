@@ -6,12 +6,12 @@ A consumer sends back *where* the record lies, never the message. The broker app
     RETRY_TOPIC        the topic it was first sent to, kept through all retries
     ORIGIN_MESSAGE_ID  the offset id of the first record, likewise
     DELAY              the level of the delay: as asked, or 3 + times consumed (10 s, 30 s, 1 m …)
-    WAIT               false: nobody waits for the copy to reach the disk
+    WAIT               false: no sender waits for the copy to reach the disk
 
 The delay is that of every delayed message (``delay.levels``): the copy waits in the schedule topic first, and keeps
 where it waited (REAL_TOPIC, REAL_QID). After 16 times (of the group, or of the request) the copy goes to ``%DLQ%group``
-instead, at once (DELAY = 0); nobody reads that by himself. The same rule holds for messages that a consumer *sends* to
-its retry topic, when sending back failed. All these properties are as RocketMQ 4.9.4 and 5.2.0 write them.
+instead, at once (DELAY = 0), which no member reads by itself. The same rule holds for messages that a consumer *sends*
+to its retry topic, when sending back failed. All these properties are as RocketMQ 4.9.4 and 5.2.0 write them.
 
 A record from far back is read on another thread (``store.read.cold``), and the consumer is answered later.
 """
@@ -26,8 +26,8 @@ from typing import Final
 
 from ternmq import names
 from ternmq.broker.config import WRITE
+from ternmq.broker.services.access import check_send_back
 from ternmq.broker.services.intake import Intake
-from ternmq.broker.services.internal import check_send_back
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import CorruptRecord, NoPermission, StoreError, SystemBusy, SystemFailure

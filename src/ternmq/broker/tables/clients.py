@@ -186,11 +186,10 @@ class Clients:
         self, clock: Clock, *, silence_max_ms: int = SILENCE_MAX_MS, said_bytes_max: int = SAID_BYTES_MAX
     ) -> None:
         self._clock = clock
-        self._said_bytes_max = said_bytes_max
+        self.apply(silence_max_ms=silence_max_ms, said_bytes_max=said_bytes_max)
         #: About what the subscriptions of all consumers take of the memory, and of each connection.
         self._said_bytes = 0
         self._said_bytes_of: dict[Connection, int] = {}
-        self._silence_max_s = silence_max_ms / 1000
         self._producers: dict[str, dict[Connection, Member]] = {}
         #: The connection of each client that is a producer of any group: the one of its last heartbeat.
         self._producing: dict[str, Connection] = {}
@@ -201,11 +200,16 @@ class Clients:
         self._producer_groups: dict[Connection, dict[str, None]] = {}
         self._consumer_groups: dict[Connection, dict[str, None]] = {}
         #: Called with a group whose members or topics changed; set by the assembly.
-        self.on_members: Callable[[str], None] = _tell_nobody
+        self.on_members: Callable[[str], None] = _ignore
         #: Called with a consumer group whose last member has left.
-        self.on_empty: Callable[[str], None] = _tell_nobody
+        self.on_empty: Callable[[str], None] = _ignore
 
     # --- What clients say --------------------------------------------------------------------------------------
+
+    def apply(self, *, silence_max_ms: int, said_bytes_max: int) -> None:
+        """Set after which silence a client is forgotten, and the memory for subscriptions."""
+        self._silence_max_s = silence_max_ms / 1000
+        self._said_bytes_max = said_bytes_max
 
     def add_producer(self, group: str, peer: Connection, client_id: str, *, language: str, version: int) -> None:
         """A heartbeat of a producer. Raises ``InvalidParameter`` when its connection names too many groups."""
@@ -421,5 +425,5 @@ def _discard(groups: dict[Connection, dict[str, None]], peer: Connection, group:
             del groups[peer]
 
 
-def _tell_nobody(group: str) -> None:
+def _ignore(group: str) -> None:
     """Before the assembly sets ``on_members`` and ``on_empty``."""

@@ -1,6 +1,6 @@
 """Which messages a group wants: from its subscription to the tests that a pull or a pop runs (K1–K4).
 
-One door for all who read on behalf of a group::
+One entrance for all requests that read for a group::
 
     wanted = filters.of_heartbeat(group, topic, version)           what its heartbeats said
     wanted = filters.of_request(group, topic, kind, expression)    what the request itself says
@@ -191,20 +191,12 @@ class Filters:
         self._clock = clock
         self._clients = clients
         self._broker_name = config.broker_name
-        self._enabled = config.enable_property_filter
-        self._filters_retries = config.filter_support_retry
-        self._kept_ms = config.filter_data_clean_time_span
         self._bloom = BloomFilter.sized(
             error_percent=config.max_error_rate_of_bloom_filter, names=config.expect_consumer_num_use_filter
         )
-        self._limits = ExpressionLimits(
-            length=config.max_filter_expression_length,
-            terms=config.max_filter_expression_terms,
-            depth=config.max_filter_expression_depth,
-        )
-        self._time_s = config.max_filter_time_per_pull / 1000
-        self._map_terms_max = config.max_filter_terms_per_bit_map
+        self._enabled = config.enable_property_filter
         self._bytes_max = config.max_filter_bytes
+        self.apply(config)
         self._sqls = _Kept(self._sql, _sql_bytes, self._bytes_max)
         self._tags = _Kept(self._tagged, _tags_bytes, self._bytes_max)
         # By topic, then group: dispatch asks for all filters of a topic.
@@ -215,6 +207,19 @@ class Filters:
         self._terms: dict[str, int] = {}
         self._bytes = 0
         self._dirty = False
+
+    def apply(self, config: BrokerConfig) -> None:
+        """Set what can change while a broker runs. Whether there are SQL filters, the size of Bloom maps and of the
+        memory for filters are those of the start."""
+        self._filters_retries = config.filter_support_retry
+        self._kept_ms = config.filter_data_clean_time_span
+        self._limits = ExpressionLimits(
+            length=config.max_filter_expression_length,
+            terms=config.max_filter_expression_terms,
+            depth=config.max_filter_expression_depth,
+        )
+        self._time_s = config.max_filter_time_per_pull / 1000
+        self._map_terms_max = config.max_filter_terms_per_bit_map
 
     # --- The door ---------------------------------------------------------------------------------------------
 
@@ -391,7 +396,7 @@ class Filters:
             self._bury(registered)
 
     def _is_known(self, group: str, said: SubscriptionData) -> bool:
-        """Whether nothing is to be compiled for a subscription; a filter that it names lives again."""
+        """Whether nothing must be compiled for a subscription; a filter that it names lives again."""
         old = self._table.get(said.topic, {}).get(group)
         if old is None or (said.sub_version > old.version and said.sub_string != old.expression):
             return False

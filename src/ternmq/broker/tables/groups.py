@@ -60,6 +60,11 @@ class Groups:
         self._forbidden: dict[str, dict[str, int]] | None = None
         self.data_version = DataVersion()
 
+    def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
+        """Set whether and up to how many groups are created by consumers."""
+        self._auto_create = auto_create
+        self._auto_create_max = auto_create_max
+
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
         saved = self._file.load(lambda data: decode(data, GroupTable))

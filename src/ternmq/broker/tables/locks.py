@@ -25,7 +25,7 @@ class _Lock:
 
 
 class Locks:
-    """Who holds which queue. All methods belong to the broker's loop."""
+    """Which client holds which queue. All methods belong to the broker's loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -58,8 +58,12 @@ class Locks:
         held = self._by_group.get(group, {}).get(queue)
         return held.client_id if held is not None and held.until > self._clock.monotonic() else None
 
+    def clear(self) -> None:
+        """Drop all locks: this broker is no longer the master, and the next one grants them anew."""
+        self._by_group.clear()
+
     def forget_expired(self) -> None:
-        """Drop locks that nobody renewed, so that groups long gone cost no memory."""
+        """Drop locks that were not renewed, so that groups long gone cost no memory."""
         now = self._clock.monotonic()
         for group, locks in list(self._by_group.items()):
             for queue in [queue for queue, held in locks.items() if held.until <= now]:

@@ -8,7 +8,7 @@ On disk, as RocketMQ writes it (integer keys unquoted) and as we do (standard JS
 
     {"dataVersion":{…},"offsetTable":{"topic@group":{"0":5,"1":7}}}
 
-Commits may go backwards: the client that owns the queue is the one who knows.
+Commits may go backwards: the client that owns the queue decides.
 
 A *pull offset* is the queue offset behind what a member pulled last: what lies between the two is in its hands. It is
 for tools only, and does not outlive the broker.
@@ -110,7 +110,7 @@ class Offsets:
         return max(self._pulled.get((group, topic), {}).get(queue_id, -1), self.get(group, topic, queue_id))
 
     def reset(self, group: str, topic: str, queue_id: int, queue_offset: int, *, has_readers: bool) -> None:
-        """Move a group; members that read the queue are to be told, see ``take_reset``."""
+        """Move a group; members that read the queue must be told, see ``take_reset``."""
         self.take_reset(group, topic, queue_id)
         self.commit(group, topic, queue_id, queue_offset)
         self._pulled.get((group, topic), {}).pop(queue_id, None)
@@ -118,7 +118,7 @@ class Offsets:
             self._resets.setdefault((group, topic), {})[queue_id] = queue_offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The queue offset that a member is to go on at, told once; None if it may go on where it is."""
+        """The queue offset at which a member must continue, returned once; None if it may continue where it is."""
         if not self._resets:
             return None
         queues = self._resets.get((group, topic), {})

@@ -1,7 +1,7 @@
 """The topics of a broker (D1): ``config/topics.json``.
 
 A topic has so many queues to read and to write, permissions (4 read, 2 write, 1 inherit), an order flag and attributes.
-It exists on a broker from its creation by an administrator, by the first send to a name that nobody knows
+It exists on a broker from its creation by an administrator, by the first send to an unknown name
 (*auto-creation*: the producer was given the route of TBW102, a template whose «inherit» permission allows copies), or
 by the broker itself (retry and dead-letter topics, system topics). Every change counts the table's data version up, is
 written to the file soon (``saved`` waits for that), and is handed to ``on_change`` so that the name servers know it at
@@ -70,7 +70,12 @@ class Topics:
         self._own_count = 0
         self.data_version = DataVersion()
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
-        self.on_change: Callable[[TopicConfig | None], None] = _tell_nobody
+        self.on_change: Callable[[TopicConfig | None], None] = _ignore
+
+    def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
+        """Set whether and up to how many topics are created by sends."""
+        self._auto_create = auto_create
+        self._auto_create_max = auto_create_max
 
     def load(self) -> None:
         """Read the file and add what the system needs; raises ``CorruptFile`` if file and backup are unreadable."""
@@ -266,5 +271,5 @@ def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Ite
     yield names.OP_HALF_TOPIC, (1, read_write)
 
 
-def _tell_nobody(config: TopicConfig | None) -> None:
+def _ignore(config: TopicConfig | None) -> None:
     """Before the assembly sets ``on_change``."""

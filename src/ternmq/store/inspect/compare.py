@@ -50,7 +50,7 @@ def compare(
     left: StoreView, right: StoreView, *, progress: Callable[[int, int], object] | None = None
 ) -> Iterator[Difference]:
     """All differences, part by part."""
-    yield from _logs(left, right, progress or _tell_nobody)
+    yield from _logs(left, right, progress or _report_nothing)
     yield from _all_queues(left, right)
     yield from _indexes(left, right)
     yield from _tables(left, right)

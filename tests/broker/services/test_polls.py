@@ -1,4 +1,4 @@
-"""Pulls that wait: who wakes them, how often, and what ends them (F8)."""
+"""Pulls that wait: what wakes them, how often, and what ends them (F8)."""
 
 from __future__ import annotations
 
@@ -8,38 +8,51 @@ from typing import Any
 
 import pytest
 
-from ternmq.broker.services.holds import Holds
-from ternmq.broker.services.wakes import WAKE_MAX
+from ternmq.broker.config import BrokerConfig
+from ternmq.broker.services import polls as polls_module
+from ternmq.broker.services.polls import Kind, Poll, Polls
 from ternmq.broker.tables.filters import ARRIVAL_TERMS_MAX, PROPERTIES_LENGTH_MAX, Wanted
-from ternmq.errors import SystemBusy
-from ternmq.net.lanes import LaneConfig, Lanes
-from ternmq.net.peer import Peer
-from ternmq.tasks import Tasks
-from ternmq.wire.header import Request
+from ternmq.errors import NotMaster, SystemBusy, TernError
 
 FAR_MS = 60_000
 
 
-class Waiting:
-    """Holds of one queue, ``orders`` 0, that has five messages; ``resumed`` lists the pulls carried out again."""
+class Puller:
+    """A waiter that writes down its number when it is told to look again."""
 
-    def __init__(self, tasks: Tasks, *, capacity: int = 1000, bytes_max: int = 1 << 20) -> None:
+    def __init__(self, waiting: Waiting, number: int) -> None:
+        self._waiting = waiting
+        self._number = number
+
+    def resume(self) -> None:
+        self._waiting.resumed.append(self._number)
+        self._waiting.changed.set()
+
+    def give_up(self, error: TernError) -> None:
+        self._waiting.given_up.append((self._number, error))
+
+
+class Waiting:
+    """Pulls of one queue, ``orders`` 0, that has five messages; ``resumed`` lists the pulls that were told to look."""
+
+    def __init__(self, *, capacity: int = 1000, bytes_max: int = 1 << 20) -> None:
         self.resumed: list[int] = []
+        self.given_up: list[tuple[int, TernError]] = []
         self.ends = {("orders", 0): 5}
         self.changed = asyncio.Event()
-        self.tasks = tasks
-        self.peer = self.new_peer()
-        self.holds = Holds(resume=self.resume, max_offset=self.max_offset, capacity=capacity, bytes_max=bytes_max)
+        self.lanes_ran = 0
+        self.owner = object()
+        config = BrokerConfig(max_suspended_pulls=capacity, max_queued_request_bytes=bytes_max)
+        self.polls = Polls(config, max_offset=self.max_offset, run_lanes=self.run_lanes)
 
-    def new_peer(self) -> Peer:
-        return Peer({}, Lanes([LaneConfig("pull")]), self.tasks)
+    def run_lanes(self) -> None:
+        self.lanes_ran += 1
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.ends[topic, queue_id]
 
-    def resume(self, peer: Peer, request: Request[Any]) -> None:
-        self.resumed.append(request.opaque)
-        self.changed.set()
+    def __len__(self) -> int:
+        return self.polls.waiting(Kind.PULL)
 
     def add(
         self,
@@ -48,28 +61,35 @@ class Waiting:
         tags: set[int] | None = None,
         properties: set[str] | None = None,
         terms: int = 0,
-        peer: Peer | None = None,
+        owner: object = None,
         **others: Any,
-    ) -> None:
-        given: dict[str, Any] = {"topic": "orders", "queue_id": 0, "queue_offset": 5, "timeout_ms": FAR_MS} | others
+    ) -> Poll:
+        given: dict[str, Any] = {
+            "group": "g",
+            "topic": "orders",
+            "queue_id": 0,
+            "queue_offset": 5,
+            "timeout_ms": FAR_MS,
+            "size": 100,
+        } | others
         wanted = Wanted(
             matches=None if tags is None else tags.__contains__,
             accepts=None if properties is None else properties.__contains__,
             terms=terms,
         )
-        self.holds.add(peer or self.peer, Request(code=11, opaque=number), wanted=wanted, **given)
+        return self.polls.park_pull(Puller(self, number), owner or self.owner, wanted=wanted, **given)
 
     def arrive(self, tags_code: int = 0, properties: str | None = "") -> None:
         self.ends["orders", 0] += 1
-        self.holds.arrived("orders", 0, self.ends["orders", 0], tags_code, properties)
+        self.polls.arrived("orders", 0, self.ends["orders", 0], tags_code, properties)
 
 
 @pytest.fixture
 async def waiting() -> AsyncIterator[Waiting]:
-    async with Tasks() as tasks:
-        waiting = Waiting(tasks)
-        yield waiting
-        waiting.holds.close()
+    waiting = Waiting()
+    yield waiting
+    waiting.polls.close()
+    assert 0 == len(waiting)
 
 
 async def turn() -> None:
@@ -86,7 +106,7 @@ async def test_an_arrival_wakes_the_pull_that_waits_for_it(waiting: Waiting) -> 
     await turn()
 
     assert waiting.resumed == [1]
-    assert len(waiting.holds) == 1
+    assert len(waiting) == 1
 
 
 async def test_a_burst_of_arrivals_wakes_a_pull_once_and_after_the_last(waiting: Waiting) -> None:
@@ -127,7 +147,7 @@ async def test_a_pull_sleeps_through_messages_that_its_filter_refuses(waiting: W
     assert waiting.resumed == [2, 1]
 
 
-async def test_an_arrival_before_the_wanted_offset_wakes_nobody(waiting: Waiting) -> None:
+async def test_an_arrival_before_the_wanted_offset_wakes_no_pull(waiting: Waiting) -> None:
     """F8: two arrivals for a pull that waits for the second."""
     waiting.add(1, queue_offset=6)
 
@@ -146,7 +166,7 @@ async def test_the_scan_moves_a_pull_past_messages_that_it_does_not_want(waiting
     waiting.arrive(tags_code=66)
     waiting.add(2, queue_offset=6)
 
-    waiting.holds.scan()
+    waiting.polls.scan()
     await turn()
 
     assert waiting.resumed == [1]
@@ -159,7 +179,7 @@ async def test_a_pull_whose_time_is_over_is_answered(waiting: Waiting) -> None:
     await waiting.changed.wait()
 
     assert waiting.resumed == [1]
-    assert len(waiting.holds) == 0
+    assert len(waiting) == 0
 
 
 async def test_a_pull_that_was_woken_does_not_run_out_of_time_as_well(waiting: Waiting) -> None:
@@ -177,42 +197,92 @@ async def test_a_pull_that_was_woken_does_not_run_out_of_time_as_well(waiting: W
 
 async def test_pulls_of_a_closed_connection_are_dropped(waiting: Waiting) -> None:
     """F8"""
-    gone = waiting.new_peer()
-    waiting.add(1, peer=gone)
-    waiting.add(2, peer=gone, queue_id=1)
+    gone = object()
+    waiting.add(1, owner=gone)
+    waiting.add(2, owner=gone, queue_id=1)
     waiting.add(3)
 
-    waiting.holds.drop(gone)
+    waiting.polls.drop(gone)
     waiting.arrive()
     await turn()
 
     assert waiting.resumed == [3]
-    assert len(waiting.holds) == 0
+    assert len(waiting) == 0
 
 
-async def test_one_pull_too_many_is_told_to_come_back_later(waiting: Waiting) -> None:
+async def test_one_pull_too_many_is_told_to_come_back_later() -> None:
     """F8, M1"""
-    full = Waiting(waiting.tasks, capacity=1)
+    full = Waiting(capacity=1)
     full.add(1)
 
     with pytest.raises(SystemBusy, match="maxSuspendedPulls"):
         full.add(2)
-    full.holds.close()
+    full.polls.close()
 
 
-async def test_many_pulls_are_woken_in_order_a_part_at_a_time(waiting: Waiting) -> None:
-    """B3, F8: a message that a thousand consumers wait for does not stop the loop."""
-    numbers = list(range(2 * WAKE_MAX + 1))
+async def test_many_pulls_go_back_to_their_lanes_in_order_a_part_at_a_time(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B3, F8: a message that a thousand consumers wait for does not stop the loop; the lanes do the rest."""
+    monkeypatch.setattr(polls_module, "RESUME_MAX", 10)
+    numbers = list(range(21))
     for number in numbers:
         waiting.add(number)
 
     waiting.arrive()
     await turn()
-    assert waiting.resumed == numbers[:WAKE_MAX]
+    assert waiting.resumed == numbers[:10]
 
     await turn()
     await turn()
     assert waiting.resumed == numbers
+    assert 3 == waiting.lanes_ran
+
+
+async def test_polls_of_a_kind_are_given_up_at_once_and_others_stay(waiting: Waiting) -> None:
+    """House, F8: a slave may keep pulls parked; what is given up leaves the table in the same turn."""
+    waiting.add(1)
+    waiting.add(2, queue_id=3)
+    reason = NotMaster("another broker is the master")
+
+    waiting.polls.answer_all(reason)
+    assert 2 == len(waiting)
+    waiting.polls.answer_all(reason, [Kind.PULL])
+    assert 0 == len(waiting)
+    waiting.arrive()
+    await turn()
+
+    assert ([(1, reason), (2, reason)], []) == (waiting.given_up, waiting.resumed)
+
+
+async def test_a_group_that_is_moved_looks_at_once_and_others_wait(waiting: Waiting) -> None:
+    """D4, F8"""
+    waiting.add(1)
+    waiting.add(2, group="others")
+    waiting.add(3, queue_id=7)
+
+    waiting.polls.moved("g", "orders", 0)
+    await turn()
+
+    assert [1] == waiting.resumed
+
+
+async def test_bounds_in_bytes_and_new_settings(waiting: Waiting) -> None:
+    """F8, M1, T2: settings that change are handed over anew; polls that wait stay."""
+    waiting.polls.apply(BrokerConfig(max_suspended_pulls=10, max_queued_request_bytes=1 << 20))
+    waiting.add(1, size=500_000)
+    waiting.add(2, size=500_000)
+    with pytest.raises(SystemBusy, match="maxQueuedRequestBytes"):
+        waiting.add(3, size=500_000)
+    waiting.polls.apply(BrokerConfig(max_suspended_pulls=1))
+    with pytest.raises(SystemBusy, match="maxSuspendedPulls"):
+        waiting.add(4)
+
+    waiting.arrive()
+    await turn()
+
+    assert [1, 2] == waiting.resumed
+    waiting.add(5, queue_offset=9)
 
 
 async def test_an_arrival_is_tried_on_so_many_filters_and_the_other_pulls_look_themselves(waiting: Waiting) -> None:
@@ -229,21 +299,3 @@ async def test_an_arrival_is_tried_on_so_many_filters_and_the_other_pulls_look_t
     waiting.arrive(properties="x" * (PROPERTIES_LENGTH_MAX + 1))
     await turn()
     assert waiting.resumed == [2, 3, 4, 0, 1]
-
-
-async def test_slow_pulls_that_wake_together_leave_turns_to_others(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Issue 13, 4: each looks at its messages for some time; all are answered, in order, one a turn."""
-    monkeypatch.setattr("ternmq.broker.services.wakes.WAKE_S", -1.0)
-    for number in range(5):
-        waiting.add(number)
-
-    waiting.arrive()
-    after = []
-    for _ in range(5):
-        await turn()
-        after.append(len(waiting.resumed))
-
-    assert [1, 2, 3, 4, 5] == after
-    assert waiting.resumed == [0, 1, 2, 3, 4]

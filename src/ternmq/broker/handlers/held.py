@@ -1,0 +1,74 @@
+"""A request that waits in ``services.polls``: its way back to the lane that it came from (F8, F9, R4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ternmq.broker.services.polls import Poll, Polls
+from ternmq.errors import SystemBusy, TernError
+from ternmq.net.lanes import Lane, Lanes
+from ternmq.net.peer import Peer
+from ternmq.wire.header import Reply, Request
+
+#: Carries a request out again; None if it waits once more, or has been answered.
+Again = Callable[[Peer, Request[Any], float], Reply | None]
+
+
+class Held:
+    """Of ``Polls`` the waiter, of ``Lanes`` the worker: woken, it queues with its group as key, then looks again.
+
+    Set ``poll`` when it is parked.
+    """
+
+    __slots__ = ("_again", "_error", "_lane", "_lanes", "_polls", "peer", "poll", "request")
+
+    def __init__(
+        self, peer: Peer, request: Request[Any], again: Again, *, polls: Polls, lanes: Lanes, lane: Lane
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.poll: Poll | None = None
+        self._again = again
+        self._polls = polls
+        self._lanes = lanes
+        self._lane = lane
+        self._error: TernError | None = None
+
+    def resume(self) -> None:
+        """Go back to the lane (``polls.Waiter``)."""
+        request, poll = self.request, self.poll
+        assert poll is not None, "only a parked poll is resumed"
+        now = asyncio.get_running_loop().time()
+        self._lanes.submit(self._lane, self, request, now, request.frame_bytes, poll.group)
+
+    def give_up(self, error: TernError) -> None:
+        """Go back to the lane, to be answered with an error (``polls.Waiter``)."""
+        self._error = error
+        self.resume()
+
+    def run(self, request: Request[Any]) -> None:
+        """Look again (``lanes.Worker``)."""
+        poll = self.poll
+        assert poll is not None, "only a parked poll is run"
+        if self.peer.closed.is_set():
+            # It would take messages that no client gets.
+            self._polls.pass_on(poll)
+            return
+        self._polls.looked(poll)
+        try:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            reply = self._again(self.peer, request, poll.deadline)
+        except Exception as error:
+            self.peer.fail(request, error)
+        else:
+            if reply is not None:
+                self.peer.reply(request, reply)
+
+    def refuse(self, request: Request[Any], reason: str) -> None:
+        """Answer that there is too much to do (``lanes.Worker``)."""
+        if self.poll is not None:
+            self._polls.pass_on(self.poll)
+        self.peer.fail(request, SystemBusy(reason))

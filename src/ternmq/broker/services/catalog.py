@@ -1,0 +1,158 @@
+"""The catalog: how topics and groups are created, changed and deleted (D1, D2, D6).
+
+A change is done when the call returns; ``published`` and ``saved`` wait until it is on disk and, for topics, until the
+name servers know it, so that a route can be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
+from ternmq.errors import InvalidParameter
+from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.bodies.topics import TopicConfig
+
+#: The attributes of a topic, and which values each key takes (None: any).
+ATTRIBUTES: Final[dict[str, frozenset[str] | None]] = {
+    "queue.type": frozenset({"SimpleCQ"}),  # BatchCQ would be queues that we cannot write
+    "cleanup.policy": frozenset({"DELETE", "COMPACTION"}),
+    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
+    "reserve.time": None,
+}
+
+#: Waits until the name servers know the topics of this moment, or gives up soon.
+Published = Callable[[], Awaitable[None]]
+
+
+class Catalog:
+    """All methods belong to the broker's loop. ``on_delete`` is told which topic or group is gone."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        groups: Groups,
+        store: MessageStore,
+        offsets: Offsets,
+        stats: Stats,
+        published: Published,
+        on_delete_topic: Callable[[str], None],
+        on_delete_group: Callable[[str], None],
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._store = store
+        self._offsets = offsets
+        self._stats = stats
+        self._published = published
+        self._on_delete_topic = on_delete_topic
+        self._on_delete_group = on_delete_group
+
+    # --- Topics -----------------------------------------------------------------------------------------------------
+
+    def put_topic(self, config: TopicConfig) -> None:
+        """Create or change a topic. Raises ``InvalidParameter`` for a system topic, or for what a topic cannot be."""
+        if self._topics.is_protected(config.topic_name):
+            raise InvalidParameter(f"{config.topic_name} is a system topic and cannot be changed")
+        self._topics.put(config)
+
+    def delete_topic(self, topic: str) -> bool:
+        """Forget a topic with its queues, offsets and counters, and its retry topics of pop; False if it did not exist.
+
+        Its records stay in the log until that is cleaned. Raises ``InvalidParameter`` for a system topic.
+        """
+        is_known = self._topics.get(topic) is not None
+        retries = self._pop_retry_topics(topic)
+        self._delete(topic)
+        for retry in retries:
+            self._delete(retry)
+        # A topic of the same name begins with queue offset 0: offsets of this one must not come back after a crash.
+        self._offsets.save()
+        return is_known
+
+    async def published(self, *, offsets_too: bool = False) -> None:
+        """Wait until all changes of topics are on disk, and the name servers know them. Raises ``TableUnsaved``.
+
+        ``offsets_too``: after a deletion, which removes offsets as well.
+        """
+        await self._topics.saved()
+        if offsets_too:
+            await self._offsets.saved()
+        await self._published()
+
+    def _delete(self, topic: str) -> None:
+        self._topics.delete(topic)
+        self._offsets.delete_topic(topic)
+        self._store.delete_topics({topic})
+        self._stats.forget_topic(topic)
+        self._on_delete_topic(topic)
+
+    def _pop_retry_topics(self, topic: str) -> list[str]:
+        """The retry topics of groups that pop from a topic; without it no group reads them (F9)."""
+        found = []
+        for name in self._topics.names():
+            if name.startswith(names.RETRY_PREFIX) and name.endswith((f"_{topic}", f"+{topic}")):
+                group = name[len(names.RETRY_PREFIX) : -len(topic) - 1]
+                # The same name may be that of a group "a_b", or of a topic "a_b": its reader has an offset there.
+                if self._offsets.groups_of(name) == [group]:
+                    found.append(name)
+        return found
+
+    # --- Groups -----------------------------------------------------------------------------------------------------
+
+    def put_group(self, config: SubscriptionGroupConfig) -> None:
+        """Create or change a group. Raises ``InvalidParameter`` for a bad name or number of retry queues."""
+        self._groups.put(config)
+
+    def delete_group(self, group: str, *, offsets_too: bool) -> None:
+        """Forget a group, and its offsets if asked to. Its retry topic is a topic, and deleted as such.
+
+        Raises ``InvalidParameter`` for a system group.
+        """
+        self._groups.delete(group)
+        self._offsets.forget_pulls(group)
+        if offsets_too:
+            self._offsets.delete_group(group)
+            self._offsets.save()
+        self._stats.forget_group(group)
+        self._on_delete_group(group)
+
+    def let_read(self, group: str, topic: str, *, readable: bool) -> None:
+        """Let a group read a topic, or forbid it. Raises ``TopicMissing`` and ``GroupMissing``."""
+        # Only for what exists: a name that an administrator mistyped would stay in the table for ever.
+        self._topics.find(topic)
+        self._groups.find(group)
+        self._groups.let_read(group, topic, readable=readable)
+
+    async def saved(self) -> None:
+        """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
+        await self._groups.saved()
+        await self._offsets.saved()
+
+
+def changed_attributes(old: dict[str, str] | None, changes: str) -> dict[str, str]:
+    """A topic's attributes after ``+key=value,-key`` (RocketMQ 5); raises ``InvalidParameter`` for an invalid text."""
+    attributes = dict(old or {})
+    for change in filter(None, (part.strip() for part in changes.split(","))):
+        key, equals, value = change[1:].partition("=")
+        allowed = ATTRIBUTES.get(key)
+        if change[0] not in "+-" or key not in ATTRIBUTES:
+            raise InvalidParameter(
+                f"invalid attribute {change!r}: expected +key=value or -key, with one of the keys "
+                f"{', '.join(sorted(ATTRIBUTES))}"
+            )
+        if change[0] == "-":
+            attributes.pop(key, None)
+        elif not equals or not value or (allowed is not None and value not in allowed):
+            choice = ", ".join(sorted(allowed)) if allowed is not None else "a value"
+            raise InvalidParameter(f"invalid attribute {change!r}: expected {choice} for {key}")
+        else:
+            attributes[key] = value
+    return attributes

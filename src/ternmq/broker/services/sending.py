@@ -1,0 +1,379 @@
+"""Sending: what a send means (E1, E6, H1).
+
+``Sending.send`` is the hottest function of a broker: everything between a decoded request and the log, as plain calls.
+A message that needs nothing special (the topic exists and may be written, the queue is named, the properties have a
+unique key and none of the few names that the broker must look at) takes the short way, one long condition; for all
+others the methods below decide what has to be done.
+
+What the broker does to a message before it is stored, as RocketMQ 5 does:
+
+- a topic that does not exist is made (D1), a queue id below 0 is chosen;
+- the properties lose POP_CK and all ``__RMQ.TRANSIENT.`` ones, get a UNIQ_KEY if they have none, and CLUSTER (replies
+  need it), MSG_REGION and TRACE_ON;
+- a message to a retry topic that was tried too often goes to the dead letters.
+
+Clients cannot send to topics that only the broker writes (``names.may_send``).
+
+The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
+of its own with its own unique key.
+
+A message with a delay level is redirected by the intake (I1). Delivery at any time (TIMER_DELIVER_MS and the like) and
+transactions are not supported yet: such messages are refused, as to deliver them at once would be wrong. Not so on
+their way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had its time.
+
+A broker that is not the master refuses all sends (``NotMaster``). The short way needs no test for that: it is open only
+to topics that are remembered as plain, and these are forgotten when the term ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol, TypeAlias
+
+from ternmq import names
+from ternmq.broker.config import WRITE, BrokerConfig
+from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.retry import NO_DELAY, Retries
+from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.topics import Topics
+from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
+from ternmq.message import TIMER_DONE, TIMER_PROPERTIES, Property
+from ternmq.store.derived.dispatch import delay_level
+from ternmq.store.durable.safety import Answer
+from ternmq.store.log.batch import PlacedBatch
+from ternmq.store.log.draft import Draft
+from ternmq.types import Buffer
+from ternmq.wire import properties as props
+from ternmq.wire.batch import unpack_messages
+from ternmq.wire.bodies.topics import TopicConfig
+from ternmq.wire.record import Sysflag
+from ternmq.wire.requests import SendBack, SendFields
+
+# Texts that betray a property without taking the text apart. A user's name or value may hold them, too: where one is
+# found, ``wire.properties`` looks closer, and decides.
+_UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
+_UNIQUE_KEY_DATA: Final = _UNIQUE_KEY.encode()
+_KEY_AT: Final = len(_UNIQUE_KEY)
+_TRANSACTION: Final = f"{Property.TRANSACTION}\x01"
+_POP_CHECKPOINT: Final = f"{Property.POP_CHECKPOINT}\x01"
+_CLUSTER: Final = f"{Property.CLUSTER}\x01"
+_NO_WAIT: Final = f"{Property.WAIT}\x01false"
+#: Properties for the way to the broker only (RocketMQ 5).
+_TRANSIENT: Final = "__RMQ.TRANSIENT."
+#: In all of ``TIMER_PROPERTIES``, and in little else.
+_TIMER: Final = "TIMER_"
+_START_TIME: Final = "__STARTDELIVERTIME"
+#: Anywhere in a batch, these make the broker look at the properties of each message.
+_NOT_PLAIN: Final = tuple(
+    text.encode()
+    for text in (
+        _CLUSTER,
+        _TRANSACTION,
+        _POP_CHECKPOINT,
+        _TRANSIENT,
+        _TIMER,
+        _START_TIME,
+        f"{_UNIQUE_KEY}\x02",
+    )
+)
+_SINGLE_TAG: Final = "SINGLE_TAG"
+
+#: Log offset, end offset, queue id, queue offset, unique key, and whether the sender must wait for ``when_safe``. A
+#: plain tuple: one is made for each message.
+Sent: TypeAlias = tuple[int, int, int, int, str, bool]
+
+
+class Origin(Protocol):
+    """Where a message comes from. A connection (``net.peer.Peer``) is one."""
+
+    @property
+    def host(self) -> bytes:
+        """The address as it stands in records (born host)."""
+        ...
+
+    @property
+    def address(self) -> str: ...
+
+
+class Sending:
+    """All methods belong to the broker's loop. Call ``topic_changed`` with each change of a topic.
+
+    Opened and shut by the term: give ``open`` and ``shut`` to ``roles.Switch``.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        intake: Intake,
+        topics: Topics,
+        retries: Retries,
+        stats: Stats,
+        new_unique_key: Callable[[], str],
+        choice: random.Random,
+    ) -> None:
+        self._intake = intake
+        self._store = intake.store
+        self._safety = intake.safety
+        self._topics = topics
+        self._retries = retries
+        self._count = stats.put
+        self._new_unique_key = new_unique_key
+        self._random = choice
+        #: Queues of the topics to which a message can go without further questions.
+        self._plain_queues: dict[str, int] = {}
+        self._refusal: TernError | None = NotMaster("this broker is not the master: send to the master")
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._writable = bool(config.broker_permission & WRITE)
+        self._trace_topic = config.msg_trace_topic_name if config.trace_topic_enable else ""
+        self._own_properties = props.join(
+            {
+                Property.CLUSTER: config.broker_cluster_name,
+                Property.REGION: config.region_id,
+                Property.TRACE_ON: "true" if config.trace_on else "false",
+            }
+        )
+        self._own_properties_data = self._own_properties.encode()
+        self._plain_queues.clear()
+
+    def topic_changed(self, _config: TopicConfig | None) -> None:
+        """Ask again what may go where."""
+        self._plain_queues.clear()
+
+    def open(self) -> None:
+        """A term begins: messages can be stored."""
+        self._refusal = None
+
+    def shut(self, reason: TernError) -> None:
+        """The term is over: sends are refused, and those that wait for the disk are answered."""
+        self._refusal = reason
+        self._plain_queues.clear()
+        self._safety.give_up()
+
+    # --- Sends --------------------------------------------------------------------------------------------------
+
+    def send(self, origin: Origin, command: SendFields, body: Buffer, version: int) -> Sent:
+        """Store one message; ``version`` is that of the client. Not for a batch (``command.batch``).
+
+        Raises ``TopicMissing``, ``NoPermission``, ``MessageIllegal``, ``InvalidParameter``, ``NotMaster``,
+        ``ServiceNotAvailable`` and ``SystemBusy``; then nothing was stored.
+        """
+        topic = command.topic
+        queue_id = command.queue_id
+        properties = command.properties
+        sysflag = command.sysflag
+        if (
+            0 <= queue_id < self._plain_queues.get(topic, 0)
+            and properties
+            and (at := properties.rfind(_UNIQUE_KEY)) >= 0
+            and (at == 0 or properties[at - 1] == "\x02")
+            and _CLUSTER not in properties
+            and _TRANSACTION not in properties
+            and _POP_CHECKPOINT not in properties
+            and _TRANSIENT not in properties
+            and _TIMER not in properties
+            and _START_TIME not in properties
+        ):
+            if properties[-1] != "\x02":
+                properties += "\x02"
+            unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
+            if not unique_key:
+                properties, unique_key = self._prepare(topic, properties)
+        else:
+            config = self._topic_for(command, origin)
+            queue_id = self._choose_queue(command, config, origin)
+            properties, unique_key = self._prepare(topic, properties or "")
+            topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
+        log_offset, end_offset, queue_offset, _ = self._store(
+            Draft(
+                topic,
+                queue_id,
+                body,
+                properties + self._own_properties,
+                command.born_time_ms,
+                origin.host,
+                command.flag,
+                sysflag,
+                command.reconsume_times or 0,
+            )
+        )
+        self._count(topic, 1, len(body))
+        waits = self._safety.is_awaited and not (
+            _NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"
+        )
+        return log_offset, end_offset, queue_id, queue_offset, unique_key, waits
+
+    def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:
+        """Store the messages of a batch: all, or none. Where they lie, their queue, and whether to wait for
+        ``when_safe``. Raises as ``send``."""
+        topic = command.topic
+        queue_id = self._choose_queue(command, self._topic_for(command, origin), origin)
+        if topic.startswith(names.RETRY_PREFIX):
+            raise MessageIllegal(f"batch request does not support retry group {topic}; send its messages one by one")
+        data = bytes(body)
+        try:
+            parcels = unpack_messages(data)
+        except RemoteProtocolError as error:
+            raise MessageIllegal(str(error)) from None
+        if not parcels:
+            raise MessageIllegal("the batch is empty; send at least one message")
+        # One look at the whole batch instead of five at each message; a body with such a text costs only time.
+        is_plain = not any(text in data for text in _NOT_PLAIN)
+        for number, (flag, content, properties) in enumerate(parcels):
+            at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
+            # The short way: a unique key, and the last pair ended.
+            if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
+                text, _ = self._prepare(topic, properties.decode(errors="replace"))
+                parcels[number] = flag, content, text.encode()
+        placed = self._intake.store_batch(
+            topic,
+            queue_id,
+            parcels,
+            born_time_ms=command.born_time_ms,
+            born_host=origin.host,
+            sysflag=command.sysflag,
+            more_properties=self._own_properties_data,
+        )
+        self._count(topic, len(parcels), len(data))
+        waits = self._safety.is_awaited and props.find(command.properties or "", Property.WAIT) != "false"
+        return placed, queue_id, waits
+
+    def send_back(self, command: SendBack, *, version: int) -> Awaitable[None] | None:
+        """Store a copy of a record for a later attempt (H1): now (None), or when the disk has brought it.
+
+        Raises as ``Retries.send_back``, and ``NotMaster``.
+        """
+        self._check_master()
+        if not self._writable:
+            raise NoPermission("this broker is read-only; set brokerPermission to 6")
+        return self._retries.send_back(command, version=version)
+
+    def when_safe(self, end_offset: int, answer: Answer) -> None:
+        """Call ``answer`` when the log is safe up to ``end_offset``, or when that takes too long."""
+        self._intake.when_safe(end_offset, answer)
+
+    # --- Replies of request-reply (E7) --------------------------------------------------------------------------
+
+    def choose_queue(self, origin: Origin, command: SendFields) -> int:
+        """The queue that a message would go to; raises what ``send`` would raise."""
+        queue_id = self._choose_queue(command, self._topic_for(command, origin), origin)
+        self._prepare(command.topic, command.properties or "")
+        return queue_id
+
+    def store_in(self, queue_id: int, origin: Origin, command: SendFields, body: Buffer) -> Sent:
+        """Store a message in a queue that ``choose_queue`` chose; its sender does not wait for the disk."""
+        self._check_master()
+        properties, unique_key = self._prepare(command.topic, command.properties or "")
+        placed = self._store(
+            Draft(
+                command.topic,
+                queue_id,
+                body,
+                properties + self._own_properties,
+                command.born_time_ms,
+                origin.host,
+                command.flag,
+                command.sysflag,
+                command.reconsume_times or 0,
+            )
+        )
+        self._count(command.topic, 1, len(body))
+        return placed.log_offset, placed.end_offset, queue_id, placed.queue_offset, unique_key, False
+
+    # --- What is not plain --------------------------------------------------------------------------------------
+
+    def _check_master(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+
+    def _topic_for(self, command: SendFields, origin: Origin) -> TopicConfig:
+        """The topic of a message, created now if it may be; raises if clients may not send to it."""
+        self._check_master()
+        topic = command.topic
+        # Before it is looked up: a send must not create a topic of the system either.
+        if not names.may_send(topic, command.producer_group) and topic != self._trace_topic:
+            raise NoPermission(
+                f"Sending message to topic[{topic}] is forbidden; it is a system topic, send to another topic"
+            )
+        return self._topics.for_send(
+            command.topic,
+            default_topic=command.default_topic,
+            default_queue_nums=command.default_topic_queue_nums,
+            from_address=origin.address,
+        )
+
+    def _choose_queue(self, command: SendFields, config: TopicConfig, origin: Origin) -> int:
+        """The queue for a message; raises what speaks against storing it."""
+        topic = config.topic_name
+        if not self._writable and config.order:
+            # Others may still come until their senders have learned the new permission from their route (30 s); the
+            # queues of an ordered topic must not move so slowly.
+            raise NoPermission(f"the broker sending message is forbidden; it is read-only, and {topic} is ordered")
+        if not config.perm & WRITE:
+            raise NoPermission(f"the topic[{topic}] sending message is forbidden; give it write permission (perm 6)")
+        # As RocketMQ: queues that may only be read, while a topic shrinks, still take what was on its way.
+        queues = max(config.write_queue_nums, config.read_queue_nums)
+        if command.queue_id >= queues:
+            raise InvalidParameter(
+                f"request queueId[{command.queue_id}] is illegal, {topic} has {queues} queues; Producer: "
+                f"{origin.address}"
+            )
+        return command.queue_id if command.queue_id >= 0 else self._random.randrange(max(config.write_queue_nums, 1))
+
+    def _prepare(self, topic: str, properties: str) -> tuple[str, str]:
+        """The properties to store, their last pair ended, and the unique key in them; raises what is not built yet."""
+        properties = props.closed(properties)
+        if _CLUSTER in properties or _POP_CHECKPOINT in properties:
+            # Of another broker, or another delivery: a message that is sent on brings along what it had.
+            properties = props.remove(
+                properties, Property.CLUSTER, Property.REGION, Property.TRACE_ON, Property.POP_CHECKPOINT
+            )
+        if _TRANSIENT in properties:
+            pairs = properties.split(props.PAIR_END)
+            properties = props.PAIR_END.join([pair for pair in pairs if not pair.startswith(_TRANSIENT)])
+        if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
+            raise NoPermission(
+                "this broker does not support transactions yet; commit your local work first, then send the "
+                "message without a transaction"
+            )
+        if _TIMER in properties or _START_TIME in properties:
+            properties = _without_timer(topic, properties)
+        unique_key = props.find(properties, Property.UNIQUE_KEY)
+        if unique_key is None:
+            unique_key = self._new_unique_key()
+            properties = f"{properties}{_UNIQUE_KEY}{unique_key}\x02"
+        return properties, unique_key
+
+    def _place(
+        self, command: SendFields, config: TopicConfig, queue_id: int, properties: str, version: int
+    ) -> tuple[str, int, int, str]:
+        """Topic, queue id, sysflag and properties of the record."""
+        topic, sysflag = command.topic, command.sysflag
+        if topic.startswith(names.RETRY_PREFIX):
+            dead_letter = self._retries.target(command, version=version)
+            if dead_letter is not None:
+                return *dead_letter, sysflag, props.with_(properties, Property.DELAY, NO_DELAY)
+        elif config.topic_filter_type != _SINGLE_TAG:
+            sysflag |= Sysflag.MULTI_TAGS
+        elif self._writable and not topic.startswith(names.SPARK_PREFIX):
+            self._plain_queues[topic] = config.write_queue_nums
+        return topic, queue_id, sysflag, properties
+
+
+def _without_timer(topic: str, properties: str) -> str:
+    """The properties of a message that may ask for its own time of delivery; raises ``MessageIllegal`` if it does.
+
+    Where it has a delay level as well, that counts and the other goes, as in RocketMQ.
+    """
+    asked = [name for name in TIMER_PROPERTIES if props.find(properties, name) is not None]
+    if not asked or topic.startswith(names.RETRY_PREFIX) or props.find(properties, TIMER_DONE) is not None:
+        return properties
+    if delay_level(properties, 1):
+        return props.remove(properties, *asked)
+    raise MessageIllegal(
+        f"the message to {topic} has the property {asked[0]}, but this broker does not support delivery at any "
+        "time yet; use one of the delay levels instead (delay_level, in Java setDelayTimeLevel)"
+    )

@@ -1,0 +1,141 @@
+"""The jobs of one lane, a mailbox for each key (R4). Pure: no loop, no clock.
+
+A key is the group that a request belongs to. Jobs of one key run in the order of arrival; of several keys, the one that
+has used the least time is next (``choose``), and is charged for what its jobs took (``put_back``). Jobs without a key
+share one mailbox, ``plain``, which takes part like any other. A lane without keys (sends) never touches the heap.
+
+Time used is counted from a common level: a key that comes back from idleness starts level with the key that is being
+served, so it can neither spend what it saved nor pay for what it used when the lane had nothing else to do. What a key
+used beyond the level is remembered while the lane has work; when the lane is empty, all start again.
+
+QMQ orders its actors by the time of their last run instead, because by total time a burst of a group that was quiet
+for long would own all threads. Starting at the level avoids that, too, and still charges a group for slow requests.
+
+A full lane takes the request of a group that has few waiting, and gives up the newest one of the group that has the
+most (``victim``): a storm of one group pushes back that group only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Any, Final, TypeAlias
+
+#: Keys whose use is remembered while they have no jobs; those beyond start level, as new ones do.
+PAST_MAX: Final = 10_000
+
+#: Worker, request, when it arrived, and its bytes. A plain tuple: one is made for each request.
+Job: TypeAlias = tuple[Any, Any, float, int]
+
+
+class Mailbox:
+    """Jobs of one key, oldest first."""
+
+    __slots__ = ("jobs", "key", "used")
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self.jobs: deque[Job] = deque()
+        #: Seconds of work done, counted from the level at which it started.
+        self.used = 0.0
+
+
+class Mailboxes:
+    """All methods are plain calls. The caller takes jobs out of mailboxes, and counts ``keyed`` down."""
+
+    __slots__ = ("_by_key", "_level", "_longest", "_number", "_past", "has_keys", "jobs", "keyed", "plain", "ready")
+
+    def __init__(self) -> None:
+        #: Jobs with a key that wait.
+        self.keyed = 0
+        #: Whether there was a job with a key since the lane was last empty.
+        self.has_keys = False
+        #: Jobs without a key, for the hot path of lanes that have no others.
+        self.plain = Mailbox(None)
+        self.jobs = self.plain.jobs
+        #: Mailboxes with keys that have jobs: time used, a number that keeps the order among equals, mailbox.
+        self.ready: list[tuple[float, int, Mailbox]] = []
+        self._by_key: dict[str, Mailbox] = {}
+        self._past: dict[str, float] = {}
+        self._longest = self.plain
+        self._level = 0.0
+        self._number = 0
+
+    @property
+    def count(self) -> int:
+        """Jobs in all mailboxes."""
+        return len(self.jobs) + self.keyed
+
+    def find(self, key: str) -> Mailbox | None:
+        """The mailbox of a key that has jobs, or is being served."""
+        return self._by_key.get(key)
+
+    def add(self, key: str, job: Job) -> None:
+        """Queue a job of a key."""
+        box = self._by_key.get(key)
+        if box is None:
+            box = self._by_key[key] = Mailbox(key)
+            if not self.has_keys:
+                # Until now nothing was compared with the jobs without a key.
+                self.has_keys = True
+                self._level = self.plain.used
+            box.used = max(self._past.pop(key, 0.0), self._level)
+            self._push(box)
+        box.jobs.append(job)
+        self.keyed += 1
+        if len(box.jobs) > len(self._longest.jobs):
+            self._longest = box
+
+    def level_plain(self) -> None:
+        """The first job without a key comes while jobs with keys wait: start level with them."""
+        self.plain.used = max(self.plain.used, self._level)
+
+    def take(self, box: Mailbox) -> Job:
+        """Take the newest job out of a mailbox that has several: it is not run."""
+        if box is not self.plain:
+            self.keyed -= 1
+        return box.jobs.pop()
+
+    def choose(self) -> Mailbox:
+        """The mailbox that is next; it must be given to ``put_back`` if it has a key. There must be a job."""
+        ready, plain = self.ready, self.plain
+        if not ready or (plain.jobs and plain.used <= ready[0][0]):
+            self._level = plain.used
+            return plain
+        self._level, _, box = heapq.heappop(ready)
+        return box
+
+    def put_back(self, box: Mailbox, used: float) -> None:
+        """Charge a mailbox with a key for its jobs, and let it wait for its next turn if it has more."""
+        box.used += used
+        if box.jobs:
+            self._push(box)
+            return
+        assert box.key is not None
+        del self._by_key[box.key]
+        if len(self._past) >= PAST_MAX:
+            self._past = {key: past for key, past in self._past.items() if past > self._level}
+            if len(self._past) >= PAST_MAX:
+                self._past.clear()
+        self._past[box.key] = box.used
+
+    def rest(self) -> None:
+        """Nothing waits, and some had keys: all start again."""
+        self.has_keys = False
+        self.plain.used = self._level = 0.0
+        self._past.clear()
+        self._longest = self.plain
+
+    def victim(self, key: str | None) -> Mailbox | None:
+        """The mailbox whose newest job is to make room for one of ``key``; None if ``key`` itself has the most."""
+        longest = self._longest if len(self._longest.jobs) > len(self.plain.jobs) else self.plain
+        own = self.plain if key is None else self._by_key.get(key)
+        return longest if len(longest.jobs) > (len(own.jobs) if own is not None else 0) + 1 else None
+
+    def oldest(self) -> float | None:
+        """When the job arrived that waits longest; None without one."""
+        return min((box.jobs[0][2] for box in (self.plain, *self._by_key.values()) if box.jobs), default=None)
+
+    def _push(self, box: Mailbox) -> None:
+        self._number += 1
+        heapq.heappush(self.ready, (box.used, self._number, box))

@@ -1,0 +1,180 @@
+"""Who is next within a lane (R4): the pure core, without a loop or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from ternmq.net.mailboxes import PAST_MAX, Mailboxes
+
+
+class Lane:
+    """Mailboxes that are served one job at a time; ``cost`` seconds each, by key."""
+
+    def __init__(self, **cost: float) -> None:
+        self.boxes = Mailboxes()
+        self.cost = cost
+        self.used: Counter[str] = Counter()
+
+    def add(self, key: str | None, count: int = 1) -> None:
+        for number in range(count):
+            if key is None:
+                if not self.boxes.plain.jobs and self.boxes.ready:
+                    self.boxes.level_plain()
+                self.boxes.plain.jobs.append((None, number, 0.0, 0))
+            else:
+                self.boxes.add(key, (None, number, 0.0, 0))
+
+    def serve(self) -> tuple[str | None, int]:
+        """Run the next job; its key and number."""
+        box = self.boxes.choose()
+        number = box.jobs.popleft()[1]
+        cost = self.cost.get(box.key or "plain", 1.0)
+        self.used[box.key or "plain"] += cost  # type: ignore[assignment]  # seconds
+        if box.key is None:
+            box.used += cost
+        else:
+            self.boxes.keyed -= 1
+            self.boxes.put_back(box, cost)
+        if not self.boxes.count and self.boxes.has_keys:
+            self.boxes.rest()
+        return box.key, number
+
+
+def test_a_group_with_one_request_does_not_wait_behind_the_storm_of_another() -> None:
+    """R4: a group with 100 consumers cannot starve one with 2."""
+    lane = Lane()
+    lane.add("storm", 1000)
+    served = [lane.serve() for _ in range(10)]
+    lane.add("quiet", 2)
+
+    served = [lane.serve() for _ in range(4)]
+
+    assert {("quiet", 0), ("quiet", 1)} <= {*served}
+
+
+def test_jobs_of_one_key_keep_their_order() -> None:
+    """R4"""
+    lane = Lane()
+    for key in "aba":
+        lane.add(key, 5)
+
+    served = [lane.serve() for _ in range(15)]
+
+    assert [0, 1, 2, 3, 4, 0, 1, 2, 3, 4] == [number for key, number in served if key == "a"]
+    assert [0, 1, 2, 3, 4] == [number for key, number in served if key == "b"]
+
+
+def test_time_is_shared_not_the_number_of_requests() -> None:
+    """R4: a group with slow filters pays with its own slices."""
+    lane = Lane(slow=10.0, quick=1.0)
+    lane.add("slow", 1000)
+    lane.add("quick", 1000)
+
+    for _ in range(550):
+        lane.serve()
+
+    assert abs(lane.used["slow"] - lane.used["quick"]) <= 10.0
+
+
+def test_requests_without_a_key_have_their_share() -> None:
+    """R4: sends and the messages that consumers send back share a lane."""
+    lane = Lane()
+    lane.add(None, 500)
+    for _ in range(100):
+        lane.serve()
+    lane.add("group", 500)
+
+    served = Counter(lane.serve()[0] for _ in range(200))
+
+    assert {None: 100, "group": 100} == served
+
+
+def test_requests_without_a_key_that_come_late_start_level() -> None:
+    """R4: neither before all others nor after them, whatever they used when they were alone."""
+    lane = Lane()
+    lane.add(None, 100)
+    for _ in range(100):
+        lane.serve()
+    lane.add("group", 500)
+    for _ in range(50):
+        lane.serve()
+    lane.add(None, 100)
+
+    served = Counter(lane.serve()[0] for _ in range(100))
+
+    assert abs(served[None] - served["group"]) <= 2
+
+
+def test_a_group_that_was_idle_does_not_spend_what_it_saved() -> None:
+    """R4: QMQ gave up ordering by total time for this reason."""
+    lane = Lane()
+    lane.add("busy", 10_000)
+    for _ in range(5_000):
+        lane.serve()
+    lane.add("back", 1_000)
+
+    served = Counter(lane.serve()[0] for _ in range(200))
+
+    assert abs(served["busy"] - served["back"]) <= 1
+
+
+def test_a_group_that_asks_for_one_slow_thing_at_a_time_is_charged_for_it() -> None:
+    """R4: its mailbox is empty between its requests, and is not forgotten meanwhile."""
+    lane = Lane(slow=10.0, quick=1.0)
+    lane.add("quick", 1_000)
+    lane.add("slow")
+    for _ in range(500):
+        if lane.serve()[0] == "slow":
+            lane.add("slow")
+
+    assert abs(lane.used["slow"] - lane.used["quick"]) <= 20.0
+
+
+def test_the_longest_mailbox_gives_way_and_the_longest_itself_does_not() -> None:
+    """R4, M1: a storm of one group pushes back that group only."""
+    lane = Lane()
+    lane.add("storm", 10)
+    lane.add("few", 2)
+
+    victims = [lane.boxes.victim(key) for key in ("few", "new", None, "storm")]
+
+    assert ["storm", "storm", "storm", None] == [None if box is None else box.key for box in victims]
+    lane.add(None, 20)
+    assert lane.boxes.plain is lane.boxes.victim("storm")
+    assert None is lane.boxes.victim(None)
+
+
+def test_what_is_remembered_is_bounded_and_forgotten_when_nothing_waits() -> None:
+    """M1: clients may invent any number of groups."""
+    lane = Lane()
+    lane.add("last", PAST_MAX * 3)
+    for number in range(PAST_MAX * 2):
+        lane.add(f"group-{number}")
+        lane.serve()
+
+    assert len(lane.boxes._past) <= PAST_MAX
+    while lane.boxes.count:
+        lane.serve()
+    assert not lane.boxes._past
+    assert lane.boxes.find("last") is None
+
+
+def test_every_job_is_served_once_whatever_comes_in_between() -> None:
+    """R4: random adding and serving, against a count."""
+    for seed in range(20):
+        chance = random.Random(seed)
+        lane = Lane(a=0.1, b=5.0)
+        added: Counter[str | None] = Counter()
+        served: Counter[str | None] = Counter()
+        for _ in range(2_000):
+            if lane.boxes.count and chance.random() < 0.55:
+                served[lane.serve()[0]] += 1
+            else:
+                key = chance.choice([None, "a", "b", "c"])
+                lane.add(key)
+                added[key] += 1
+        while lane.boxes.count:
+            served[lane.serve()[0]] += 1
+
+        assert added == served, f"seed {seed}"
