@@ -41,7 +41,7 @@ ENV_PREFIX: Final = "TERNMQ_"
 #: The environment variable with which RocketMQ's own programs get their name servers.
 ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
 #: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
-SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
+SECTIONS: Final = frozenset({"broker", "store", "replication", "namesrv"})
 
 _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
@@ -302,6 +302,8 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
     if kind == tuple[Path, ...]:
         # Commas in RocketMQ's files; a list of TOML arrives with semicolons.
         return tuple(Path(part.strip()).expanduser() for part in re.split("[,;]", text) if part.strip())
+    if kind == tuple[str, ...]:
+        return tuple(part.strip() for part in re.split("[,;]", text) if part.strip())
     if kind is str:
         return text
     raise TypeError(f"settings of type {kind} are not supported; add the type to {__name__}")

@@ -61,7 +61,7 @@ async def rocketmq_slave(version: str, directory: Path, names: str, master: str)
     """A slave of RocketMQ that hears of its master from the name server."""
     settings = {"brokerRole": "SLAVE", "brokerId": 1, **ROCKETMQ_SIZES}
     identity = Identity("DefaultCluster", "broker-a", 0, f"127.0.0.1:{free_port()}", master)
-    async with Registration([names], identity, TopicTable) as registration:
+    async with Registration([names], lambda: identity, TopicTable) as registration:
         await registration.settled()
         with ExitStack() as stack:
             # Of a master without topics there is no route to wait for.

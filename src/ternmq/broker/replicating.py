@@ -16,9 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ternmq.broker.roles import Term
+from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
+from ternmq.delay.progress import DelayProgress
 from ternmq.env import Env
 from ternmq.errors import ConfigError, NetworkError, TernError
 from ternmq.net.endpoint import Bound, bind
+from ternmq.pop.assign import RequestModes
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import Place
 from ternmq.replication.master import Master
@@ -30,7 +35,12 @@ from ternmq.store.durable.safety import Level
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
-from ternmq.wire.codes import ResponseCode
+from ternmq.wire.bodies.clients import RequestModes as RequestModesBody
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.groups import GroupTable
+from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
+from ternmq.wire.bodies.topics import TopicTable
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import RegisterBrokerReply
 
 log = logging.getLogger(__name__)
@@ -55,6 +65,31 @@ def bind_port(config: ReplicationConfig, host: str, listen_port: int, own_port: 
             raise
         log.warning("cannot open port %d for slaves: %s; set haListenPort if this broker has slaves", port, error)
         return None
+
+
+def copied_tables(
+    topics: Topics, groups: Groups, offsets: Offsets, delays: DelayProgress, modes: RequestModes
+) -> list[Table]:
+    """The tables that a slave copies, in RocketMQ's order."""
+    return [
+        Table("topics", RequestCode.GET_ALL_TOPIC_CONFIG, lambda data: topics.copy(decode(data, TopicTable))),
+        Table(
+            "consumer offsets",
+            RequestCode.GET_ALL_CONSUMER_OFFSET,
+            lambda data: offsets.copy(decode(data, ConsumerOffsets)),
+        ),
+        Table("delay progress", RequestCode.GET_ALL_DELAY_OFFSET, lambda data: delays.copy(decode(data, DelayOffsets))),
+        Table(
+            "groups",
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            lambda data: groups.copy(decode(data, GroupTable)),
+        ),
+        Table(
+            "request modes",
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+            lambda data: modes.copy(decode(data, RequestModesBody)),
+        ),
+    ]
 
 
 class Replicating:
@@ -95,12 +130,6 @@ class Replicating:
         if bound is None and self.port:
             bound = bind(self._host, self.port)
         return bound
-
-    def close(self) -> None:
-        """Give up the port, if no term has taken it."""
-        if self._bound is not None:
-            self._bound.close()
-            self._bound = None
 
     # --- Slave ------------------------------------------------------------------------------------------------------
 

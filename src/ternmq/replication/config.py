@@ -34,6 +34,8 @@ class ReplicationConfig:
     ha_listen_port: int = 0
     #: A slave's ``host:port`` of its master's log; empty: the one that name servers tell.
     ha_master_address: str = ""
+    #: The address under which slaves reach this broker, if it is another one than clients use.
+    broker_ip2: str = ""
     #: Addresses and networks that may fetch the log, as in ``10.0.0.7,192.168.1.0/24``; none: all may, as in RocketMQ.
     ha_allowed_addresses: tuple[str, ...] = ()
     #: How long either side may be silent before it sends a sign of life.
