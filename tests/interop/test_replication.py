@@ -1,6 +1,6 @@
 """RocketMQ's slaves follow a TernMQ master, and a TernMQ slave follows masters of 4.9.4 and 5.2.0 (O1, O2, V3).
 
-Stores and replication alone on our side, without a broker.
+On our side stores and replication alone, and at the end whole brokers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ternmq.namesrv.server import NameServer
 from ternmq.replication.slave import SlaveState
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.topics import TopicTable
+from tests.broker.calls import dialled
+from tests.broker.test_replicating import broker, copies_tables, parts_of, slave, state_of
 from tests.interop import rocketmq
 from tests.interop.rocketmq import Server, free_port
 from tests.replication.world import Serving, following, opened_store, serving, until
@@ -190,3 +192,50 @@ async def replicated(producer: Producer) -> SendStatus:
             break
         await asyncio.sleep(0.5)
     return receipt.status
+
+
+# --- Brokers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_slave_of_rocketmq_copies_our_broker(version: str, tmp_path: Path) -> None:
+    """O1, O2, O4, V3: log and tables; our SYNC_MASTER answers when it has the message."""
+    async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
+        names = f"127.0.0.1:{name_server.port}"
+        port = free_port(neighbours=(1,))
+        sizes = {**ROCKETMQ_SIZES, "listenPort": port, "brokerRole": "SYNC_MASTER"}
+        async with broker(tmp_path / "ours", names, **sizes) as master:
+            with ExitStack() as stack:
+                settings = {"brokerRole": "SLAVE", "brokerId": 1, **ROCKETMQ_SIZES}
+                context = rocketmq.broker(version, tmp_path / "theirs", namesrv=names, settings=settings)
+                server = await asyncio.to_thread(stack.enter_context, context)
+                async with Producer("shop", name_servers=names) as producer:
+                    assert SendStatus.OK is await replicated(producer)
+                    for number in range(50):
+                        receipt = await producer.send(Message("orders", b"%d" % number), timeout_ms=30_000)
+                        assert SendStatus.OK is receipt.status
+                end = parts_of(master).log_end
+                assert log_of(tmp_path / "ours", end) == log_of(server.store, end)
+                topics = server.store / "config" / "topics.json"
+                await until(lambda: topics.exists() and '"orders"' in topics.read_text())
+                server.kill()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_our_broker_is_a_slave_of_rocketmq(version: str, tmp_path: Path) -> None:
+    """O1, O3, O4, V3: it finds its master by RocketMQ's name server, copies log and tables, and serves them alone."""
+    with ExitStack() as stack:
+        context = rocketmq.cluster(version, tmp_path / "theirs", settings=ROCKETMQ_SIZES)
+        servers = await asyncio.to_thread(stack.enter_context, context)
+        async with slave(tmp_path / "ours", servers.address, **ROCKETMQ_SIZES) as copy:
+            async with Producer("shop", name_servers=servers.address) as producer:
+                for number in range(50):
+                    await producer.send(Message("orders", b"%d" % number))
+            await until(lambda: state_of(copy) is SlaveState.FOLLOWING)
+            store = parts_of(copy)._store
+            await until(lambda: sum(store.max_offset("orders", queue_id) for queue_id in range(16)) == 50)
+            await copies_tables(copy)
+            servers.broker.kill()
+            async with dialled(copy.address) as reader:
+                found = [body for queue_id in range(4) for body in await reader.bodies("orders", queue_id=queue_id)]
+            assert sorted(b"%d" % number for number in range(50)) == sorted(found)

@@ -27,7 +27,7 @@ from ternmq.pop.assign import RequestModes
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import Place
 from ternmq.replication.master import Master
-from ternmq.replication.metadata import MetadataSync, Table
+from ternmq.replication.metadata import MetadataSync, Table, log_range
 from ternmq.replication.replicas import Replicas
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.disk.base import Disk
@@ -116,6 +116,11 @@ class Replicating:
     def is_slave(self) -> bool:
         return self.config.broker_role is BrokerRole.SLAVE
 
+    @property
+    def log_end(self) -> int:
+        """Where the log of this broker ends: a slave that has all has that of its master."""
+        return self._store.written
+
     # --- Master -----------------------------------------------------------------------------------------------------
 
     def begin(self, _term: Term) -> _MasterTerm:
@@ -141,7 +146,14 @@ class Replicating:
     async def follow(self, tables: Sequence[Table], ask_again: Callable[[], None]) -> None:
         """Follow the master; ends only by being cancelled. ``ask_again`` registers with all name servers anew."""
         slave = self.slave = Slave(
-            self._store, self._store.log, self._disk, self.config, self._place, self._log_address, self._env
+            self._store,
+            self._store.log,
+            self._disk,
+            self.config,
+            self._place,
+            self._log_address,
+            self._env,
+            ask_range=self._range_of_master,
         )
         self.metadata = MetadataSync(tables, self._master_address)
         async with Tasks() as tasks:
@@ -154,6 +166,10 @@ class Replicating:
 
     def _log_address(self) -> str | None:
         return self.config.ha_master_address or self._told.ha_address
+
+    async def _range_of_master(self) -> tuple[int, int] | None:
+        address = self._master_address()
+        return await log_range(address) if address else None
 
     def _master_address(self) -> str | None:
         """The remoting port of the master; without a name server only a TernMQ master tells it."""

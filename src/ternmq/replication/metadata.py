@@ -18,13 +18,31 @@ from ternmq.net.dial import connect
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
-from ternmq.wire.codes import ResponseCode
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.routes import KvTable
+from ternmq.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
 #: How often a slave asks (RocketMQ 4.9), and how long an answer may take.
 PERIOD_S: Final = 10.0
 TIMEOUT_MS: Final = 10_000
+
+
+async def log_range(address: str) -> tuple[int, int] | None:
+    """Where the log of the broker at ``address`` begins and ends, by the numbers for tools; None if it does not say."""
+    async with Tasks() as tasks:
+        try:
+            peer = await connect(address, routes={}, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
+            try:
+                response = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=TIMEOUT_MS)
+                table = decode(bytes(response.body), KvTable).table if response.code == ResponseCode.SUCCESS else {}
+                return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+            finally:
+                peer.close()
+        except (TernError, KeyError, ValueError) as error:
+            log.info("the broker at %s does not tell where its log begins and ends: %s", address, error)
+            return None
 
 
 @dataclass(slots=True, frozen=True)

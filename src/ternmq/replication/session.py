@@ -75,6 +75,10 @@ class Owner(Protocol):
         """The master at ``address`` is of TernMQ, and says who it is."""
         ...
 
+    async def range_of_master(self) -> tuple[int, int] | None:
+        """Where the log of a RocketMQ master begins and ends, as its tools see it; None if that is not known."""
+        ...
+
     def follows(self, address: str, log_offset: int, *, is_ours: bool) -> None:
         """The log comes from now on."""
         ...
@@ -111,6 +115,9 @@ class Session(asyncio.Protocol):
         if not self._is_ours and not self._over.done():
             if not may_be_rocketmq:
                 raise NetworkError("the master did not answer in time", address=self._address)
+            await self._check_range()
+        # It may have answered meanwhile.
+        if not self._is_ours and not self._over.done():
             self._begin(self._copy.store.written)
             self._report(self._copy.store.written)
         # A quarter: a sign of life must be there before the interval is over.
@@ -207,6 +214,25 @@ class Session(asyncio.Protocol):
         refused = handshake.first_check(self._copy.hello([]), master)
         if refused is not None and refused.refusal is not None:
             raise Refused(refused.refusal, refused.reason)
+
+    async def _check_range(self) -> None:
+        """A RocketMQ master sends nothing, and does not say why, if its log does not reach as far (back) as ours."""
+        known, written = await self._owner.range_of_master(), self._copy.store.written
+        if known is None or not written:
+            return
+        begin, end = known
+        if written > end:
+            raise Refused(
+                Refusal.AHEAD,
+                f"this log ends at {written}, and that of the master at {end}: it does not have these messages. To "
+                "keep them, make this broker the master; to drop them, empty its store directory",
+            )
+        if written < begin:
+            raise Refused(
+                Refusal.GONE,
+                f"this log ends at {written}, and the master has deleted all before {begin}. Empty the store directory "
+                "of this broker: it then copies the last file of the master",
+            )
 
     async def _greet(self) -> None:
         commit_log = self._copy.log

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final
 
@@ -72,7 +72,10 @@ class Slave:
         place: Place,
         master_address: Callable[[], str | None],
         env: Env,
+        *,
+        ask_range: Callable[[], Awaitable[tuple[int, int] | None]] | None = None,
     ) -> None:
+        """``ask_range`` asks a RocketMQ master by other means where its log begins and ends; None: it does not say."""
         self._copy = Copy(store, commit_log, disk, config, place)
         self.state = SlaveState.NO_ADDRESS
         #: Why it does not follow, if it does not.
@@ -84,6 +87,7 @@ class Slave:
         #: Whether the current connection has brought anything.
         self.has_fetched = False
         self._master_address = master_address
+        self._ask_range = ask_range
         self._random = env.random
         #: Masters that have answered a probe: their silence does not mean that they are of RocketMQ.
         self._ours: set[str] = set()
@@ -144,6 +148,9 @@ class Slave:
             self._ours.clear()
         self._ours.add(address)
         self.master = place
+
+    async def range_of_master(self) -> tuple[int, int] | None:
+        return await self._ask_range() if self._ask_range is not None else None
 
     def follows(self, address: str, log_offset: int, *, is_ours: bool) -> None:
         if self.trouble or self.state is not SlaveState.FOLLOWING:
