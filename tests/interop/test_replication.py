@@ -185,8 +185,8 @@ async def test_our_slave_follows_a_master_of_rocketmq(version: str, tmp_path: Pa
 
 
 async def replicated(producer: Producer) -> SendStatus:
-    """Send until a slave has it; it may take some seconds until it is connected."""
-    for _ in range(20):
+    """Send until a slave has it; it may take many seconds until one is connected."""
+    for _ in range(120):
         receipt = await producer.send(Message("orders", b"is a slave there?"), timeout_ms=30_000)
         if receipt.status is SendStatus.OK:
             break

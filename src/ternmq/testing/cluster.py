@@ -238,8 +238,8 @@ class Cluster:
         """A broker; ``settings`` under RocketMQ's names: ``flushDiskType="SYNC_FLUSH"``."""
 
         async def run(node: Node) -> None:
-            flags = [f"{key}={_text(value)}" for key, value in {**SMALL_FILES, **settings}.items()]
-            flags += [f"brokerName={name}", f"brokerIP1={node.ip}", f"listenPort={BROKER_PORT}"]
+            flags = [f"{key}={_text(value)}" for key, value in {**SMALL_FILES, "brokerName": name, **settings}.items()]
+            flags += [f"brokerIP1={node.ip}", f"listenPort={BROKER_PORT}"]
             own = Settings.gather(flags=[*flags, f"namesrvAddr={self.name_servers}"])
             disk, files = node.disk, DiskFiles(node.disk)
             replication = own.build(ReplicationConfig)
