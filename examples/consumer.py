@@ -31,7 +31,7 @@ async def in_a_loop(name_servers: str) -> None:
     consumer = PushConsumer("shipping", name_servers=name_servers, start=StartPosition.FIRST)
     consumer.subscribe("orders", "paid")
     async with consumer:
-        async for message in consumer.messages():
+        async for message in consumer:
             with message:  # done at the end of the block, again later if it raises
                 print("loop got", message.tags, message.body.decode())
             break

@@ -25,7 +25,7 @@ async def main(name_servers: str) -> None:
             print("at", error.position, error.reason)
         consumer.subscribe("payments", sql="amount > 5 AND region = 'eu'")
         found = []
-        async for message in consumer.messages():
+        async for message in consumer:
             found.append(message.body.decode())
             if len(found) == 2:
                 message.ack()

@@ -21,7 +21,7 @@ async def main(name_servers: str) -> None:
     consumer.subscribe("reminders")
     got = 0
     async with consumer:
-        async for message in consumer.messages():
+        async for message in consumer:
             with message:
                 print("came", message.body.decode())
                 got += 1

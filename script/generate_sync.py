@@ -13,7 +13,7 @@ In the asynchronous class              In the synchronous class
 =====================================  ===========================================================================
 ``async def send(…)``                  ``def send(…)``, which waits for the result
 ``def subscribe(…)``, properties       the same, called on the loop's thread
-``__aiter__`` and ``__anext__``        ``__iter__`` and ``__next__``
+``__aiter__``                          ``__iter__`` of the hand-written base class
 ``__aenter__`` and ``__aexit__``       ``__enter__`` and ``__exit__`` of the hand-written base class
 ``await``, ``async with`` in examples  the same without ``await`` and ``async``
 =====================================  ===========================================================================
@@ -40,7 +40,7 @@ from typing import Final
 from ternmq.admin.admin import Admin
 from ternmq.admin.blocking_base import SyncAdminBase, SyncNoun
 from ternmq.client.blocking.base import SyncClient, in_thread
-from ternmq.client.blocking.loops import SyncListening
+from ternmq.client.blocking.loops import SyncLooping
 from ternmq.client.blocking.sends import SyncSending
 from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.pop import PopConsumer
@@ -61,16 +61,17 @@ MODULES: Final = {
 #: The hand-written base class of each synchronous version.
 BASES: Final[dict[type, type]] = {
     Producer: SyncSending,
-    PushConsumer: SyncListening,
-    PopConsumer: SyncListening,
+    PushConsumer: SyncLooping,
+    PopConsumer: SyncLooping,
     PullConsumer: SyncClient,
-    LitePullConsumer: SyncClient,
+    LitePullConsumer: SyncLooping,
     Admin: SyncAdminBase,
 }
 #: Public methods that are not derived; the base class has them.
 HAND_WRITTEN: Final = {
     "Producer.send_nowait": "its future is one for threads, and an invalid message is refused in the caller's thread",
-    "PushConsumer.messages": "its messages must be settled on the loop's thread",
+    "ListeningConsumer.__aiter__": "its iterator is another class",
+    "LitePullConsumer.__aiter__": "its iterator is another class",
 }
 #: Parameters that synchronous versions do not have.
 LEFT_OUT: Final = {
@@ -210,21 +211,23 @@ class Method:
 def _methods(source: type) -> Iterator[Method]:
     """The methods of a class and of its base classes, each once: ``__init__``, iteration, and all that are public."""
     seen: set[str] = set()
-    for cls in source.__mro__[:-1]:
+    for cls in source.__mro__:
+        if not cls.__module__.startswith("ternmq."):
+            continue
         module = sys.modules[cls.__module__]
         tree = ast.parse(inspect.getsource(module))
         (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__)
         for node in definition.body:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name in seen:
                 continue
-            if node.name in ("__init__", "__aiter__", "__anext__") or not node.name.startswith("_"):
+            if node.name in ("__init__", "__aiter__") or not node.name.startswith("_"):
                 seen.add(node.name)
                 yield Method(node, module)
 
 
 def _is_by_hand(source: type, name: str) -> bool:
     is_listed = any(f"{cls.__name__}.{name}" in HAND_WRITTEN for cls in source.__mro__)
-    has_one = hasattr(BASES[source], name) and not name.startswith("__")
+    has_one = hasattr(BASES[source], name.replace("__aiter__", "__iter__"))
     assert is_listed == has_one, f"{source.__name__}.{name}: HAND_WRITTEN and the base class disagree"
     return is_listed
 
@@ -239,10 +242,6 @@ def _leave_out(args: ast.arguments) -> None:
 def _derived(method: Method, target: str, imports: Imports) -> str:
     """A method that calls the one of ``target``."""
     call = f"{target}.{method.name}"
-    if method.name == "__aiter__":
-        return _method(method, "return self", imports, name="__iter__")
-    if method.name == "__anext__":
-        return _method(method, f"return self._next({call}())", imports, name="__next__")
     if not method.is_property:
         call += f"({_passed_on(method, imports)})"
     result = f"self._run({call})" if method.is_async else f"self._do(lambda: {call})"
@@ -266,7 +265,7 @@ def _argument(parameter: ast.arg, imports: Imports) -> str:
     return f"{wrap.__name__}({parameter.arg})"
 
 
-def _method(method: Method, body: str, imports: Imports, *, name: str = "") -> str:
+def _method(method: Method, body: str, imports: Imports) -> str:
     """A plain method with the signature and the documentation of ``method``."""
     node = method.node
     assert node.returns is not None
@@ -274,7 +273,7 @@ def _method(method: Method, body: str, imports: Imports, *, name: str = "") -> s
     imports.of_names(node.returns, method.module)
     docs = ast.get_docstring(node)
     head = "@property\n" if method.is_property else ""
-    head += f"def {name or method.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}:\n"
+    head += f"def {method.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}:\n"
     return head + _indented((_docs(docs) + "\n" if docs else "") + body)
 
 

@@ -17,7 +17,7 @@ import pytest
 import ternmq
 from ternmq.admin.admin import Admin
 from ternmq.client.blocking.loops import SyncMessages
-from ternmq.client.consume.inbox import Messages
+from ternmq.client.consume.outlet import Messages
 
 GENERATOR: Final = Path(__file__).parent.parent / "script" / "generate_sync.py"
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ternmq.client.blocking.pull import SyncLitePullConsumer, SyncPullConsumer
     from ternmq.client.blocking.push import SyncPushConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
+    from ternmq.client.consume.claimed import Claimed
     from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig
     from ternmq.client.consume.listener import ConsumeContext, ConsumeHook, ConsumeResult
     from ternmq.client.consume.lite_pull import LitePullConsumer
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "Claimed",
     "ClientConfig",
     "ConsumeContext",
     "ConsumeHook",
@@ -86,6 +88,7 @@ _HOMES: Final = {
     "ternmq.client.blocking.pop": ("SyncPopConsumer",),
     "ternmq.client.blocking.pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
+    "ternmq.client.consume.claimed": ("Claimed",),
     "ternmq.client.consume.push": ("PushConsumer",),
     "ternmq.client.consume.config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig"),
     "ternmq.client.send.hooks": ("SendContext", "SendHook"),

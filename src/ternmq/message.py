@@ -140,7 +140,7 @@ class ReceivedMessage:
         max_offset: The offset that the next message of the queue will get; -1 if not known.
         consume_start_time_ms: When the application got it, in ms since 1970; 0 before, and from a ``PullConsumer``.
         body_error: Why the body cannot be read; ``body`` is then as stored, still compressed or damaged. Empty: it can
-            be read. Listeners and loops over ``messages()`` never get an unreadable message.
+            be read. Listeners and loops of push and pop consumers never get an unreadable message.
     """
 
     topic: str

@@ -162,7 +162,7 @@ async def test_what_cannot_be_done_is_said(cluster: EmbeddedCluster, admin: Admi
     async with consuming(cluster, None) as consumer:
         with pytest.raises(SystemFailure, match="has no listener yet"):
             await admin.clients.consume("billing", receipt.offset_id)
-        consumer.messages()
+        aiter(consumer)
         with pytest.raises(SystemFailure, match="iterates over its messages"):
             await admin.clients.consume("billing", receipt.offset_id)
         gone = receipt.offset_id[:-4] + "FFFF"

@@ -20,7 +20,7 @@ async def consume(name_servers: str, count: int) -> None:
     async with PushConsumer("billing", name_servers=name_servers, start=StartPosition.FIRST) as consumer:
         consumer.subscribe("orders")
         left = count
-        async for message in consumer.messages():
+        async for message in consumer:
             left -= 1
             if not left:
                 message.ack()

@@ -128,7 +128,7 @@ async def test_a_slave_finds_its_master_by_the_name_server_and_serves_its_messag
 
         waiting = asyncio.create_task(reader.arrived("orders", 21))
         await sender.sent("orders", b"20")
-        assert b"20" == (await waiting)[-1].body
+        assert b"20" == bytes((await waiting)[-1].body)
 
         refused = await reader.send("orders", b"not here")
         assert ResponseCode.SERVICE_NOT_AVAILABLE == refused.code

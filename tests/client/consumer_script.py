@@ -9,17 +9,36 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from ternmq.errors import BrokerRefused
+from ternmq.message import MessageQueue
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.wire.bodies.clients import Heartbeat, LockedQueues, MemberList, QueueLocks
-from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.clients import (
+    Assignment,
+    AssignmentQuery,
+    Assignments,
+    Heartbeat,
+    LockedQueues,
+    MemberList,
+    QueueLocks,
+    RequestMode,
+    RequestModes,
+)
+from ternmq.wire.bodies.codec import Queue, decode, encode
 from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Header, Reply, Request
 from ternmq.wire.record import pack_host, pack_record, record_bytes
-from ternmq.wire.requests import ConsumerGroup, OffsetReply, PullReply, SendMessageV2, SendReply
+from ternmq.wire.requests import (
+    ChangeInvisibleTimeReply,
+    ConsumerGroup,
+    OffsetReply,
+    PopReply,
+    PullReply,
+    SendMessageV2,
+    SendReply,
+)
 from ternmq.wire.requests_admin import RouteQuery
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -62,6 +81,16 @@ def pulled(code: int, next_offset: int, *records: bytes, broker_id: int = 0) -> 
     return Reply(code, header=header, body=b"".join(records))
 
 
+#: An answer to a change of the invisible time.
+HIDDEN = ChangeInvisibleTimeReply(pop_time_ms=77_000, invisible_ms=60_000, revive_queue_id=3)
+
+
+def popped(*records: bytes) -> Reply:
+    """An answer to a pop at 5,000 ms, with messages of queue 0 from offset 0 on."""
+    header = PopReply(pop_time_ms=5_000, invisible_ms=60_000, revive_queue_id=1, start_offset_info="0 0 0")
+    return Reply(header=header, body=b"".join(records))
+
+
 class ConsumerScript:
     """One server that is name server and ``broker-a`` at once, with one queue per topic.
 
@@ -69,7 +98,9 @@ class ConsumerScript:
     and all else succeeds. ``asked`` has every header that came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pops: bool = False) -> None:
+        """``pops``: as RocketMQ 5 and TernMQ, not as RocketMQ 4.9."""
+        self._pops = pops
         self.topics = {"orders"}
         self.read_queues = 1
         self.slave_address = ""
@@ -117,6 +148,15 @@ class ConsumerScript:
             RequestCode.LOCK_BATCH_MQ: self._lock,
             RequestCode.UNLOCK_BATCH_MQ: lambda _: Reply(),
         }
+        popping: dict[int, Callable[[Request[Any]], Reply | None]] = {
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: lambda _: Reply(body=encode(RequestModes())),
+            RequestCode.SET_MESSAGE_REQUEST_MODE: lambda _: Reply(),
+            RequestCode.QUERY_ASSIGNMENT: self._assignment,
+            RequestCode.POP_MESSAGE: lambda _: None,
+            RequestCode.ACK_MESSAGE: lambda _: Reply(),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: lambda _: Reply(header=HIDDEN),
+        }
+        handlers |= popping if self._pops else {}
         routes = {code: Route(self._handler(handler), "work", ANY_CALLER) for code, handler in handlers.items()}
         async with Server.running(routes, [LaneConfig("work")]) as self.server:
             self.address = f"127.0.0.1:{await self.server.listen('127.0.0.1', 0)}"
@@ -161,6 +201,11 @@ class ConsumerScript:
             raise self.members
         members = self.members or [self.heartbeats[-1].client_id]
         return Reply(body=encode(MemberList(consumer_id_list=members)))
+
+    def _assignment(self, request: Request[Any]) -> Reply:
+        queue = Queue.of(MessageQueue(decode(request.body, AssignmentQuery).topic, "broker-a", -1))
+        assigned = Assignment(message_queue=queue, mode=RequestMode.POP)
+        return Reply(body=encode(Assignments(message_queue_assignments=[assigned])))
 
     def _lock(self, request: Request[Any]) -> Reply:
         queues = [queue for queue in decode(request.body, QueueLocks).queues if queue.queue_id not in self.locked]

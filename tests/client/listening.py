@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ternmq.client.consume.consumer import Consumer
+from ternmq.client.consume.lite_pull import LitePullConsumer
+from ternmq.client.consume.pop import PopConsumer
+from ternmq.client.consume.pull_source import PullSource
+from ternmq.client.consume.push import PushConsumer
 from ternmq.message import ReceivedMessage
 
 
@@ -32,6 +37,20 @@ class Collector:
     async def bodies(self, count: int) -> list[str]:
         await self.wait(count)
         return self.seen
+
+
+def core_of(consumer: PushConsumer | PopConsumer | LitePullConsumer) -> Consumer:
+    """The core of a running consumer."""
+    if isinstance(consumer, LitePullConsumer):
+        assert consumer._live is not None
+        return consumer._live.consumer
+    assert consumer._consumer is not None
+    return consumer._consumer
+
+
+def pull_sources(consumer: PushConsumer | PopConsumer | LitePullConsumer) -> list[PullSource]:
+    """The queues that a running consumer pulls."""
+    return [source for source in core_of(consumer).sources.all() if isinstance(source, PullSource)]
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.client.consume.claimed import Claimed
+from ternmq.message import MessageQueue
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
-def received(queue_offset: int, body: bytes = b"x", *, tags: str = "", reconsume_times: int = 0) -> ReceivedMessage:
+def received(queue_offset: int, body: bytes = b"x", *, tags: str = "", reconsume_times: int = 0) -> Claimed:
     """A message as a pull from ``QUEUE`` would bring it."""
-    return ReceivedMessage(
+    return Claimed(
         topic=QUEUE.topic,
         body=body,
         properties={"TAGS": tags} if tags else {},
@@ -30,5 +31,5 @@ def received(queue_offset: int, body: bytes = b"x", *, tags: str = "", reconsume
     )
 
 
-def messages(*queue_offsets: int) -> list[ReceivedMessage]:
+def messages(*queue_offsets: int) -> list[Claimed]:
     return [received(offset) for offset in queue_offsets]

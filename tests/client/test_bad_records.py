@@ -13,13 +13,14 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.client.config import ClientConfig, ProducerConfig
 from ternmq.client.consume import config as consumer_config
-from ternmq.client.consume import pop_settle
+from ternmq.client.consume import pop_lot
+from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import FlowLimits, PopConfig, PushConfig
-from ternmq.client.consume.decode import INLINE_BYTES, to_messages
+from ternmq.client.consume.decode import INLINE_BYTES, Inflater
 from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pop import PopConsumer
-from ternmq.client.consume.pop_reader import _has_handle
+from ternmq.client.consume.pop_source import handle_of
 from ternmq.client.consume.pull import PullConsumer
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.send.outgoing import prepare
@@ -33,8 +34,9 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.compress import compress
 from ternmq.wire.record import FIXED_V4_BYTES, Sysflag, read_records
 from ternmq.wire.requests import PopReply
+from ternmq.wire.stored import read_answer
 from tests.client.consumer_script import ConsumerScript, pulled, record
-from tests.client.listening import Collector, eventually
+from tests.client.listening import Collector, eventually, pull_sources
 from tests.client.samples import received
 
 FIRST = StartPosition.FIRST
@@ -95,14 +97,14 @@ async def test_a_body_that_does_not_decompress_becomes_a_dead_letter_and_the_oth
     consumer.subscribe("orders")
     async with consumer:
         if listener is None:
-            async for message in consumer.messages():
+            async for message in consumer:
                 await seen(message)
                 if len(seen.messages) == 2:
                     break
         assert ["before", "behind"] == await seen.bodies(2)
         dead = await dead_letter(cluster)
-        assert consumer._member is not None
-        assert 1 == consumer._member._stats.by_topic()["orders"].consume_failed_msgs
+        assert consumer._consumer is not None
+        assert 1 == consumer._consumer.stats.by_topic()["orders"].consume_failed_msgs
     assert (GARBAGE, COMPRESSED, True) == (dead.body, dead.sysflag, dead.body_error.startswith(WHY))
     assert f"cannot be decoded and {'becomes a dead letter' if way == 'orderly' else 'count as failed'}" in caplog.text
     assert (WHY in caplog.text, str(queue) in caplog.text) == (True, True)
@@ -131,8 +133,8 @@ async def test_for_want_of_a_package_an_orderly_queue_waits(
         for module in [name for name in sys.modules if name.startswith("lz4")]:
             without.setitem(sys.modules, module, None)
         async with consumer(Collector()) as waiting:
-            assert waiting._member is not None
-            stats = waiting._member._stats
+            assert waiting._consumer is not None
+            stats = waiting._consumer.stats
             await eventually(lambda: sum(one.consume_failed_msgs for one in stats.by_topic().values()) > 2)
     assert 1 == caplog.text.count("cannot be decoded: the package lz4")
     seen = Collector()
@@ -150,9 +152,8 @@ async def test_in_broadcasting_it_is_logged_and_passed_over(
     consumer.subscribe("orders")
     async with consumer:
         await seen.wait(2)
-        assert consumer._member is not None
-        reader = next(reader for reader in consumer._member.readers.all() if reader.queue == queue)
-        await eventually(lambda: reader.held.progress == 3)
+        source = next(source for source in pull_sources(consumer) if source.queue == queue)
+        await eventually(lambda: source.progress == 3)
     assert ["before", "behind"] == seen.seen
     assert "broadcasting has no retries" in caplog.text
 
@@ -162,7 +163,7 @@ async def test_a_popped_message_that_does_not_decompress_comes_again_and_becomes
 ) -> None:
     """Point 9, F9."""
     monkeypatch.setattr(consumer_config, "POP_INVISIBLE_LEAST_MS", 1)
-    monkeypatch.setattr(pop_settle, "DELAYS_MS", (50,) * 16)
+    monkeypatch.setattr(pop_lot, "DELAYS_MS", (50,) * 16)
     seen = Collector()
     config = PopConfig(start=FIRST, max_reconsume_times=1, invisible_ms=10_000)
     consumer = PopConsumer("billing", seen, name_servers=cluster.name_servers, config=config)
@@ -360,10 +361,11 @@ def test_records_whose_sizes_are_wrong_cannot_be_told_apart() -> None:
 async def test_the_loop_goes_on_while_a_large_body_is_decompressed(body_bytes: int, count: int, yields: bool) -> None:
     """Point 9: and one answer with many small ones is as large."""
     body, bits = compress(bytes(body_bytes))
-    records = read_records(b"".join(record(offset, body, sysflag=bits) for offset in range(count)))
+    records = b"".join(record(offset, body, sysflag=bits) for offset in range(count))
+    messages, _ = read_answer(records, Claimed, "broker-a")
     went_on = asyncio.Event()
     asyncio.get_running_loop().call_soon(went_on.set)
-    messages = await to_messages(records, "broker-a", bytes_max=1 << 30)
+    assert count == await Inflater(1 << 30).messages(messages)
     assert yields == went_on.is_set()
     assert [(offset, body_bytes, "") for offset in range(count)] == [
         (one.queue_offset, len(one.body), one.body_error) for one in messages
@@ -386,13 +388,11 @@ async def held_back(script: ConsumerScript, limits: FlowLimits) -> tuple[list[in
     consumer = PushConsumer("billing", listener, name_servers=script.address, config=config)
     consumer.subscribe("orders")
     async with consumer:
-        assert consumer._member is not None
-        readers = consumer._member.readers
-        await eventually(lambda: any(reader.held.body_bytes >= limits.body_bytes for reader in readers.all()))
+        await eventually(lambda: any(source.held.body_bytes >= limits.body_bytes for source in pull_sources(consumer)))
         await seen.wait(limits.body_bytes // 1_000)
         before = [message.queue_offset for message in seen.messages]
-        (reader,) = (reader for reader in readers.all() if reader.queue.topic == "orders")
-        assert (limits.body_bytes, before[-1] + 1) == (reader.held.body_bytes, reader.held.next_offset)
+        (source,) = (source for source in pull_sources(consumer) if source.queue.topic == "orders")
+        assert (limits.body_bytes, before[-1] + 1) == (source.held.body_bytes, source.held.next_offset)
         go_on.set()
         await seen.wait(10)
         await script.wait_for(PULL, 2)
@@ -455,4 +455,4 @@ def test_only_a_handle_of_this_answer_is_used(handle: str, is_used: bool) -> Non
     reply = PopReply(pop_time_ms=77, invisible_ms=60_000, revive_queue_id=0)
     message = received(5)
     message.properties["POP_CK"] = handle
-    assert is_used == _has_handle(message, reply)
+    assert is_used == (handle_of(message, reply) is not None)

@@ -12,7 +12,7 @@ import pytest
 
 from ternmq.admin import Admin
 from ternmq.client.config import ClientConfig
-from ternmq.client.consume import pop_settle
+from ternmq.client.consume import pop_lot
 from ternmq.client.consume.listener import ConsumeContext
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pop import PopConsumer
@@ -57,7 +57,7 @@ async def test_messages_are_popped_acked_and_put_off(
 
     Pop's codes go in JSON headers, whatever the setting.
     """
-    monkeypatch.setattr(pop_settle, "DELAYS_MS", (1_000,))
+    monkeypatch.setattr(pop_lot, "DELAYS_MS", (1_000,))
     client = ClientConfig(rocketmq_5.address, serialization="ROCKETMQ")
     seen = Collector()
     hang = asyncio.Event()

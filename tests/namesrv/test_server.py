@@ -468,8 +468,8 @@ async def test_a_port_in_use_is_named(name_server: NameServer) -> None:
 async def test_settings_never_keep_brokers_from_registering(caller: Caller) -> None:
     """Issue 13, 1 and 6: a broker that registers is told all settings of ordered topics, and they fitted no frame."""
     codes = set()
-    for number in range(5):
-        header = PutKv(namespace="ORDER_TOPIC_CONFIG", key=str(number), value="x" * 4_000_000)
+    for number in range(20):
+        header = PutKv(namespace="ORDER_TOPIC_CONFIG", key=str(number), value="x" * 1_000_000)
         codes.add((await caller.call(RequestCode.PUT_KV_CONFIG, header)).code)
 
     assert {ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER} == codes

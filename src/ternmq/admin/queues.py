@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume.decode import to_messages
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -22,8 +21,8 @@ from ternmq.names import TOOLS_GROUP, check_topic
 from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
-from ternmq.wire.record import read_records
 from ternmq.wire.requests import PullMessage, PullSysflag
+from ternmq.wire.stored import StoredMessage, read_answer
 
 T = TypeVar("T")
 
@@ -134,9 +133,10 @@ class Queues:
         return messages, max((one.queue_offset for one in messages if one.topic), default=queue_offset) + 1
 
     async def messages_of(self, body: Buffer, broker_name: str) -> list[ReceivedMessage]:
-        """The messages of a reply; unreadable ones have a ``body_error``."""
-        bytes_max = self._instance.config.decompressed_bytes_max
-        return await to_messages(read_records(body), broker_name, bytes_max=bytes_max)
+        """The messages of an answer; those that cannot be read have a ``body_error``."""
+        messages, _ = read_answer(body, StoredMessage, broker_name)
+        await self._instance.inflater.messages(messages)
+        return list(messages)
 
     async def first_since(self, queue: MessageQueue, time_ms: int) -> int:
         """The queue offset of the first message stored at ``time_ms`` or later; the queue's end if there is none."""

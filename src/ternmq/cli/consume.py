@@ -2,7 +2,7 @@
 
 Three ways to read, by what the reader leaves behind:
 
-- Without a group: nothing. Everybody sees everything, as often as they like; brokers keep no progress.
+- Without a group: nothing. Each reader sees all messages, as often as it likes; brokers keep no progress.
 - ``--group`` that follows: a member of the group like any other. Queues are shared with the other members, progress is
   kept, and a second ``tern consume`` with the same group takes over half of the queues.
 - ``--group --no-follow``: works off what waits for the group, stores its progress and ends. That is no membership, so
@@ -27,6 +27,7 @@ from ternmq.cli.running import serve
 from ternmq.cli.shown import body_text, fields_of
 from ternmq.cli.times import format_ms, parse_position
 from ternmq.errors import ConfigError, TernError
+from ternmq.names import TOOLS_GROUP
 from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -34,15 +35,13 @@ if TYPE_CHECKING:
     from ternmq.client.consume.pull import PullConsumer
     from ternmq.message import MessageQueue, ReceivedMessage
 
-#: Every RocketMQ broker has this group, for tools that only look.
-LOOKING_GROUP: Final = "TOOLS_CONSUMER"
 #: Messages read ahead while those before are printed.
 AHEAD_MAX: Final = 1_000
 #: Between two tries to reach a broker that is away.
 RETRY_S: Final = 1.0
 
 
-class _Wanted(NamedTuple):
+class _Filter(NamedTuple):
     """Which messages: with one of the tags, or for which an SQL expression is true."""
 
     tags: str
@@ -86,36 +85,36 @@ def consume(
 
         tern consume orders --group billing --count 10
     """
-    wanted = _Wanted(tags, sql)
+    chosen = _Filter(tags, sql)
     show = _Printer(Output(as_json=as_json), count)
     position = parse_position(start)
     if group is None:
-        serve(_look(topic, position, wanted, show, follow=follow, name_servers=name_servers))
+        serve(_look(topic, position, chosen, show, follow=follow, name_servers=name_servers))
     elif follow:
-        serve(_join(topic, group, position, wanted, show, name_servers=name_servers))
+        serve(_join(topic, group, position, chosen, show, name_servers=name_servers))
     else:
-        serve(_work_off(topic, group, position, wanted, show, name_servers=name_servers))
+        serve(_work_off(topic, group, position, chosen, show, name_servers=name_servers))
 
 
 # --- Three ways to read -------------------------------------------------------------------------------------------
 
 
 async def _look(
-    topic: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, follow: bool, name_servers: str
+    topic: str, start: StartPosition, chosen: _Filter, show: _Printer, *, follow: bool, name_servers: str
 ) -> None:
     from ternmq.client.consume.pull import PullConsumer
 
-    async with PullConsumer(LOOKING_GROUP, name_servers=name_servers) as consumer:
+    async with PullConsumer(TOOLS_GROUP, name_servers=name_servers) as consumer:
         spans = {queue: await _span(consumer, queue, start) for queue in await consumer.queues(topic)}
-        async for message in _stored(consumer, spans, wanted):
+        async for message in _stored(consumer, spans, chosen):
             if not show(message):
                 return
         if follow:
-            await _follow(consumer, {queue: span.stop for queue, span in spans.items()}, wanted, show)
+            await _follow(consumer, {queue: span.stop for queue, span in spans.items()}, chosen, show)
 
 
 async def _join(
-    topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
+    topic: str, group: str, start: StartPosition, chosen: _Filter, show: _Printer, *, name_servers: str
 ) -> None:
     from ternmq.client.consume.pull import PullConsumer
     from ternmq.client.consume.push import PushConsumer
@@ -123,8 +122,8 @@ async def _join(
     async with PullConsumer(group, name_servers=name_servers) as looker:
         await looker.queues(topic)  # a member would wait for a topic that does not exist
     async with PushConsumer(group, name_servers=name_servers, start=start) as consumer:
-        consumer.subscribe(topic, wanted.tags, sql=wanted.sql)
-        async for message in consumer.messages():
+        consumer.subscribe(topic, chosen.tags, sql=chosen.sql)
+        async for message in consumer:
             more = show(message)
             message.ack()
             if not more:
@@ -132,7 +131,7 @@ async def _join(
 
 
 async def _work_off(
-    topic: str, group: str, start: StartPosition, wanted: _Wanted, show: _Printer, *, name_servers: str
+    topic: str, group: str, start: StartPosition, chosen: _Filter, show: _Printer, *, name_servers: str
 ) -> None:
     from ternmq.admin import Admin
     from ternmq.client.consume.pull import PullConsumer
@@ -152,7 +151,7 @@ async def _work_off(
             spans[queue] = span if progress is None else range(progress, span.stop)
         reached: dict[MessageQueue, int] = {}
         try:
-            async for message in _stored(consumer, spans, wanted):
+            async for message in _stored(consumer, spans, chosen):
                 more = show(message)
                 reached[message.queue] = message.queue_offset + 1  # only now: what could not be shown is not done
                 if not more:
@@ -180,10 +179,10 @@ async def _span(consumer: PullConsumer, queue: MessageQueue, start: StartPositio
 
 
 async def _stored(
-    consumer: PullConsumer, spans: Mapping[MessageQueue, range], wanted: _Wanted
+    consumer: PullConsumer, spans: Mapping[MessageQueue, range], chosen: _Filter
 ) -> AsyncIterator[ReceivedMessage]:
     """The messages of several queues in the order in which they were stored."""
-    streams = [_stored_in(consumer, queue, span, wanted) for queue, span in spans.items()]
+    streams = [_stored_in(consumer, queue, span, chosen) for queue, span in spans.items()]
     # By time, and within a millisecond by log offset, which is exact on one broker; numbers only keep messages apart.
     heads: list[tuple[int, int, int, ReceivedMessage]] = []
     for number, stream in enumerate(streams):
@@ -197,11 +196,11 @@ async def _stored(
 
 
 async def _stored_in(
-    consumer: PullConsumer, queue: MessageQueue, span: range, wanted: _Wanted
+    consumer: PullConsumer, queue: MessageQueue, span: range, chosen: _Filter
 ) -> AsyncIterator[ReceivedMessage]:
     queue_offset = span.start
     while queue_offset < span.stop:
-        result = await consumer.pull(queue, queue_offset, tags=wanted.tags, sql=wanted.sql, wait=False)
+        result = await consumer.pull(queue, queue_offset, tags=chosen.tags, sql=chosen.sql, wait=False)
         for message in result.messages:
             if message.queue_offset < span.stop:
                 yield message
@@ -210,13 +209,13 @@ async def _stored_in(
         queue_offset = result.next_offset
 
 
-async def _follow(consumer: PullConsumer, starts: Mapping[MessageQueue, int], wanted: _Wanted, show: _Printer) -> None:
+async def _follow(consumer: PullConsumer, starts: Mapping[MessageQueue, int], chosen: _Filter, show: _Printer) -> None:
     """Messages as they arrive, until ``show`` has enough."""
     arrived: asyncio.Queue[ReceivedMessage | TernError] = asyncio.Queue(AHEAD_MAX)
     away: set[str] = set()
     async with Tasks() as tasks:
         for queue, queue_offset in starts.items():
-            tasks.create_task(_follow_one(consumer, queue, queue_offset, wanted, arrived, away))
+            tasks.create_task(_follow_one(consumer, queue, queue_offset, chosen, arrived, away))
         while True:
             message = await arrived.get()
             if isinstance(message, TernError):
@@ -229,14 +228,14 @@ async def _follow_one(
     consumer: PullConsumer,
     queue: MessageQueue,
     queue_offset: int,
-    wanted: _Wanted,
+    chosen: _Filter,
     arrived: asyncio.Queue[ReceivedMessage | TernError],
     away: set[str],
 ) -> None:
     """Read one queue for ever. ``away`` has the brokers that do not answer, so that one remark is made for each."""
     while True:
         try:
-            result = await consumer.pull(queue, queue_offset, tags=wanted.tags, sql=wanted.sql)
+            result = await consumer.pull(queue, queue_offset, tags=chosen.tags, sql=chosen.sql)
         except TernError as error:
             if not error.retriable:
                 await arrived.put(error)

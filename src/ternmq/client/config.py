@@ -19,7 +19,7 @@ from ternmq.wire.codes import BINARY, JSON, ResponseCode
 from ternmq.wire.compress import BODY_BYTES_MAX
 from ternmq.wire.record import Sysflag
 
-#: RocketMQ's name for «make one up»: such a client is called by its process id and a number of its own.
+#: RocketMQ's name for "generate one": such a client is named by its process id and a number.
 DEFAULT_INSTANCE: Final = "DEFAULT"
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 
@@ -44,7 +44,7 @@ class ClientConfig:
             from the process id and a number.
         client_ip: The IP address in the client id and in message ids. Empty: the address of the interface that leads
             outside.
-        unit_name: RocketMQ's unit («set») of a deployment over several sites; it becomes part of the client id.
+        unit_name: RocketMQ's unit ("set") of a deployment over several sites; it becomes part of the client id.
         namespace: Put before topic and group names as ``namespace%name``, so that tenants can share brokers.
         poll_name_server_interval_ms: How often the routes are fetched again, in ms.
         heartbeat_interval_ms: How often heartbeats are sent, in ms. Brokers drop a client without heartbeats after 120

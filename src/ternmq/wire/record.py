@@ -138,6 +138,8 @@ _FIXED_V4: Final = _FIXED[0]
 #: For the store's hot path, which packs what ``pack_record`` would pack for IPv4 hosts, without the call: all fields in
 #: the order of the layout, size to body length.
 pack_fixed_v4_into: Final = _FIXED_V4.pack_into
+#: The same fields, for readers of whole answers.
+unpack_fixed_v4: Final = _FIXED_V4.unpack_from
 FIXED_V4_BYTES: Final = _FIXED_V4.size
 #: An empty V1 record of IPv4 hosts: the fixed part and the lengths of topic and properties.
 RECORD_BYTES_MIN: Final = _FIXED_V4.size + 1 + 2

@@ -242,8 +242,8 @@ async def test_a_new_connection_begins_with_a_heartbeat() -> None:
         assert [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT] == broker.codes
 
 
-async def test_a_broker_that_nobody_asks_anything_hears_of_us_again_after_its_connection_broke() -> None:
-    """D3, G1: the other members may ask it who is in the group."""
+async def test_an_idle_broker_gets_a_heartbeat_after_its_connection_broke() -> None:
+    """D3, G1: the other members may ask it for the members of the group."""
     async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
         broker = cluster.broker
         await instance.routes.of("orders")
@@ -361,7 +361,7 @@ async def test_a_broker_asks_a_member_how_it_is() -> None:
         assert "it" == decode(response.body, ConsumedDirectly).remark
 
 
-async def test_a_member_that_is_gone_and_a_code_that_nobody_knows_are_refused() -> None:
+async def test_a_member_that_is_gone_and_an_unknown_code_are_refused() -> None:
     """B3, F10."""
     async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:
         await instance.connections.to(cluster.broker.address)

@@ -1,4 +1,4 @@
-"""From a name server's answer to queues, and who asks when (A4, D1, E3)."""
+"""From a name server's answer to queues, and when it is asked (A4, D1, E3)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_answer_of_old_name_servers_is_read() -> None:
     assert ("10.0.0.1:10911", "10.0.0.2:10911") == (route.address("a"), route.address("a", 1))
 
 
-# --- Who asks when ---------------------------------------------------------------------------------------------
+# --- When it is asked ---------------------------------------------------------------------------------------------
 
 
 class Registry:

@@ -1,4 +1,4 @@
-"""One fetch for all who ask at the same time."""
+"""One fetch for all callers that ask at the same time."""
 
 from __future__ import annotations
 

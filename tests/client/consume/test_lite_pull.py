@@ -25,7 +25,7 @@ from ternmq.wire.bodies.clients import ConsumeType
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import PullSysflag
 from tests.client.consumer_script import ConsumerScript, pulled, record
-from tests.client.listening import eventually, numbered
+from tests.client.listening import core_of, eventually, numbered, pull_sources
 
 FIRST = StartPosition.FIRST
 FAR_MS = 20_000
@@ -256,8 +256,7 @@ async def test_a_paused_queue_gives_nothing_until_it_is_resumed(
 
 def held(consumer: LitePullConsumer, queue: MessageQueue) -> int:
     """How many messages of a queue are fetched and not done."""
-    assert consumer._member is not None
-    return next(len(reader.held) for reader in consumer._member.readers.all() if reader.queue == queue)
+    return next(len(source.held) for source in pull_sources(consumer) if source.queue == queue)
 
 
 async def test_a_paused_queue_may_be_moved_and_let_go(consumer: LitePullConsumer, queue: MessageQueue) -> None:
@@ -282,12 +281,11 @@ async def test_what_was_polled_is_done_with_the_next_poll(
 ) -> None:
     """F4, F7: progress never passes what the application may still work on."""
     assert 10 == len(await consumer.poll(FAR_MS))
-    member = consumer._member
-    assert member is not None
-    await member.readers.save(wait=True)
+    sources = core_of(consumer).sources
+    await sources.save(wait=True)
     assert 0 == await progress(cluster)
     assert [] == await consumer.poll(0)
-    await member.readers.save(wait=True)
+    await sources.save(wait=True)
     assert (10, 10) == (await progress(cluster), await consumer.committed(queue))
 
 
@@ -399,28 +397,43 @@ async def test_batches_come_one_after_the_other(
     config = LitePullConfig(start=FIRST, batch_max=4)
     async with LitePullConsumer("lake", name_servers=cluster.name_servers, config=config) as lake:
         await lake.assign([queue])
-        batches = []
-        async for messages in lake:
-            batches.append(bodies(messages))
-            if sum(map(len, batches)) == 10:
-                break
+        batches: list[list[str]] = []
+        while sum(map(len, batches)) < 10:
+            batches.append(bodies(await lake.poll(FAR_MS)))
     assert [numbered(4), numbered(4, 4), numbered(2, 8)] == batches
 
 
-async def test_the_end_of_the_block_ends_a_loop_over_batches(cluster: EmbeddedCluster, producer: Producer) -> None:
+async def test_a_loop_gets_one_message_at_a_time_and_the_last_is_done_with_the_block(
+    cluster: EmbeddedCluster, consumer: LitePullConsumer, queue: MessageQueue
+) -> None:
+    """F4, F7: as in a push consumer, a message is done when the next one is asked for."""
+    seen = []
+    async with LitePullConsumer("lake", name_servers=cluster.name_servers, start=FIRST) as lake:
+        await lake.assign([queue])
+        async for message in lake:
+            seen.append(message.queue_offset)
+            await core_of(lake).sources.save(wait=True)
+            assert message.queue_offset == await lake.committed(queue)
+            if len(seen) == 3:
+                break
+    async with LitePullConsumer("lake", name_servers=cluster.name_servers) as again:
+        assert ([0, 1, 2], 3) == (seen, await again.committed(queue))
+
+
+async def test_the_end_of_the_block_ends_a_loop(cluster: EmbeddedCluster, producer: Producer) -> None:
     """F4."""
     await send(producer, "it")
     consumer = LitePullConsumer("audit", name_servers=cluster.name_servers, start=FIRST)
     consumer.subscribe("orders")
-    seen: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue()
+    seen: asyncio.Queue[ReceivedMessage] = asyncio.Queue()
 
     async def loop() -> None:
-        async for messages in consumer:
-            await seen.put(messages)
+        async for message in consumer:
+            await seen.put(message)
 
     async with consumer, asyncio.timeout(20):
         looping = asyncio.create_task(loop())
-        assert ["it"] == bodies(await seen.get())
+        assert ["it"] == bodies([await seen.get()])
     await looping
     with pytest.raises(NotRunning):
         await consumer.poll()
@@ -446,9 +459,7 @@ async def test_a_consumer_reads_no_further_ahead_than_its_limits(cluster: Embedd
     consumer = LitePullConsumer("audit", name_servers=cluster.name_servers, config=config)
     consumer.subscribe("orders")
     async with consumer:
-        assert consumer._member is not None
-        readers = list(consumer._member.readers.all())
-        await eventually(lambda: [2] * 4 == [len(reader.held) for reader in readers])
+        await eventually(lambda: [2] * 4 == [len(source.held) for source in pull_sources(consumer)])
         messages = await polled(consumer, 80)
     assert Counter(numbered(80)) == Counter(bodies(messages))
 
@@ -456,7 +467,7 @@ async def test_a_consumer_reads_no_further_ahead_than_its_limits(cluster: Embedd
 async def test_queues_of_a_topic_that_change_are_told(
     cluster: EmbeddedCluster, producer: Producer, consumer: LitePullConsumer
 ) -> None:
-    """F4: those who assign hear of new queues; a listener that fails does no harm."""
+    """F4: consumers with assigned queues hear of new ones; a listener that fails does no harm."""
     await send(producer, "it")
     told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
@@ -551,8 +562,8 @@ def test_the_blocking_twin_does_the_same() -> None:
         consumer.subscribe("orders")
         with consumer:
             seen: list[str] = []
-            for messages in consumer:
-                seen += bodies(messages)
+            for message in consumer:
+                seen += bodies([message])
                 if len(seen) == 40:
                     break
             assert Counter(numbered(40)) == Counter(seen)

@@ -10,7 +10,7 @@ import pytest
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume import fetch, locks, rebalance
+from ternmq.client.consume import locks, rebalance, source
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import Listener
 from ternmq.client.consume.locks import Locks
@@ -115,7 +115,7 @@ async def test_all_locks_of_a_broker_are_renewed_and_given_back_in_one_call(
         await held.lock(queue)
     await held.renew()
     await held.unlock(QUEUES)
-    await held.unlock(QUEUES)  # not ours any more: nobody is told
+    await held.unlock(QUEUES)  # not ours any more: no broker is told
     assert [LOCK] * 4 + [UNLOCK] == [code for code, _ in script.asked if code in (LOCK, UNLOCK)]
 
 
@@ -193,7 +193,7 @@ async def test_a_queue_that_another_member_has_is_asked_for_again(
 
 
 async def test_a_lock_is_given_back_when_the_start_cannot_be_found(script: ConsumerScript) -> None:
-    """F2, F6: whoever gets the queue in the next round needs it."""
+    """F2, F6: the member that gets the queue in the next round needs it."""
     script.say(LOAD, refused(ResponseCode.SYSTEM_ERROR, "no"))
     async with consumer_of(script):
         await script.wait_for(UNLOCK)
@@ -272,7 +272,7 @@ async def test_after_a_broken_connection_the_lock_is_asked_for_before_the_next_c
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2."""
-    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.01)
+    monkeypatch.setattr(source, "ERROR_PAUSE_S", 0.01)
     monkeypatch.setattr(locks, "TIMEOUT_MS", 200)
     monkeypatch.setattr(locks, "AGAIN_S", 0.01)
     script.say(PULL, pulled(ResponseCode.SUCCESS, 7, record(5), record(6)))
@@ -293,7 +293,7 @@ async def test_after_a_broken_connection_the_lock_is_asked_for_before_the_next_c
             peer.abort()
         await script.wait_for(LOCK, 2)
         go.set()
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         assert member.locks is not None
         await eventually(lambda: not isinstance(member.outlet, Orderly) or not member.outlet.is_calling(QUEUES[0]))

@@ -23,7 +23,7 @@ from ternmq.env import Env
 from ternmq.errors import ConfigError
 from ternmq.message import Message, MessageQueue, ReceivedMessage
 from ternmq.wire.bodies.clients import MessageModel
-from tests.client.listening import Collector, eventually, numbered
+from tests.client.listening import Collector, eventually, numbered, pull_sources
 from tests.manual_clock import ManualClock
 
 ORDERLY = PushConfig(start=StartPosition.FIRST, orderly=True, orderly_retry_ms=10)
@@ -379,10 +379,10 @@ async def test_a_reset_queue_waits_for_the_running_call(cluster: EmbeddedCluster
     (queue,) = await fill(producer, 4, queues=1)
     async with consumer_of(cluster, listener) as consumer:
         await began.wait()
-        assert consumer._member is not None
-        consumer._member.reset({queue: 2})
-        (reader,) = [reader for reader in consumer._member.readers.all() if reader.queue == queue]
-        await eventually(lambda: len(reader.held) == 2)
+        assert consumer._consumer is not None
+        consumer._consumer.reset({queue: 2})
+        (source,) = [source for source in pull_sources(consumer) if source.queue == queue]
+        await eventually(lambda: len(source.held) == 2)
         assert ["begin 0"] == events
         go.set()
         await eventually(lambda: len(events) == 6)
@@ -426,7 +426,7 @@ async def test_without_a_trusted_lock_nothing_is_begun(cluster: EmbeddedCluster,
     (queue,) = await fill(producer, 3, queues=1)
     async with consumer_of(cluster, listener, env=Env(clock=clock)) as consumer:
         await seen.wait(1)
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         assert member.locks is not None
         assert not member.locks.is_held(queue)
@@ -462,4 +462,4 @@ async def test_only_a_listener_can_keep_the_order(cluster: EmbeddedCluster) -> N
     """F2."""
     async with PushConsumer("billing", name_servers=cluster.name_servers, orderly=True) as consumer:
         with pytest.raises(ConfigError, match="is orderly and cannot be iterated"):
-            consumer.messages()
+            aiter(consumer)

@@ -15,12 +15,13 @@ from ternmq.client.blocking.pop import SyncPopConsumer
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume import config as consumer_config
-from ternmq.client.consume import pop_settle
+from ternmq.client.consume import pop_lot
+from ternmq.client.consume.claimed import After, Claimed
 from ternmq.client.consume.config import PopConfig
 from ternmq.client.consume.listener import ConsumeContext
 from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
 from ternmq.client.consume.pop import PopConsumer
-from ternmq.client.consume.pop_reader import PopReader
+from ternmq.client.consume.pop_source import PopSource
 from ternmq.client.consume.pull import PullConsumer
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.consume.send_back import Returns
@@ -33,7 +34,7 @@ from ternmq.wire.bodies.clients import ConsumeType, GroupRequestMode, RequestMod
 from ternmq.wire.bodies.codec import Queue, decode, encode
 from ternmq.wire.codes import RequestCode
 from tests.client.consumer_script import ConsumerScript
-from tests.client.listening import Collector, eventually, numbered
+from tests.client.listening import Collector, core_of, eventually, numbered
 
 FIRST = StartPosition.FIRST
 #: An invisible time that a test can wait for.
@@ -44,7 +45,7 @@ SHORT_MS = 300
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Invisible times and delays below those that make sense elsewhere."""
     monkeypatch.setattr(consumer_config, "POP_INVISIBLE_LEAST_MS", 1)
-    monkeypatch.setattr(pop_settle, "DELAYS_MS", (50,) * 16)
+    monkeypatch.setattr(pop_lot, "DELAYS_MS", (50,) * 16)
 
 
 @pytest.fixture
@@ -75,11 +76,10 @@ def popped_queues(consumer: PopConsumer) -> list[MessageQueue]:
     return [queue for queue in consumer.queues if not is_retry_topic(queue.topic)]
 
 
-def popping(consumer: PopConsumer) -> PopReader:
-    """The only reader that pops."""
-    assert consumer._member is not None
-    (reader,) = (reader for reader in consumer._member.readers.all() if isinstance(reader, PopReader))
-    return reader
+def popping(consumer: PopConsumer) -> PopSource:
+    """The only source that pops."""
+    (source,) = (source for source in core_of(consumer).sources.all() if isinstance(source, PopSource))
+    return source
 
 
 # --- Done -----------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ async def test_a_loop_over_messages_acks_as_it_goes(cluster: EmbeddedCluster, pr
     await send(producer, *numbered(10))
     seen = []
     async with consumer_of(cluster, invisible_ms=SHORT_MS) as consumer:
-        async for message in consumer.messages():
+        async for message in consumer:
             seen.append(message.body.decode())
             if message.body == b"order-3" and message.reconsume_times == 0:
                 message.retry()
@@ -215,7 +215,7 @@ async def test_a_listener_chooses_the_delay_or_no_more_attempt(
     cluster: EmbeddedCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F9: by its delay level; below 0 it is a dead letter at once."""
-    monkeypatch.setattr(pop_settle, "DELAYS_MS", (3_600_000, 3_600_000, 50))
+    monkeypatch.setattr(pop_lot, "DELAYS_MS", (3_600_000, 3_600_000, 50))
     await send(producer, "again", "never")
     seen = Collector()
 
@@ -237,8 +237,8 @@ def test_the_delay_grows_with_the_attempts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
 
     def delay_s(reconsume_times: int, level: int = 0) -> int:
-        message = ReceivedMessage("t", b"", {}, "b", 0, 0, 0, "", "", 0, "", 0, "", reconsume_times, 0, 0, 0)
-        return pop_settle.delay_ms(message, level) // 1000
+        message = Claimed("t", b"", {}, "b", 0, 0, 0, "", "", 0, "", 0, "", reconsume_times, 0, 0, 0)
+        return pop_lot.delay_ms(message, After(level)) // 1000
 
     assert [10, 30, 60, 7200, 7200] == [delay_s(times) for times in (0, 1, 2, 15, 99)]
     assert [30, 600, 7200] == [delay_s(5, level) for level in (1, 11, 18)]
@@ -247,7 +247,7 @@ def test_the_delay_grows_with_the_attempts(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_message_that_came_too_often_is_not_shown_any_more(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:
-    """F9, H1: each time whoever had it died; it becomes a dead letter without another death."""
+    """F9, H1: each time its consumer died; it becomes a dead letter without being delivered again."""
     await send(producer, "deadly")
     seen = Collector()
     hang = asyncio.Event()
@@ -270,7 +270,7 @@ async def test_a_message_that_came_too_often_is_not_shown_any_more(
 async def test_who_settles_too_late_says_nothing(
     cluster: EmbeddedCluster, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F9: the message is somebody else's by then; the broker would refuse."""
+    """F9: the message belongs to another member by then; the broker would refuse."""
     await send(producer, "slow")
     seen = Collector()
 
@@ -328,7 +328,7 @@ async def test_what_was_taken_and_left_goes_to_others_soon(cluster: EmbeddedClus
     """F9: the end of the block gives back, within a second instead of a minute."""
     await send(producer, *numbered(5))
     async with consumer_of(cluster) as leaving:
-        async for message in leaving.messages():
+        async for message in leaving:
             assert message.reconsume_times == 0
             break
     seen = Collector()
@@ -341,12 +341,12 @@ async def test_what_a_dead_member_had_comes_to_another(cluster: EmbeddedCluster,
     await send(producer, *numbered(5))
     dying = consumer_of(cluster, invisible_ms=SHORT_MS)
     await dying.__aenter__()
-    async for _ in dying.messages():
+    async for _ in dying:
         break
-    assert dying._member is not None
+    assert dying._consumer is not None
     # As if the process were gone: nothing is said any more, and its connections end.
-    dying._member.instance._running = False
-    await dying._member.instance.connections.close()
+    dying._consumer.instance._running = False
+    await dying._consumer.instance.connections.close()
     seen = Collector()
     async with consumer_of(cluster, seen):
         bodies = await seen.bodies(5)
@@ -378,7 +378,7 @@ async def test_no_more_is_popped_than_can_be_settled(cluster: EmbeddedCluster, p
 
 
 async def test_hanging_listeners_do_not_stop_the_popping(cluster: EmbeddedCluster, producer: Producer) -> None:
-    """F9, M2: what takes too long is somebody else's, and makes room."""
+    """F9, M2: what takes too long belongs to other members, and makes room."""
     await send(producer, "first", "second")
     seen = Collector()
     hang = asyncio.Event()
@@ -558,7 +558,7 @@ async def test_tools_see_a_member_that_pops(cluster: EmbeddedCluster, producer: 
 
     async with consumer_of(cluster, listener) as consumer:
         await seen.wait(1)
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         info = member.running_info()
         assert [1] == [queue.wait_ack_count for queue in info.mq_pop_table.values()]

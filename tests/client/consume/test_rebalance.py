@@ -1,4 +1,4 @@
-"""Who reads what, again and again (G1)."""
+"""Which member reads which queue, again and again (G1)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_no_change_is_no_difference(owned: set[MessageQueue]) -> None:
 
 @given(st.lists(st.sets(st.integers(0, 7)), min_size=1))
 def test_any_sequence_of_joins_and_leaves_ends_with_each_queue_owned_once(history: list[set[int]]) -> None:
-    """G1, G2: members that agree on who is there agree on who reads what, whatever they had before."""
+    """G1, G2: members with the same member list agree on the queues of each, whatever they had before."""
     queues = [MessageQueue("t", "a", number) for number in range(16)]
     owned: dict[str, set[MessageQueue]] = {}
     for present in history:
@@ -76,7 +76,7 @@ def ids(consumer: PushConsumer) -> list[int]:
 
 
 async def test_a_new_member_is_given_half_at_once(script: ConsumerScript) -> None:
-    """G1: the broker tells (NOTIFY_CONSUMER_IDS_CHANGED 40); nobody waits 20 s."""
+    """G1: the broker tells (NOTIFY_CONSUMER_IDS_CHANGED 40); no member waits 20 s."""
     async with consumer_of(script) as consumer:
         assert [0, 1, 2, 3] == ids(consumer)
         script.members = [script.heartbeats[-1].client_id, "0.0.0.0@first of all"]
@@ -164,7 +164,7 @@ async def test_new_queues_of_a_topic_are_found_with_the_route(script: ConsumerSc
     """A4, G1."""
     async with consumer_of(script) as consumer:
         script.read_queues = 6
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         await member.instance.routes.refresh_all()
         await eventually(lambda: [0, 1, 2, 3, 4, 5] == ids(consumer))

@@ -1,4 +1,4 @@
-"""Messages that go back (H1), and what happens when nobody takes them."""
+"""Messages that go back (H1), and what happens when no broker takes them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_message_that_its_broker_cannot_copy_is_sent_as_a_whole(script: 
     } == kept
 
 
-async def test_a_message_that_nobody_takes_is_tried_again_here(
+async def test_a_message_that_no_broker_takes_back_is_tried_again_here(
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F1: it stays undone until it is done, and so does the progress."""

@@ -42,7 +42,7 @@ async def test_threads_and_tasks_are_shown_down_to_what_they_wait_for() -> None:
     assert of_task.index("in outer\n    await inner(event)\n") < of_task.index("in inner\n    await event.wait()\n")
 
 
-async def test_a_recursion_is_shown_as_far_as_anybody_reads() -> None:
+async def test_a_recursion_is_shown_up_to_a_limit() -> None:
     """F10: the innermost frames, as the answer must fit into a frame of the protocol."""
 
     def one(times: int) -> str:

@@ -74,7 +74,7 @@ def test_what_no_broker_could_read_is_refused_here() -> None:
 
 
 def test_what_an_older_broker_may_read_is_left_to_it() -> None:
-    """K2: before RocketMQ 5.1.3 «contains» is a property."""
+    """K2: before RocketMQ 5.1.3 "contains" is a property."""
     assert "contains = 5" == Subscription.of("orders", "*", "contains = 5", version=0).data.sub_string
 
 
@@ -146,7 +146,7 @@ async def test_pull_consumers_and_all_blocking_twins_filter_too(cluster: Embedde
 
 
 async def test_tags_with_one_hash_are_told_apart(cluster: EmbeddedCluster, producer: Producer) -> None:
-    """K1: «Aa» and «BB» are one to a broker, not to the client; nor to SQL."""
+    """K1: "Aa" and "BB" are one to a broker, not to the client; nor to SQL."""
     await send(producer, 1, tags="Aa")
     await send(producer, 2, tags="BB")
     seen, by_sql = Collector(), Collector()

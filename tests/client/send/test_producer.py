@@ -200,7 +200,7 @@ async def test_an_unknown_topic_is_sent_to_a_broker_that_creates_it() -> None:
         }
 
 
-async def test_an_unknown_topic_that_nobody_creates_is_a_clear_error() -> None:
+async def test_an_unknown_topic_that_is_not_created_is_a_clear_error() -> None:
     """A4."""
     async with scripted_cluster(topics=[]) as cluster, producing(cluster) as producer:
         with pytest.raises(RouteMissing, match="tern topic create orders"):
@@ -633,7 +633,7 @@ async def test_hooks_see_every_attempt() -> None:
 
 
 @pytest.mark.parametrize("mode", [SendMode.ASYNC, SendMode.ONEWAY])
-async def test_hooks_see_sends_that_nobody_awaits(mode: SendMode) -> None:
+async def test_hooks_see_sends_that_are_not_awaited(mode: SendMode) -> None:
     """E8."""
     recorder = Recorder()
     async with scripted_cluster() as cluster, producing(cluster, None, recorder) as producer:

@@ -16,9 +16,9 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import MessageIllegal, RouteMissing, TernError
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.received import to_message
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import PullMessage
+from tests.messages import to_message
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ async def replying(client: ClientConfig, topic: str = "sums") -> AsyncIterator[C
 
 
 async def test_a_request_is_answered(cluster: EmbeddedCluster) -> None:
-    """E7: the reply comes to the one who asked, with what the replier put into it."""
+    """E7: the reply comes to the sender of the request, with what the replier put into it."""
     client = ClientConfig(cluster.name_servers)
     async with Producer("shop", client=client) as producer, replying(client) as seen:
         reply = await producer.request(Message("sums", b"two", keys="k"), timeout_ms=10_000)
@@ -96,7 +96,7 @@ async def test_a_large_reply_arrives_as_it_was(cluster: EmbeddedCluster) -> None
 
 
 async def test_no_reply_in_time_is_an_error_that_says_what_to_look_at(cluster: EmbeddedCluster) -> None:
-    """E7: nobody consumes the topic."""
+    """E7: the topic has no consumer."""
     client = ClientConfig(cluster.name_servers)
     async with Producer("shop", client=client) as producer:
         with pytest.raises(RequestTimeout, match=r"no reply .* 'sums' within 50 ms; check that a consumer") as caught:
@@ -139,7 +139,7 @@ async def test_a_requester_that_gives_up_leaves_nothing_behind(cluster: Embedded
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        # A reply to nobody is taken all the same: the client itself is still there.
+        # A reply without a request is accepted: the client itself is still there.
         await producer.reply(seen.messages[0], b"late")
 
 
@@ -160,7 +160,7 @@ async def test_a_reply_to_one_who_has_left_fails(cluster: EmbeddedCluster) -> No
 
 
 async def test_only_a_request_can_be_answered(cluster: EmbeddedCluster) -> None:
-    """E7: an ordinary message has no one who waits; neither has a reply."""
+    """E7: no sender waits for a reply to an ordinary message, nor to a reply."""
     client = ClientConfig(cluster.name_servers)
     seen = Collector()
     consumer = PushConsumer("calculators", seen, client=client, start=FIRST)
@@ -168,7 +168,7 @@ async def test_only_a_request_can_be_answered(cluster: EmbeddedCluster) -> None:
     async with Producer("shop", client=client) as producer, consumer:
         await producer.send(Message("sums", b"two"))
         (message,) = await seen.wait(1)
-        with pytest.raises(InvalidMessage, match=r"from topic 'sums' is no request"):
+        with pytest.raises(InvalidMessage, match=r"from topic 'sums' is not a request"):
             await producer.reply(message, b"four")
         with pytest.raises(InvalidMessage, match="is reserved"):
             await producer.request(Message("sums", b"two", properties={"TTL": "5"}))

@@ -15,8 +15,8 @@ from ternmq.errors import ConfigError, CorruptRecord
 from ternmq.message import MessageQueue
 from ternmq.spark.source.columns import Batches, Rows, spark_schema
 from ternmq.spark.source.records import Records
-from ternmq.wire.received import to_message
 from ternmq.wire.record import pack_host, pack_record, record_bytes, unpack_records
+from tests.messages import to_message
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 V4, V4_OTHER, V6 = pack_host("10.1.2.3", 5678), pack_host("10.1.2.4", 1), pack_host("2001:db8::1", 77)

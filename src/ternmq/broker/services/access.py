@@ -26,10 +26,10 @@ from __future__ import annotations
 from enum import Enum
 
 from ternmq.broker.config import READ, BrokerConfig
-from ternmq.broker.tables.groups import TOOLS_GROUP, Groups
+from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, NoPermission
-from ternmq.names import is_internal_topic
+from ternmq.names import TOOLS_GROUP, is_internal_topic
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.topics import TopicConfig
 

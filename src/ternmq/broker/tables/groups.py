@@ -31,11 +31,10 @@ from ternmq.wire.bodies.topics import DataVersion
 log = logging.getLogger(__name__)
 
 #: Groups of tools and of the system itself; they exist whatever ``autoCreateSubscriptionGroup`` says.
-TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 SELF_TEST_GROUP: Final = "SELF_TEST_C_GROUP"
 FILTER_SERVER_GROUP: Final = "FILTERSRV_CONSUMER"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
-OWN_GROUPS: Final = (TOOLS_GROUP, SELF_TEST_GROUP, FILTER_SERVER_GROUP)
+OWN_GROUPS: Final = (names.TOOLS_GROUP, SELF_TEST_GROUP, FILTER_SERVER_GROUP)
 
 
 class Groups:

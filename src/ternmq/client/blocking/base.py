@@ -85,13 +85,6 @@ class SyncClient(Generic[A]):
         """Make a plain call of the client: on its loop while it runs, before that in this thread."""
         return call() if self._thread is None else self._thread.run(_called(call))
 
-    def _next(self, call: Coroutine[Any, Any, T]) -> T:
-        """The next item of an iteration: ``_run`` for ``__anext__``."""
-        try:
-            return self._run(call)
-        except StopAsyncIteration:
-            raise StopIteration from None
-
 
 def in_thread(listener: Callable[P, Awaitable[None] | None]) -> Callable[P, Awaitable[None]]:
     """Have a plain listener called in a thread, where it may block; what an ``async`` one gives runs on the loop."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ternmq.client.blocking.loops import SyncListening
+from ternmq.client.blocking.loops import SyncLooping
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import PopConfig
 from ternmq.client.consume.listener import ConsumeHook, Listener
+from ternmq.client.consume.listening import ListenerT
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pop import PopConsumer
-from ternmq.client.consume.push import ListenerT
 from ternmq.message import MessageQueue
 
 
-class SyncPopConsumer(SyncListening[PopConsumer]):
+class SyncPopConsumer(SyncLooping[PopConsumer]):
     """Consumes the messages of a group without owning queues: brokers give the next messages to any member that
     asks.
 
@@ -44,7 +44,7 @@ class SyncPopConsumer(SyncListening[PopConsumer]):
             with a ``ConsumeContext`` if it has a second parameter. A plain function runs in threads, an ``async`` one
             in tasks. None or ``ConsumeResult.SUCCESS`` as its result means that the messages are done,
             ``ConsumeResult.RETRY`` or an exception that they must be delivered again. Default: no listener; set one
-            later by ``listener()``, or loop over ``messages()``.
+            later by ``listener()``, or loop over the consumer.
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
             sequence. Empty: the environment variable ``NAMESRV_ADDR``.
         client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
@@ -85,6 +85,11 @@ class SyncPopConsumer(SyncListening[PopConsumer]):
                 hooks=hooks,
             )
         )
+
+    @property
+    def config(self) -> PopConfig:
+        """The settings in use."""
+        return self._do(lambda: self._async.config)
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume ``topic``.

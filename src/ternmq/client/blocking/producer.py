@@ -142,7 +142,7 @@ class SyncProducer(SyncSending):
 
         ::
 
-            for message in consumer.messages():
+            for message in consumer:
                 producer.reply(message, b"4")
         """
         return self._run(self._async.reply(request, body, properties=properties, timeout_ms=timeout_ms))

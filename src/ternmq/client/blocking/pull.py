@@ -7,15 +7,15 @@ They are derived from the asynchronous classes. To change them, change those, or
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Self
 
 from ternmq.client.blocking.base import SyncClient, in_thread
+from ternmq.client.blocking.loops import SyncLooping
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import LitePullConfig
-from ternmq.client.consume.lite_member import QueueListener
 from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pull import COUNT_MAX, SUSPEND_MS, PullConsumer, PullResult
+from ternmq.client.consume.watches import QueueListener
 from ternmq.message import MessageQueue, ReceivedMessage
 
 
@@ -108,15 +108,17 @@ class SyncPullConsumer(SyncClient[PullConsumer]):
         return self._run(self._async.committed(queue))
 
 
-class SyncLitePullConsumer(SyncClient[LitePullConsumer]):
+class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
     """Gives messages when the application asks for them.
 
     ::
 
         with SyncLitePullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
             consumer.subscribe("orders")
-            for messages in consumer:
-                save(messages)
+            for message in consumer:
+                save(message)
+
+    A loop gets single messages; ``poll`` returns lists.
 
     It fetches ahead, so that a poll rarely waits. Queues are shared out in the group (``subscribe``) or chosen by
     the application (``assign``). The messages of a poll are done when the next poll is made, when they are
@@ -211,13 +213,6 @@ class SyncLitePullConsumer(SyncClient[LitePullConsumer]):
                 save(messages)
         """
         return self._run(self._async.poll(timeout_ms))
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> list[ReceivedMessage]:
-        """The next messages, waiting for them without a limit; ends when the consumer does."""
-        return self._next(self._async.__anext__())
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Leave these ``queues`` out until ``resume``: nothing of them is fetched or returned by polls."""

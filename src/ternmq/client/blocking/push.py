@@ -9,24 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ternmq.allocation import Allocation
-from ternmq.client.blocking.loops import SyncListening
+from ternmq.client.blocking.loops import SyncLooping
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import ConsumeHook, Listener
+from ternmq.client.consume.listening import ListenerT
 from ternmq.client.consume.offsets import StartPosition
-from ternmq.client.consume.push import ListenerT, PushConsumer
+from ternmq.client.consume.push import PushConsumer
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import MessageModel
 
 
-class SyncPushConsumer(SyncListening[PushConsumer]):
+class SyncPushConsumer(SyncLooping[PushConsumer]):
     """Consumes the messages of a group: calls a listener with them, or gives them to a loop.
 
     ::
 
         with SyncPushConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
             consumer.subscribe("orders", "new || paid")
-            for message in consumer.messages():
+            for message in consumer:
                 bill(message.body)
 
     The members of a group share the queues of its topics; all of them must subscribe to the same topics with the
@@ -42,7 +43,7 @@ class SyncPushConsumer(SyncListening[PushConsumer]):
             with a ``ConsumeContext`` if it has a second parameter. A plain function runs in threads, an ``async`` one
             in tasks. None or ``ConsumeResult.SUCCESS`` as its result means that the messages are done,
             ``ConsumeResult.RETRY`` or an exception that they must be delivered again. Default: no listener; set one
-            later by ``listener()``, or loop over ``messages()``.
+            later by ``listener()``, or loop over the consumer.
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
             sequence. Empty: the environment variable ``NAMESRV_ADDR``.
         client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
@@ -89,6 +90,11 @@ class SyncPushConsumer(SyncListening[PushConsumer]):
                 hooks=hooks,
             )
         )
+
+    @property
+    def config(self) -> PushConfig:
+        """The settings in use."""
+        return self._do(lambda: self._async.config)
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume ``topic``.

@@ -1,8 +1,9 @@
 """Connections to brokers and name servers, one per address, made when first needed (B2).
 
-A connection that broke is forgotten and made anew by the next call. While one is being made, all who want it wait for
-the same attempt. ``on_open`` sees each new connection before any call of its user goes out on it: the instance sends
-its heartbeat there, since a broker forgets its clients with their connection. ``on_lost`` hears of each one that ended.
+A connection that broke is forgotten and made anew by the next call. While one is being made, all calls that
+need it wait for the same attempt. ``on_open`` sees each new connection before any call of its user goes out on it: the
+instance sends its heartbeat there, since a broker forgets its clients with their connection. ``on_lost`` hears of each
+one that ended.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Heartbeats tell brokers which groups we belong to: producers to masters, consume
 30 s, at once when a group joins or leaves or a broker appears, and as the first call on every new connection to a
 broker, as a broker forgets a client with its connection. One that broke is made anew after a moment, whether there is
 something to ask or not: members divide their queues by what any broker knows of them, so all must know. Being first on
-the wire is enough for TernMQ; RocketMQ handles calls of one connection in several threads, so who must be known before
-its next call awaits ``heartbeat()``.
+the wire is enough for TernMQ; RocketMQ handles calls of one connection in several threads, so a client that must
+be known before its next call awaits ``heartbeat()``.
 
 Brokers call back on the same connections. ``_requests`` is the table of what we answer, most of it for the consumers
 (``answers``); a code that is not in it gets REQUEST_CODE_NOT_SUPPORTED from ``net.peer``.
@@ -32,6 +32,7 @@ from ternmq.client.connect.connections import Connections
 from ternmq.client.connect.name_servers import NameServers
 from ternmq.client.connect.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, ConsumerMember
+from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.replies import Requests
 from ternmq.client.send.time_limits import TimeLimits
 from ternmq.env import Env
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
 _REFRESH_PAUSE_S: Final = 1.0
-#: Until a connection that broke is made anew, if nobody needed it before.
+#: Until a connection that broke is made anew, if no call needed it before.
 _REOPEN_PAUSE_S: Final = 1.0
 #: Texts of brokers about our heartbeats that were logged; beyond this many, all may be logged anew.
 _REMARKS_MAX: Final = 256
@@ -84,10 +85,12 @@ class ClientInstance:
         )
         self._tasks = Tasks()
         self._consumers: dict[str, ConsumerMember] = {}
-        #: Who waits for a reply here (E7).
-        self.requests = Requests(self.env.clock, decompressed_bytes_max=config.decompressed_bytes_max)
+        #: Decompresses what consumers and requests of this client receive.
+        self.inflater = Inflater(config.decompressed_bytes_max)
+        #: Requests that wait for a reply here (E7).
+        self.requests = Requests(self.env.clock, self.inflater)
         self._requests: dict[int, Route] = {
-            **Answers(self._consumers, decompressed_bytes_max=config.decompressed_bytes_max).routes(_LANE),
+            **Answers(self._consumers, self.inflater).routes(_LANE),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE, ANY_CALLER),
         }
         #: Producer group → how many producers of it are open.
@@ -222,7 +225,7 @@ class ClientInstance:
         return response
 
     async def call_oneway(self, address: str, code: int, header: Header | None = None, body: Buffer = b"") -> None:
-        """Send a request that nobody answers; waits only for the connection."""
+        """Send a request without an answer; waits only for the connection."""
         self._check_running()
         peer = await self.connections.to(address)
         peer.call_oneway(code, header, body, form=self.form_of(code))
@@ -348,7 +351,7 @@ class ClientInstance:
         )
 
     def _introduce(self, address: str, peer: Peer) -> None:
-        """First on a new connection: who we are. Its answer is awaited by nobody."""
+        """First on a new connection: a heartbeat. Its answer is not awaited."""
         if self._is_known_to(address):
             code = RequestCode.HEART_BEAT
             answer = peer.start_call(code, None, self._heartbeat_body(), form=self.form_of(code))
@@ -429,7 +432,7 @@ def _env() -> Env:
 
 
 def _client_id(config: ClientConfig, client_ip: str, env: Env) -> str:
-    """``ip@instance[@unit]``; ids sort as text, and their order decides who gets which queue (G1)."""
+    """``ip@instance[@unit]``; ids sort as text, and their order decides which member gets which queue (G1)."""
     name = config.instance_name
     if name == DEFAULT_INSTANCE:
         # Java's pid#nanoTime. Several instances of one process start within a millisecond, so chance fills the rest.

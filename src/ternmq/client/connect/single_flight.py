@@ -1,6 +1,6 @@
 """One question at a time: callers that want the same thing while it is being fetched share one fetch (A4, B2).
 
-The fetch runs as a task of its owner, not of the first caller: whoever gives up waiting does not take it away from the
+The fetch runs as a task of its owner, not of the first caller: a caller that gives up does not take it away from the
 others.
 """
 
@@ -33,7 +33,7 @@ class SingleFlight(Generic[K, T]):
 
     def _start(self, key: K, fetch: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        # Read even when all callers have given up, or asyncio complains about an error that nobody saw.
+        # Read even when all callers have given up, or asyncio complains about an error that was not looked at.
         future.add_done_callback(asyncio.Future.exception)
         self._flying[key] = future
 
@@ -53,5 +53,5 @@ async def _fly(fetch: Callable[[], Coroutine[Any, Any, T]], future: asyncio.Futu
     try:
         future.set_result(await fetch())
     except Exception as error:
-        # Whatever it is belongs to those who asked; it must not count as a failure of the owner.
+        # Any error belongs to the callers; it must not count as a failure of the owner.
         future.set_exception(error)

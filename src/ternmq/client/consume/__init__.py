@@ -1,1 +1,1 @@
-"""Consumers: push, lite pull, pull, pop. Start reading at ``push.py``."""
+"""Consumers: push, lite pull, pull, pop. Start reading at ``consumer.py``, then ``push.py``."""

@@ -4,7 +4,7 @@ Listeners end one by one; their acks gather here, and what is due for one broker
 200151), while the next ones gather. So a consumer that is slow acks each message at once, and a fast one some hundred
 with a call. A broker without that call (RocketMQ 5.0) gets them one by one.
 
-An ack that fails is logged and forgotten: the message comes again, as «at least once» has it.
+An ack that fails is logged and forgotten: the message is delivered again ("at least once").
 """
 
 from __future__ import annotations
@@ -123,17 +123,20 @@ def single(group: str, ack: Ack) -> AckMessage:
 
 def batched(group: str, acks: Iterable[Ack]) -> tuple[list[BatchAck], Sequence[Ack]]:
     """Acks by check point, and those that must go alone."""
-    bits: dict[tuple[str, Handle], int] = {}
+    bits: dict[object, int] = {}
+    #: One ack of each check point.
+    ones: dict[object, Ack] = {}
     alone: list[Ack] = []
     for ack in acks:
         bit = ack.handle.queue_offset - ack.handle.start_offset
         if 0 <= bit < SPAN_MAX:
-            # The same for all messages of one check point.
-            key = ack.topic, ack.handle._replace(queue_offset=0)
+            # All but the queue offset is the same for the messages of one check point.
+            key = ack.topic, ack.handle[:-1]
+            ones[key] = ack
             bits[key] = bits.get(key, 0) | 1 << bit
         else:
             alone.append(ack)
-    return [_batch_ack(group, topic, handle, mask) for (topic, handle), mask in bits.items()], alone
+    return [_batch_ack(group, *ones[key], mask) for key, mask in bits.items()], alone
 
 
 def _batch_ack(group: str, topic: str, handle: Handle, mask: int) -> BatchAck:

@@ -18,10 +18,11 @@ from typing import Protocol
 
 import msgspec
 
-from ternmq.client.consume.decode import to_messages
+from ternmq.client.consume.claimed import Claimed
+from ternmq.client.consume.decode import Inflater
 from ternmq.client.consume.stacks import stack_dump
 from ternmq.errors import ConsumerOffline
-from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.message import MessageQueue
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.clients import ClientOffsets, ConsumedDirectly, ConsumerData, QueueOffsets, RunningInfo
@@ -55,7 +56,7 @@ class ConsumerMember(Protocol):
         """Settings, queues and speed; without a stack dump."""
         ...
 
-    async def consume_directly(self, message: ReceivedMessage) -> ConsumedDirectly:
+    async def consume_directly(self, message: Claimed) -> ConsumedDirectly:
         """Call the listener with a message that a tool chose; raises ``BrokerRefused`` when there is none."""
         ...
 
@@ -63,9 +64,9 @@ class ConsumerMember(Protocol):
 class Answers:
     """Answers for the members in ``consumers``, by group on the wire. All methods belong to the loop's thread."""
 
-    def __init__(self, consumers: Mapping[str, ConsumerMember], *, decompressed_bytes_max: int) -> None:
+    def __init__(self, consumers: Mapping[str, ConsumerMember], inflater: Inflater) -> None:
         self._consumers = consumers
-        self._bytes_max = decompressed_bytes_max
+        self._inflater = inflater
 
     def routes(self, lane: str) -> dict[int, Route]:
         return {
@@ -101,8 +102,8 @@ class Answers:
     async def consume_directly(self, _: Peer, request: Request[ConsumeDirectly]) -> Reply:
         header = request.fields
         member = self._member(header.consumer_group)
-        records = [unpack_record(request.body)]
-        (message,) = await to_messages(records, header.broker_name or "", bytes_max=self._bytes_max)
+        message = Claimed.of(unpack_record(request.body), header.broker_name or "")
+        await self._inflater.messages([message])
         return Reply(body=encode(await member.consume_directly(message)))
 
     def _member(self, group: str) -> ConsumerMember:

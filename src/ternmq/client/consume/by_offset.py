@@ -19,7 +19,7 @@ from ternmq.names import check_group, check_topic
 
 
 class ByOffset:
-    """Questions about queues. ``_open`` is there while the consumer runs; whoever opens it sets it."""
+    """Questions about queues. ``_open`` is set while the consumer runs, by its subclass."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ternmq.allocation import Allocation, Averagely
 from ternmq.client.consume.offsets import LOCAL_DIRECTORY, StartPosition
@@ -50,7 +50,7 @@ class FlowLimits:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 1 or more")
 
     def reached(
-        self, held: ProcessQueue, *, topic_queues: int, all_queues: int = 1, orderly: bool = False
+        self, held: ProcessQueue[Any], *, topic_queues: int, all_queues: int = 1, orderly: bool = False
     ) -> str | None:
         """The name of the limit at which the queue ``held`` must not fetch more; None if there is none.
 
@@ -69,7 +69,7 @@ class FlowLimits:
         # In order, nothing is done behind an undone message.
         return "span" if held.span > self.span and not orderly else None
 
-    def room_bytes(self, held: ProcessQueue, *, topic_queues: int) -> int:
+    def room_bytes(self, held: ProcessQueue[Any], *, topic_queues: int) -> int:
         """How many bytes of bodies ``held`` may take before it fetches no more; ``topic_queues`` as in ``reached``."""
         body_bytes = self.body_bytes
         if self.topic_body_bytes:

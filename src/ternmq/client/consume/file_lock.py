@@ -18,7 +18,7 @@ class FileLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock if nobody has it; whether it is ours now. Raises ``OSError`` when the file cannot be made."""
+        """Take the lock if it is free; returns whether it is ours. Raises ``OSError`` when the file cannot be made."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             _lock(fd)

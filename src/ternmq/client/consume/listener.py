@@ -7,8 +7,9 @@ It may be a plain function, which runs in a thread, or an ``async`` one, which r
         ship(message.body)                          await save(messages)
                                                     return ConsumeResult.SUCCESS
 
-Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means «again later»: the messages come back with
-``reconsume_times`` one higher. In an orderly consumer (F2) it means «again in a moment, and nothing else before».
+Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means "again later": the messages are delivered
+again with ``reconsume_times`` one higher. In an orderly consumer (F2) it means "again in a moment, and
+nothing else before".
 
 An orderly listener may also decide for several calls at once. With ``context.auto_commit = False`` what is done is not
 done for good, but *taken*, until a later call on the same queue returns ``COMMIT``, for all that was taken, or
@@ -25,7 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.client.consume.claimed import Claimed
+from ternmq.message import MessageQueue
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class ConsumeContext:
 
     group: str
     queue: MessageQueue
-    messages: Sequence[ReceivedMessage]
+    messages: Sequence[Claimed]
     delay_level: int = 0
     done_count: int | None = None
     retry_ms: int | None = None
@@ -82,7 +84,7 @@ class ConsumeContext:
     error: BaseException | None = None
 
     @property
-    def failed(self) -> Sequence[ReceivedMessage]:
+    def failed(self) -> Sequence[Claimed]:
         """The messages that must come back."""
         if self.result is not ConsumeResult.SUCCESS and self.result is not ConsumeResult.COMMIT:
             return self.messages

@@ -4,15 +4,15 @@
 
     async with LitePullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
         consumer.subscribe("orders")
-        async for messages in consumer:
-            save(messages)
+        async for message in consumer:
+            save(message)
 
-It reads ahead like a push consumer, by the same readers, so a poll rarely waits; but nothing runs unless the
+It reads ahead like a push consumer, by the same sources, so a poll rarely waits; but nothing runs unless the
 application asks. Its queues come either from the group (``subscribe``: members divide them) or from the application
-(``assign``: any queues, shared with nobody). It may go back and forth in them (``seek``), and leave some out for a time
-(``pause``).
+(``assign``: any queues, not shared with other consumers). It may go back and forth in them (``seek``), and leave some
+out for a time (``pause``).
 
-What is promised: messages of a queue come in order. What a poll gave is done when the next one is made, when it is
+What is promised: messages of a queue come in order. What a poll returned is done when the next one is made, when it is
 committed, or when the block is left without an error; progress never passes what is not done. There are no retries: an
 application that fails seeks back, or starts again where the group's progress is. With ``auto_commit`` progress is
 stored every 5 s and at the end, without it by ``commit`` alone.
@@ -22,24 +22,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import unwrap, wrap
+from ternmq.client.consume.assignment import ByMembers
 from ternmq.client.consume.by_offset import ByOffset
 from ternmq.client.consume.config import LitePullConfig
-from ternmq.client.consume.lite_member import LiteMember, QueueListener
-from ternmq.client.consume.offsets import StartPosition
-from ternmq.client.consume.subscription import Subscription
+from ternmq.client.consume.consumer import Consumer, Parts
+from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, StartPosition
+from ternmq.client.consume.outlet import Messages
+from ternmq.client.consume.polled import Polled
+from ternmq.client.consume.pull_source import pulls
+from ternmq.client.consume.subscription import Subscription, Subscriptions
+from ternmq.client.consume.watches import QueueListener, Watches
 from ternmq.env import Env, SystemClock
-from ternmq.errors import ConfigError, NotRunning, RouteMissing
+from ternmq.errors import ConfigError
 from ternmq.message import MessageQueue, ReceivedMessage
-from ternmq.names import check_topic
 from ternmq.tasks import Tasks
+from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumeType
 
 
 class LitePullConsumer(ByOffset):
@@ -49,8 +54,10 @@ class LitePullConsumer(ByOffset):
 
         async with LitePullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
             consumer.subscribe("orders")
-            async for messages in consumer:
-                save(messages)
+            async for message in consumer:
+                save(message)
+
+    A loop gets single messages; ``poll`` returns lists.
 
     It fetches ahead, so that a poll rarely waits. Queues are shared out in the group (``subscribe``) or chosen by the
     application (``assign``). The messages of a poll are done when the next poll is made, when they are committed, or
@@ -90,12 +97,11 @@ class LitePullConsumer(ByOffset):
             start=start or config.start,
             auto_commit=config.auto_commit if auto_commit is None else auto_commit,
         )
-        self._clock = env.clock if env is not None else SystemClock()
-        #: By topic on the wire: what was subscribed to, or the filters of assigned queues.
-        self._subscriptions: dict[str, Subscription] = {}
+        #: What was subscribed to, or the filters of assigned queues.
+        self._subscriptions = Subscriptions(self._namespace, env.clock if env is not None else SystemClock())
         self._is_assigned = False
         self._stack = AsyncExitStack()
-        self._member: LiteMember | None = None
+        self._live: _Live | None = None
 
     # --- What to read ----------------------------------------------------------------------------------------
 
@@ -113,20 +119,13 @@ class LitePullConsumer(ByOffset):
             raise ConfigError(
                 f"this consumer of group {self.group!r} has assigned queues; use either subscribe() or assign()"
             )
-        name = wrap(self._namespace, check_topic(topic))
-        known = self._subscriptions.get(name)
-        version = max(self._clock.now_ms(), known.data.sub_version + 1 if known is not None else 0)
-        subscription = Subscription.of(name, tags, sql, version=version)
-        if known is None or not known.wants_same_as(subscription):
-            self._subscriptions[name] = subscription
-            if self._member is not None:
-                self._member.subscription_changed()
+        if self._subscriptions.add(topic, tags, sql) and self._live is not None:
+            self._live.consumer.subscription_changed()
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading ``topic``; its queues are released within a second."""
-        name = wrap(self._namespace, topic)
-        if not self._is_assigned and self._subscriptions.pop(name, None) is not None and self._member is not None:
-            self._member.subscription_changed()
+        if not self._is_assigned and self._subscriptions.remove(topic) and self._live is not None:
+            self._live.consumer.subscription_changed()
 
     async def assign(self, queues: Collection[MessageQueue], tags: str = "*", *, sql: str | None = None) -> None:
         """Read these ``queues`` and no others, whether or not other consumers read them; offsets are stored for the
@@ -139,27 +138,28 @@ class LitePullConsumer(ByOffset):
 
             await consumer.assign(await consumer.queues("orders"))
         """
-        member = self._running_member()
-        if self._subscriptions and not self._is_assigned:
+        consumer = self._started().consumer
+        by_topic = self._subscriptions.by_topic
+        if by_topic and not self._is_assigned:
             raise ConfigError(
                 f"this consumer of group {self.group!r} has subscriptions; use either subscribe() or assign()"
             )
         wanted = {await self._wired(queue) for queue in queues}
         filters = {queue.topic: Subscription.of(queue.topic, tags, sql, version=0) for queue in wanted}
         self._is_assigned = bool(wanted)
-        self._subscriptions.clear()
-        self._subscriptions.update(filters)
-        await member.assign(wanted)
+        by_topic.clear()
+        by_topic.update(filters)
+        await consumer.assign(wanted)
 
     @property
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now: those assigned, or this member's part of those subscribed to."""
-        owned = self._member.readers.owned() if self._member is not None else ()
+        owned = self._live.consumer.sources.owned() if self._live is not None else ()
         return sorted(queue._replace(topic=unwrap(self._namespace, queue.topic)) for queue in owned)
 
     async def ready(self) -> None:
         """Wait until the consumer reads all queues that it got after the last ``subscribe``."""
-        await self._running_member().settled()
+        await self._started().consumer.settled()
 
     async def watch_queues(self, topic: str, listener: QueueListener) -> None:
         """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
@@ -168,7 +168,7 @@ class LitePullConsumer(ByOffset):
         what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
         """
         await self.queues(topic)
-        self._running_member().watch(wrap(self._namespace, topic), topic, listener)
+        self._started().watches.add(wrap(self._namespace, topic), topic, listener)
 
     # --- Messages --------------------------------------------------------------------------------------------
 
@@ -182,28 +182,25 @@ class LitePullConsumer(ByOffset):
             while messages := await consumer.poll(1_000):
                 save(messages)
         """
-        member = self._running_member()
-        return await member.shelf.poll(
-            self.config.batch_max, self.config.poll_timeout_ms if timeout_ms is None else timeout_ms
-        )
+        wait_ms = self.config.poll_timeout_ms if timeout_ms is None else timeout_ms
+        return [*await self._started().polled.poll(self.config.batch_max, wait_ms)]
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> Messages:
+        """All messages, one by one, for ``async for``; each is done when the next is asked for.
 
-    async def __anext__(self) -> list[ReceivedMessage]:
-        """The next messages, waiting for them without a limit; ends when the consumer does."""
-        try:
-            return await self._running_member().shelf.poll(self.config.batch_max, None)
-        except NotRunning:
-            raise StopAsyncIteration from None
+        The last one is done when the block ends without an error, as for ``poll``. Only one loop may run at a time.
+        """
+        return Messages(self._started().polled)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Leave these ``queues`` out until ``resume``: nothing of them is fetched or returned by polls."""
-        self._running_member().readers.pause(self._owned(queues))
+        self._started().consumer.sources.pause(self._owned(queues))
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Read ``queues`` again that were paused."""
-        self._running_member().resume(self._owned(queues))
+        live = self._started()
+        live.consumer.sources.resume(self._owned(queues))
+        live.polled.look_again()
 
     # --- Places ----------------------------------------------------------------------------------------------
 
@@ -218,7 +215,7 @@ class LitePullConsumer(ByOffset):
         first, end = await asyncio.gather(brokers.min(wired), brokers.max(wired))
         if not first <= queue_offset <= end:
             raise ConfigError(f"invalid offset {queue_offset} of {queue}: expected {first} to {end}")
-        self._running_member().readers.reset({wired: queue_offset})
+        self._started().consumer.sources.reset({wired: queue_offset})
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """Continue in ``queue`` with its first message that is still stored."""
@@ -233,11 +230,14 @@ class LitePullConsumer(ByOffset):
 
         Returns when the brokers have stored them; raises what went wrong.
         """
-        member = self._running_member()
+        live = self._started()
         if offsets is None:
-            await member.commit()
+            live.polled.finish()
+            stored = live.consumer.sources.progress()
         else:
-            await member.commit_offsets({await self._wired(queue): offset for queue, offset in offsets.items()})
+            stored = {await self._wired(queue): offset for queue, offset in offsets.items()}
+        for error in (await self._running()[1].commit_all(stored)).values():
+            raise error
 
     # --- Start and end ---------------------------------------------------------------------------------------
 
@@ -246,38 +246,98 @@ class LitePullConsumer(ByOffset):
         async with AsyncExitStack() as stack:
             shared = ClientInstance.shared(self._client_config, env=self._env, consumer_group=self._wire_group)
             instance = await stack.enter_async_context(shared)
-            # For a name server that does not answer, an error here is worth more than warnings for ever.
-            for topic, subscription in list(self._subscriptions.items()):
-                with suppress(RouteMissing):
-                    await instance.routes.of(topic)
-                await subscription.check(instance, self._wire_group)
+            await self._subscriptions.check(instance, self._wire_group)
             stack.push_async_callback(instance.unregister_consumer, self._wire_group)
             tasks = await stack.enter_async_context(Tasks())
-            member = LiteMember(instance, self._wire_group, self.config, subscriptions=self._subscriptions, tasks=tasks)
-            await member.start()
-            self._member, self._open = member, (instance, member.brokers)
+            brokers = self._brokers_of(instance)
+            consumer = Consumer(
+                instance,
+                self._wire_group,
+                self.config.of_fetching(),
+                self._parts(instance, brokers),
+                subscriptions=self._subscriptions.by_topic,
+                active=_always(),
+                tasks=tasks,
+            )
+            sources = consumer.sources
+            polled = Polled(consumer.settling, lambda queue: queue in sources.paused, clock=consumer.clock)
+            consumer.open(polled)
+            watches = Watches(instance, tasks)
+            stack.callback(watches.close)
+            await consumer.start()
+            self._live, self._open = _Live(consumer, polled, watches), (instance, brokers)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the progress, if it is stored by itself, and leave the group."""
-        member, self._member, self._open = self._running_member(), None, None
+        """Store the progress, if it is stored automatically, and leave the group."""
+        live, self._live, self._open = self._started(), None, None
         if self._is_assigned:
             self._is_assigned = False
-            self._subscriptions.clear()
+            self._subscriptions.by_topic.clear()
         async with self._stack:
-            await member.stop(polled_is_done=kind is None)
+            if kind is None:
+                live.polled.finish()
+            await live.consumer.stop()
+
+    def _brokers_of(self, instance: ClientInstance) -> BrokerOffsets:
+        is_timed = self.config.start.where is ConsumeFromWhere.TIMESTAMP
+        return BrokerOffsets(instance, self._wire_group, zero_if_young=not is_timed)
+
+    def _parts(self, instance: ClientInstance, brokers: BrokerOffsets) -> Parts:
+        config = self.config
+        progress: ProgressStore = brokers if config.auto_commit else _ByHand(brokers)
+        return Parts(
+            ConsumeType.ACTIVELY,
+            ByMembers(instance, self._wire_group, config.allocation),
+            pulls(progress, BrokerOffsets(instance, self._wire_group), lite=True),
+            progress=progress,
+            resets=brokers,
+            save_interval_ms=config.auto_commit_interval_ms if config.auto_commit else None,
+            returns=None,
+            no_returns="a lite pull consumer has no retries; seek back instead",
+            joins_at_once=False,
+            passes_unreadable=True,
+        )
 
     def _owned(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        owned = self._running_member().readers.owned()
+        owned = self._started().consumer.sources.owned()
         wired = {queue._replace(topic=wrap(self._namespace, queue.topic)) for queue in queues}
         for queue in wired.difference(owned):
             raise ConfigError(f"{queue} is not assigned to this consumer; see consumer.assignment")
         return wired
 
-    def _running_member(self) -> LiteMember:
+    def _started(self) -> _Live:
         self._running()
-        assert self._member is not None
-        return self._member
+        assert self._live is not None
+        return self._live
+
+
+class _Live(NamedTuple):
+    """What is there while the consumer runs."""
+
+    consumer: Consumer
+    polled: Polled
+    watches: Watches
+
+
+class _ByHand:
+    """Progress that is stored only by ``commit``."""
+
+    def __init__(self, brokers: BrokerOffsets) -> None:
+        self._brokers = brokers
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        return await self._brokers.load(queue)
+
+    async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
+        """Nothing: the application did not commit."""
+
+
+def _always() -> asyncio.Event:
+    """A lite pull consumer is not suspended; it pauses queues."""
+    active = asyncio.Event()
+    active.set()
+    return active

@@ -1,4 +1,4 @@
-"""Queue locks as a member of a group sees them: who has one is the only member that reads the queue in order (F2).
+"""Queue locks as a member of a group sees them: only the member with the lock reads the queue in order (F2).
 
 A broker gives a lock for 60 s, and again with every request (LOCK_BATCH_MQ 41). We ask every 20 s and trust a lock for
 30 s, counted from when it was *asked for*: so we have begun nothing new for half a minute when a broker that cannot
@@ -81,7 +81,8 @@ class Locks:
             self._hurry.set()
 
     async def lock(self, queue: MessageQueue) -> bool:
-        """Take the lock of a queue; False when another member has it. Raises ``TernError`` when nobody could say."""
+        """Take the lock of a queue; returns False when another member has it. Raises ``TernError`` when the broker does
+        not answer."""
         asked_at = self._clock.monotonic()
         is_ours = queue in await self._ask(queue.broker_name, [queue])
         if is_ours:

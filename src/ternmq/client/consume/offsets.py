@@ -5,8 +5,8 @@ UPDATE_CONSUMER_OFFSET 15). In broadcasting, each member reads all and keeps its
 
     {"group": "g", "offsets": [{"topic": "t", "broker": "broker-a", "queue_id": 0, "offset": 42}]}
 
-«None stored» and «not known now» are two things. The first starts at the ``StartPosition``, the second is an error and
-is asked again: whoever took it for the first would skip messages or read everything twice.
+"None stored" and "not known now" are different. The first starts at the ``StartPosition``, the second is an error and
+is asked again: to take one for the other would skip messages or read everything twice.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ StartPosition.FIRST = StartPosition(ConsumeFromWhere.FIRST_OFFSET)
 async def start_offset(queue: MessageQueue, start: StartPosition, brokers: BrokerOffsets) -> int:
     """The queue offset to begin with when no progress is stored."""
     if start.where is ConsumeFromWhere.FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
-        # Retries are the group's own messages; none of them is «before its time». (Java's clients that start at a time
+        # Retries are the group's own messages; none of them is too old. (Java's clients that start at a time
         # take the end, and lose what failed before the first of them had stored its progress.) Where offset 0 is long
         # gone, the broker's answer to the first pull names the first one that is there.
         return 0
@@ -90,7 +90,7 @@ async def start_offset(queue: MessageQueue, start: StartPosition, brokers: Broke
 # --- Progress -----------------------------------------------------------------------------------------------------
 
 
-class Progress(Protocol):
+class ProgressStore(Protocol):
     """Where a group's progress is kept."""
 
     async def load(self, queue: MessageQueue) -> int | None:

@@ -10,12 +10,12 @@ want of a package, though: the message is sound, and all of its topic would beco
 
 A listener that sets ``context.auto_commit = False`` decides later: what it is done with is *taken* out of the line, but
 stays in the process queue, so that no progress passes it, until a call returns COMMIT. ROLLBACK puts it back, first in
-line, and so does whatever takes the queue away: its next owner begins behind the last commit.
+line, and so does the loss of the queue: its next owner begins behind the last commit.
 
 *Here*, a line is worked on by one task at a time, and lines belong to queues, not to what is held of them: when a queue
 is reset, or lost and taken up anew, its new messages wait until the call that still runs has ended. *In other members*
-the broker's lock says so (``locks``): no call begins without a lock that is trusted, and whoever lets go of a queue
-waits for the running call, stores the progress and gives the lock back last (``release``). In broadcasting each
+the broker's lock says so (``locks``): no call begins without a lock that is trusted, and a member that lets go of a
+queue waits for the running call, stores the progress and gives the lock back last (``release``). In broadcasting each
 member reads for itself and there are no locks.
 
 What no lock can prevent: a call that began under it and still runs half a minute after the broker was last heard.
@@ -33,16 +33,16 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
+from ternmq.client.consume.claimed import NOT_STARTED, Claimed, Lot
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.fetch import QueueReader
 from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
 from ternmq.client.consume.locks import Locks
-from ternmq.client.consume.process_queue import ProcessQueue
+from ternmq.client.consume.outlet import TURN_S
 from ternmq.client.consume.settle import Settling
 from ternmq.env import Clock
-from ternmq.message import MessageQueue, Property, ReceivedMessage
+from ternmq.message import MessageQueue, Property
 from ternmq.tasks import Tasks
 from ternmq.wire.compress import CompressionMissing
 
@@ -54,61 +54,52 @@ SLICE_S: Final = 60.0
 RELOCK_S: Final = 0.1
 #: Bounds of ``context.retry_ms``, as RocketMQ has them.
 RETRY_MS_MIN, RETRY_MS_MAX = 10, 30_000
-#: An ``async`` listener that never waits would keep the loop for itself; after this long, others get their turn.
-TURN_S: Final = 0.005
 #: Attempts of a message between two log lines that a package is missing for it: about a minute.
 _REPORTED_EVERY: Final = 60
-
-
-class _Place(NamedTuple):
-    reader: QueueReader
-    held: ProcessQueue
-    message: ReceivedMessage
 
 
 class _Line:
     """The messages of one queue that wait, those of a running call first."""
 
-    __slots__ = ("is_busy", "is_closing", "is_reported", "is_stalled", "queue", "quiet", "started", "taken", "waiting")
+    __slots__ = ("is_busy", "is_closing", "is_reported", "is_stalled", "queue", "quiet", "taken", "waiting")
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
-        self.waiting: deque[_Place] = deque()
+        self.waiting: deque[Claimed] = deque()
         #: Done, but not committed; and whether it was reported that nothing more comes before that.
-        self.taken: list[_Place] = []
+        self.taken: list[Claimed] = []
         self.is_stalled = False
         #: A task works on it, or will: it is among those that are ready, or a timer will put it there.
         self.is_busy = False
         #: No more calls; see ``Orderly.release``.
         self.is_closing = False
-        #: When the running call began, by the clock's ``monotonic``; and whether it was reported as too long.
-        self.started: float | None = None
+        #: Whether the running call was reported as too long.
         self.is_reported = False
         #: Set while no call runs.
         self.quiet = asyncio.Event()
         self.quiet.set()
 
-    def first(self, count_max: int) -> list[_Place]:
-        """The messages of the next call: of one process queue, and none that counts no more. One that cannot be read is
+    def first(self, count_max: int) -> list[Claimed]:
+        """The messages of the next call: of one lot, and none that is not ours any more. One that cannot be read is
         alone."""
         waiting = self.waiting
-        while waiting and waiting[0].held.dropped:
+        while waiting and not waiting[0].lot.is_ours:
             waiting.popleft()
-        if self.taken and self.taken[0].held.dropped:
+        if self.taken and not self.taken[0].lot.is_ours:
             self.taken.clear()
-        places = [place for place in islice(waiting, count_max) if place.held is waiting[0].held]
-        for number, place in enumerate(places):
-            if place.message.body_error:
-                return places[: max(1, number)]
-        return places
+        messages = [message for message in islice(waiting, count_max) if message.lot is waiting[0].lot]
+        for number, message in enumerate(messages):
+            if message.body_error:
+                return messages[: max(1, number)]
+        return messages
 
     def take(self, count: int) -> None:
         """The first messages are done, but not for good."""
         self.taken.extend(self.waiting.popleft() for _ in range(count))
 
-    def commit(self) -> list[ReceivedMessage]:
+    def commit(self) -> list[Claimed]:
         """All that was taken is done for good; returns it."""
-        committed, self.taken = [place.message for place in self.taken], []
+        committed, self.taken = self.taken, []
         self.is_stalled = False
         return committed
 
@@ -150,13 +141,14 @@ class Orderly:
 
     # --- What the member asks (``Outlet``, ``Order``) --------------------------------------------------------
 
-    def put(self, reader: QueueReader, held: ProcessQueue, messages: Sequence[ReceivedMessage]) -> None:
+    def put(self, messages: Sequence[Claimed]) -> None:
         if self._stopped:
             return
-        line = self._lines.get(reader.queue)
+        queue = messages[0].lot.queue
+        line = self._lines.get(queue)
         if line is None:
-            line = self._lines[reader.queue] = _Line(reader.queue)
-        line.waiting.extend(_Place(reader, held, message) for message in messages)
+            line = self._lines[queue] = _Line(queue)
+        line.waiting.extend(messages)
         if not line.is_busy:
             line.is_busy = True
             self._ready.put_nowait(line)
@@ -174,10 +166,11 @@ class Orderly:
             await line.quiet.wait()
             self._lines.pop(queue, None)
 
-    def expire(self, started_before: float) -> None:
+    def expire(self, late: Sequence[Claimed]) -> None:
         # Nothing can be sent back: what comes behind would be begun before it is done.
-        for line in self._lines.values():
-            if line.started is not None and line.started < started_before and not line.is_reported:
+        for queue in {message.lot.queue for message in late}:
+            line = self._lines.get(queue)
+            if line is not None and not line.quiet.is_set() and not line.is_reported:
                 line.is_reported = True
                 log.warning("the listener of %s is slow; the queue waits for it", self._about(line))
 
@@ -211,7 +204,7 @@ class Orderly:
                     "the listener of %s is still running; its messages will be delivered again", self._about(line)
                 )
         if self._pool is not None:
-            # Threads that hang cannot be ended by anybody. What they say later is not heard any more.
+            # Threads that hang cannot be ended. What they return later has no effect.
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     # --- Workers ---------------------------------------------------------------------------------------------
@@ -230,18 +223,17 @@ class Orderly:
         """Work on a line; returns after how many seconds to go on with it, None when nothing is left to do."""
         slice_end = self._clock.monotonic() + SLICE_S
         turn_end = self._loop.time() + TURN_S
-        while not (self._stopped or line.is_closing) and (places := line.first(self._config.batch_max)):
+        while not (self._stopped or line.is_closing) and (messages := line.first(self._config.batch_max)):
             if self._locks is not None and not self._locks.is_held(line.queue):
                 return RELOCK_S
             now = self._clock.monotonic()
             if now > slice_end:
                 return 0.0
             line.quiet.clear()
-            line.started, line.is_reported = now, False
+            line.is_reported = False
             try:
-                pause_s = await self._call_with(line, places)
+                pause_s = await self._call_with(line, messages)
             finally:
-                line.started = None
                 line.quiet.set()
             if pause_s:
                 return pause_s
@@ -250,25 +242,27 @@ class Orderly:
                 turn_end = self._loop.time() + TURN_S
         return None
 
-    async def _call_with(self, line: _Line, places: Sequence[_Place]) -> float:
+    async def _call_with(self, line: _Line, messages: Sequence[Claimed]) -> float:
         """Call the listener and settle what it says; returns after how many seconds to try again, 0 for going on."""
-        reader, held, first = places[0]
-        if first.body_error:
-            return await self._pass_over(line, places[0])
-        context = ConsumeContext(self._group, line.queue, [place.message for place in places])
-        began = self._clock.monotonic()
-        start_ms = self._clock.now_ms()
-        for message in context.messages:
-            message.consume_start_time_ms = start_ms
+        lot = messages[0].lot
+        if messages[0].body_error:
+            return await self._pass_over(line, messages[0])
+        context = ConsumeContext(self._group, line.queue, messages)
+        began, start_ms = self._clock.monotonic(), self._clock.now_ms()
+        for message in messages:
+            message.started, message.consume_start_time_ms = began, start_ms
         await self.call(context)
         failed = context.failed
-        done_count = len(places) - len(failed)
-        held.last_consumed_ms = self._clock.now_ms()
-        took_s = self._clock.monotonic() - began
-        self._settling.stats.consumed(line.queue.topic, done=done_count, failed=len(failed), took_s=took_s)
+        done_count = len(messages) - len(failed)
+        lot.calls += 1
+        lot.took_s += self._clock.monotonic() - began
+        for message in messages:
+            message.started = NOT_STARTED
         is_rollback = context.result is ConsumeResult.ROLLBACK
-        buried_count = 0 if is_rollback else await self._give_up(held, failed, context)
-        if held.dropped:
+        if failed:
+            self._settling.failed_here(lot, len(failed))
+        buried_count = 0 if is_rollback else await self._give_up(lot, failed, context)
+        if not lot.is_ours:
             return 0.0
         if is_rollback:
             line.roll_back()
@@ -277,22 +271,21 @@ class Orderly:
         # Not after an exception, which may come before the listener could say that it decides itself.
         is_success = context.result is ConsumeResult.SUCCESS
         if context.result is ConsumeResult.COMMIT or (is_success and context.auto_commit):
-            self._settling.settle(reader, held, done=line.commit(), again=self.put)
+            self._settling.done(line.commit())
         elif is_success:
-            self._warn_if_stalled(line, held)
+            self._warn_if_stalled(line, lot)
         if buried_count:
-            buried = [line.waiting.popleft().message for _ in range(buried_count)]
-            self._settling.settle(reader, held, done=buried, again=self.put)
-        if done_count + buried_count == len(places):
+            lot.done([line.waiting.popleft() for _ in range(buried_count)])
+        if done_count + buried_count == len(messages):
             return 0.0
         for message in failed[buried_count:]:
             message.reconsume_times += 1
         return self._retry_s(context.retry_ms)
 
-    async def _pass_over(self, line: _Line, place: _Place) -> float:
+    async def _pass_over(self, line: _Line, message: Claimed) -> float:
         """Have a message that cannot be read become a dead letter, unless it can be read elsewhere; returns as
         ``_call_with``."""
-        reader, held, message = place
+        lot = message.lot
         times_max = self._config.max_reconsume_times
         if _lacks_package(message) and (times_max is None or message.reconsume_times < times_max):
             if message.reconsume_times % _REPORTED_EVERY == 0:
@@ -304,7 +297,7 @@ class Orderly:
                     message.queue_offset,
                     message.body_error,
                 )
-            self._settling.stats.consumed(line.queue.topic, done=0, failed=1, took_s=0.0)
+            self._settling.failed_here(lot, 1)
             message.reconsume_times += 1
             return self._retry_s(None)
         log.warning(
@@ -314,20 +307,20 @@ class Orderly:
             message.queue_offset,
             message.body_error,
         )
-        self._settling.stats.consumed(line.queue.topic, done=0, failed=1, took_s=0.0)
-        if not await self._settling.bury(message):
+        self._settling.failed_here(lot, 1)
+        if not await lot.bury(message):
             return self._retry_s(None)
-        if not held.dropped:
+        if lot.is_ours:
             line.waiting.popleft()
-            self._settling.settle(reader, held, done=[message], again=self.put)
+            lot.done([message])
         return 0.0
 
     def _retry_s(self, retry_ms: int | None) -> float:
         retry_ms = self._config.orderly_retry_ms if retry_ms is None else retry_ms
         return min(max(retry_ms, RETRY_MS_MIN), RETRY_MS_MAX) / 1000
 
-    def _warn_if_stalled(self, line: _Line, held: ProcessQueue) -> None:
-        limit = self._config.limits.reached(held, topic_queues=1, orderly=True)
+    def _warn_if_stalled(self, line: _Line, lot: Lot) -> None:
+        limit = lot.limit_reached()
         if limit is not None and not line.waiting and not line.is_stalled:
             line.is_stalled = True
             log.warning(
@@ -339,21 +332,21 @@ class Orderly:
                 limit,
             )
 
-    async def _give_up(self, held: ProcessQueue, failed: Sequence[ReceivedMessage], context: ConsumeContext) -> int:
+    async def _give_up(self, lot: Lot, failed: Sequence[Claimed], context: ConsumeContext) -> int:
         """Have the first of these become dead letters if it is time; returns how many are."""
         times_max = self._config.max_reconsume_times
         for number, message in enumerate(failed):
             is_hopeless = context.delay_level < 0 or (times_max is not None and message.reconsume_times >= times_max)
-            if held.dropped or not is_hopeless or not await self._settling.bury(message):
+            if not lot.is_ours or not is_hopeless or not await lot.bury(message):
                 return number
         return len(failed)
 
     def _about(self, line: _Line) -> str:
-        message = line.waiting[0].message
+        message = line.waiting[0]
         return f"group {self._group} (message {message.message_id} of {line.queue})"
 
 
-def _lacks_package(message: ReceivedMessage) -> bool:
+def _lacks_package(message: Claimed) -> bool:
     """Whether a message is sound, and only this installation cannot decompress it."""
     # The property tells of damage, and a sender may have written anything into it.
     return message.body_error.endswith(CompressionMissing.CURE) and Property.BODY_ERROR not in message.properties

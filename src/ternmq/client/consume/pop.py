@@ -1,4 +1,4 @@
-"""The pop consumer: brokers hand messages out one by one, and nobody owns a queue (F9).
+"""The pop consumer: brokers hand messages out one by one, and no member owns a queue (F9).
 
 ::
 
@@ -7,39 +7,47 @@
     async with consumer:
         await stopped.wait()
 
-For the application it is a push consumer: the same listeners, the same loop over ``messages()``, the same ``ack`` and
-``retry``. Underneath, each member asks each broker for whatever comes next, in any queue. So a group may have more
+For the application it is like a push consumer: the same listeners, the same loops, the same ``ack`` and ``retry``.
+Underneath, each member asks each broker for the next messages of any queue (``pop_source``). So a group may have more
 members than a topic has queues, and a slow member holds up nothing but the messages that it has in hand. The price:
 there is no order, and each message must be settled within its invisible time.
 
 What is promised: each message is delivered at least once to the group. One that is not settled in time, because its
-listener hangs or its process died, comes again, to whoever asks next. Leaving the block lets running listeners end,
-sends the last acks, and gives back what nobody has seen.
+listener hangs or its process died, is delivered again, to the next member that asks. Leaving the block lets running
+listeners end, sends the last acks, and gives back what is not settled.
 
 A group pops a topic or it pulls it, all members alike; brokers know which. A pop consumer switches its group to pop
-when it starts. What members that pulled had sent back before waits in the group's retry topic, which nobody pops: it is
-pulled, as ever, beside the pops.
+when it starts. What members that pulled had sent back before waits in the group's retry topic, which cannot be popped:
+it is pulled, beside the pops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.consume.acks import Acks
+from ternmq.client.consume.assignment import ByBroker
 from ternmq.client.consume.config import PopConfig
+from ternmq.client.consume.consumer import Parts
 from ternmq.client.consume.listener import ConsumeHook, Listener
-from ternmq.client.consume.member import Member
-from ternmq.client.consume.offsets import Progress, StartPosition
-from ternmq.client.consume.pop_member import PopMember
-from ternmq.client.consume.push import PushConsumer
+from ternmq.client.consume.listening import ListeningConsumer
+from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
+from ternmq.client.consume.pop_source import PopSource
+from ternmq.client.consume.pull_source import pulls
+from ternmq.client.consume.send_back import Returns
+from ternmq.client.consume.source import Fetching, Source
 from ternmq.env import Env
+from ternmq.message import MessageQueue
+from ternmq.names import is_retry_topic
 from ternmq.tasks import Tasks
+from ternmq.wire.bodies.clients import ConsumeType
 
 
-class PopConsumer(PushConsumer):
+class PopConsumer(ListeningConsumer):
     """Consumes the messages of a group without owning queues: brokers give the next messages to any member that asks.
 
     ::
@@ -62,7 +70,7 @@ class PopConsumer(PushConsumer):
             with a ``ConsumeContext`` if it has a second parameter. A plain function runs in threads, an ``async`` one
             in tasks. None or ``ConsumeResult.SUCCESS`` as its result means that the messages are done,
             ``ConsumeResult.RETRY`` or an exception that they must be delivered again. Default: no listener; set one
-            later by ``listener()``, or loop over ``messages()``.
+            later by ``listener()``, or loop over the consumer.
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
             sequence. Empty: the environment variable ``NAMESRV_ADDR``.
         client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
@@ -92,7 +100,7 @@ class PopConsumer(PushConsumer):
         env: Env | None = None,
     ) -> None:
         config = config or PopConfig()
-        self.pop_config = replace(
+        self._config = replace(
             config,
             start=start or config.start,
             batch_max=config.batch_max if batch_max is None else batch_max,
@@ -102,26 +110,39 @@ class PopConsumer(PushConsumer):
         super().__init__(
             group,
             listener,
+            self._config.of_listening(),
             name_servers=name_servers,
             client=client,
-            config=self.pop_config.of_listening(),
             hooks=hooks,
             env=env,
         )
 
+    @property
+    def config(self) -> PopConfig:
+        """The settings in use."""
+        return replace(self._config, threads=self._listening.threads)
+
     def _instance(self, group: str) -> AbstractAsyncContextManager[ClientInstance]:  # noqa: ARG002 - of its own
-        # With connections of its own, which end with it: a broker hands nothing out to a pop on a closed connection,
-        # but would do so for one that nobody waits for any more on an open one.
+        # With connections of its own, which end with it: a broker gives nothing to a pop on a closed connection, but
+        # it would do so for an abandoned one on an open connection.
         return ClientInstance(self._client_config, env=self._env)
 
-    def _member_of(self, instance: ClientInstance, group: str, progress: Progress, tasks: Tasks) -> Member:
-        self._subscribe_to_retries(group)
-        return PopMember(
-            instance,
-            group,
-            self.pop_config,
-            subscriptions=self._subscriptions,
-            progress=progress,
-            active=self._active,
-            tasks=tasks,
+    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> Parts:  # noqa: ARG002
+        config = self.config
+        stored = BrokerOffsets(instance, group, zero_if_young=True)
+        pulled = pulls(stored, BrokerOffsets(instance, group))
+
+        def sources_of(fetching: Fetching) -> Callable[[MessageQueue], Source]:
+            pull = pulled(fetching)
+            return lambda queue: pull(queue) if is_retry_topic(queue.topic) else PopSource(fetching, queue, config)
+
+        return Parts(
+            ConsumeType.POP,
+            ByBroker(instance, group, share_queues=config.share_queues),
+            sources_of,
+            progress=stored,
+            resets=stored,
+            save_interval_ms=instance.config.persist_offset_interval_ms,
+            returns=Returns(instance, group, max_reconsume_times=config.max_reconsume_times),
+            acks=Acks(instance, group, tasks),
         )

@@ -7,7 +7,7 @@ Three places on the line of queue offsets::
 
 *Progress* is what may be committed: the smallest queue offset that is not done, or ``next_offset`` when nothing is in
 flight. Listeners finish in any order, so what is done behind a slow message is remembered only by its absence; after a
-crash it is delivered again. That is the price of «at least once», and why progress never passes undone work.
+crash it is delivered again. That is the price of "at least once", and why progress never passes undone work.
 
 ``next_offset`` may lie behind the last message by more than one: the broker skips what the subscription does not want.
 Committing it once all is done saves the group from reading the skipped part again.
@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from ternmq.message import MessageQueue, ReceivedMessage
 
+M = TypeVar("M", bound=ReceivedMessage)
 
-class ProcessQueue:
+
+class ProcessQueue(Generic[M]):
     """The messages in flight of one queue, from ``next_offset`` (where to start) on."""
 
     __slots__ = (
@@ -36,7 +38,6 @@ class ProcessQueue:
         "_order",
         "body_bytes",
         "dropped",
-        "last_consumed_ms",
         "last_fetched_ms",
         "next_offset",
         "queue",
@@ -50,10 +51,9 @@ class ProcessQueue:
         self.body_bytes = 0
         #: The queue now belongs to another member: what still runs here must not change any progress.
         self.dropped = False
-        #: When the last pull was answered and the last listener called, for those who ask (F10); 0: never.
+        #: When the last pull was answered, for tools (F10); 0: never.
         self.last_fetched_ms = 0
-        self.last_consumed_ms = 0
-        self._messages: dict[int, ReceivedMessage] = {}
+        self._messages: dict[int, M] = {}
         self._order: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class ProcessQueue:
         """The distance from the smallest undone message to the last one fetched behind it."""
         return self._order[-1] - self._order[0] if self._order else 0
 
-    def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> Sequence[ReceivedMessage]:
+    def put(self, messages: Sequence[M], next_offset: int) -> Sequence[M]:
         """Take what a fetch brought, and go on at ``next_offset``. Returns the messages that are new here.
 
         A broker that answers with more than it was asked for (or in another order) does no harm: what lies before the
@@ -96,7 +96,7 @@ class ProcessQueue:
         self.next_offset = max(begin, next_offset, order[-1] + 1 if order else 0)
         return messages
 
-    def done(self, messages: Iterable[ReceivedMessage]) -> None:
+    def done(self, messages: Iterable[M]) -> None:
         """Remove messages that were consumed, sent back or given up; those not in flight are ignored."""
         held, body_bytes = self._messages, 0
         for message in messages:
@@ -107,14 +107,11 @@ class ProcessQueue:
         while order and order[0] not in held:
             order.popleft()
 
-    def in_flight(self) -> list[ReceivedMessage]:
+    def in_flight(self) -> list[M]:
         """All messages in flight, by queue offset."""
         return [self._messages[offset] for offset in self._order if offset in self._messages]
 
-    def is_in_flight(self, message: ReceivedMessage) -> bool:
-        return message.queue_offset in self._messages
 
-
-def _ordered(messages: Sequence[ReceivedMessage], begin: int) -> list[ReceivedMessage]:
+def _ordered(messages: Sequence[M], begin: int) -> list[M]:
     by_offset = {message.queue_offset: message for message in messages if message.queue_offset >= begin}
     return [by_offset[offset] for offset in sorted(by_offset)]

@@ -8,8 +8,9 @@
             while (result := await consumer.pull(queue, offset)).messages:
                 offset = result.next_offset
 
-Nobody rebalances here and nothing is committed unless asked for. A pull brings its own subscription along, so anyone
-can read any queue, with any filter, as often as they like: the building block of tools, exports and Spark's source.
+There is no rebalancing, and nothing is committed unless asked for. A pull brings its own subscription along, so a
+program can read any queue, with any filter, as often as it likes: the building block of tools, exports and Spark's
+source.
 
 A pull consumer is no member of its group. It sends no heartbeat (in which RocketMQ's differs), so push consumers of the
 same group do not leave queues to it that it would not read; the group only names whose progress is meant.
@@ -29,15 +30,14 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import unwrap
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.consume.by_offset import ByOffset
-from ternmq.client.consume.decode import to_messages
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.client.consume.subscription import Subscription
 from ternmq.env import Env
 from ternmq.errors import refused
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.record import read_records
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+from ternmq.wire.stored import StoredMessage, read_answer
 
 #: F8: how long a broker holds a pull of this consumer (RocketMQ's ``brokerSuspendMaxTimeMillis``).
 SUSPEND_MS: Final = 20_000
@@ -185,13 +185,10 @@ class PullConsumer(ByOffset):
         self._broker_ids[wired] = reply.suggested_broker_id
         messages = []
         if status is PullStatus.FOUND:
-            received = await to_messages(
-                read_records(response.body),
-                queue.broker_name,
-                reply.min_offset,
-                reply.max_offset,
-                bytes_max=instance.config.decompressed_bytes_max,
+            received, _ = read_answer(
+                response.body, StoredMessage, queue.broker_name, reply.min_offset, reply.max_offset
             )
+            await instance.inflater.messages(received)
             matches = subscription.filter.matches
             messages = [one for one in received if matches(one.tags) or (one.body_error and not one.tags)]
             for message in messages:

@@ -1,8 +1,8 @@
-"""Rebalance: each member works out, again and again, which queues are its own (G1).
+"""Rebalance: each member finds out, again and again, which queues are its own (G1).
 
-``difference`` is the pure part: what to let go and what to take up. ``Rebalancer`` is the shell: it asks a broker who
-is in the group (GET_CONSUMER_LIST_BY_GROUP 38), lets the allocation strategy divide the topic's queues, and has its
-``Holder`` let go and take up. Queues are let go first, so that their next owner finds a fresh offset.
+``difference`` is the pure part: what to let go and what to take up. ``Rebalancer`` is the shell: it asks its
+``Assignment`` which queues of each topic are this member's, and its ``Holder`` to let go and take up. Queues are let go
+first, so that their next owner finds a fresh offset.
 
 It runs at the start, every 20 s, and soon after anything that may change the answer: a member came or left
 (NOTIFY_CONSUMER_IDS_CHANGED 40), a route changed, the subscription changed. Rounds are a fifth of a second apart at
@@ -10,8 +10,8 @@ least: when a hundred members start together, each is told a hundred times. A ro
 not answer, a topic has no route yet) is followed by another after 1 s, 2 s, 4 s, … 20 s; while another member still has
 the lock of a queue of ours (F2), after 1 s each time: it will give it back in a moment.
 
-When the member list cannot be had, the queues of that topic stay as they are: a guess would take queues away from
-others or give up our own.
+When the assignment is not known, the queues of that topic stay as they are: a guess would take queues away from others
+or give up our own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from ternmq.allocation import Allocation
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import NetworkError, QueueLocked, TernError
+from ternmq.client.consume.assignment import Assignment
+from ternmq.errors import QueueLocked, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import is_retry_topic
-from ternmq.wire.bodies.clients import MemberList, MessageModel
-from ternmq.wire.bodies.codec import decode
-from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests import ConsumerGroup
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +54,7 @@ def difference(owned: Iterable[MessageQueue], allocated: Iterable[MessageQueue])
 
 
 class Holder(Protocol):
-    """Who reads the queues: a consumer."""
+    """What reads the queues: the sources of a consumer."""
 
     def topics(self) -> Collection[str]:
         """The topics subscribed to now, with the group's retry topic where there is one."""
@@ -83,17 +79,14 @@ class Holder(Protocol):
 class Rebalancer:
     """The loop that keeps a ``Holder``'s queues right. All methods belong to the loop's thread."""
 
-    def __init__(
-        self, instance: ClientInstance, group: str, holder: Holder, *, model: MessageModel, allocation: Allocation
-    ) -> None:
+    def __init__(self, instance: ClientInstance, group: str, holder: Holder, assignment: Assignment) -> None:
         self._instance = instance
         self._group = group
         self._holder = holder
-        self._model = model
-        self._allocation = allocation
+        self._assignment = assignment
         self._wanted = asyncio.Event()
         self._subscription_changed = True
-        #: Until the next round that nobody asked for.
+        #: Until the next round without a request for one.
         self._pause_s = INTERVAL_S
         #: Counts changes asked for, and those that a complete round has dealt with.
         self._asked = 0
@@ -144,7 +137,8 @@ class Rebalancer:
         gained: list[MessageQueue] = []
         unknown: list[str] = []
         for topic in topics:
-            allocated = await self._allocated(topic, queues[topic] if topic in queues else await self._queues(topic))
+            known = queues[topic] if topic in queues else await self._queues(topic)
+            allocated = None if known is None else await self._assignment.of(topic, known)
             if allocated is None:
                 unknown.append(topic)
                 continue
@@ -156,7 +150,7 @@ class Rebalancer:
             await self._holder.let_go(lost)
         self._is_locked_out = False
         taken = await asyncio.gather(*map(self._take_up, gained))
-        # Nobody waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
+        # No caller waits for a retry topic: it comes into being with the group, a moment after its first heartbeat.
         if all(taken) and all(map(is_retry_topic, unknown)):
             async with self._round_over:
                 self._settled = asked
@@ -179,39 +173,6 @@ class Rebalancer:
             return None
         self._missing.discard(topic)
         return route.to_read
-
-    async def _allocated(self, topic: str, queues: Collection[MessageQueue] | None) -> Collection[MessageQueue] | None:
-        if queues is None or self._model is MessageModel.BROADCASTING:
-            return queues
-        try:
-            members = await self._members(topic)
-        except TernError as error:
-            log.warning(
-                "cannot get the members of group %s: %s; the queues of topic %s stay as they are",
-                self._group,
-                error,
-                topic,
-            )
-            return None
-        try:
-            return self._allocation.allocate(self._instance.client_id, queues, members)
-        except Exception:
-            log.exception("the allocation strategy failed; the queues of topic %s stay as they are", topic)
-            return None
-
-    async def _members(self, topic: str) -> list[str]:
-        """Client ids of the group, from any broker of the topic: all members send heartbeats to all of them."""
-        header = ConsumerGroup(consumer_group=self._group)
-        address = await self._any_broker(topic)
-        response = await self._instance.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        return decode(response.body, MemberList).consumer_id_list
-
-    async def _any_broker(self, topic: str) -> str:
-        route = await self._instance.routes.of(topic)
-        addresses = [address for by_id in route.brokers.values() for address in by_id.values()]
-        if not addresses:
-            raise NetworkError(f"no broker of topic {topic!r} has an address now", address=topic)
-        return self._instance.env.random.choice(addresses)
 
     async def _take_up(self, queue: MessageQueue) -> bool:
         try:

@@ -7,12 +7,10 @@ from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.fetch import QueueReader
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.source import Source
 from ternmq.client.consume.stats import ConsumeStats
 from ternmq.client.consume.subscription import Subscription
-from ternmq.env import Clock
-from ternmq.wire.bodies.clients import ConsumeType, ProcessQueueInfo, RunningInfo
+from ternmq.wire.bodies.clients import ConsumeType, PopQueueInfo, ProcessQueueInfo, RunningInfo
 from ternmq.wire.bodies.codec import by_key
 
 _MIB: Final = 1024 * 1024
@@ -26,18 +24,20 @@ def running_info(
     config: PushConfig,
     *,
     subscriptions: Mapping[str, Subscription],
-    readers: Iterable[QueueReader],
-    locks: Locks | None,
+    sources: Iterable[Source],
     stats: ConsumeStats,
     started_ms: int,
-    kind: ConsumeType = ConsumeType.PASSIVELY,
+    kind: ConsumeType,
 ) -> RunningInfo:
     """All but the stack dump. ``group`` is its name on the wire."""
-    clock = instance.env.clock
+    infos = {source.queue: source.info() for source in sources}
+    popped = {queue: info for queue, info in infos.items() if isinstance(info, PopQueueInfo)}
+    pulled = {queue: info for queue, info in infos.items() if isinstance(info, ProcessQueueInfo)}
     return RunningInfo(
         properties=_properties(instance, group, config, started_ms=started_ms, kind=kind),
         subscription_set=[subscription.data for subscription in subscriptions.values()],
-        mq_table=by_key({reader.queue: _queue_info(reader, locks, clock) for reader in readers}),
+        mq_table=by_key(pulled),
+        mq_pop_table=by_key(popped),
         status_table=stats.by_topic(),
     )
 
@@ -72,20 +72,3 @@ def _properties(
         "consumeConcurrentlyMaxSpan": limits.span,
     }
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in known.items()}
-
-
-def _queue_info(reader: QueueReader, locks: Locks | None, clock: Clock) -> ProcessQueueInfo:
-    held = reader.held
-    locked_at = locks.asked_at(reader.queue) if locks is not None else None
-    return ProcessQueueInfo(
-        commit_offset=held.progress,
-        cached_msg_min_offset=held.progress if len(held) else 0,
-        cached_msg_max_offset=held.progress + held.span if len(held) else 0,
-        cached_msg_count=len(held),
-        cached_msg_size_in_mib=held.body_bytes // _MIB,
-        locked=locks is not None and locks.is_held(reader.queue),
-        last_lock_timestamp=0 if locked_at is None else clock.now_ms() - int((clock.monotonic() - locked_at) * 1000),
-        dropped=held.dropped,
-        last_pull_timestamp=held.last_fetched_ms,
-        last_consume_timestamp=held.last_consumed_ms,
-    )

@@ -33,7 +33,7 @@ INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 TIMEOUT_MS: Final = 5_000
 #: Level of the first retry (10 s); each further one waits a level longer.
 FIRST_LEVEL: Final = 3
-#: «Level» of a message that shall not come again.
+#: The "level" of a message that becomes a dead letter.
 DEAD_LETTER: Final = -1
 
 #: Set anew, or with no meaning for a copy.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-#: As deep as anybody reads; a recursion that runs away must not make an answer too large to send.
+#: As deep as is useful; an endless recursion must not make an answer too large to send.
 FRAMES_MAX: Final = 100
 
 

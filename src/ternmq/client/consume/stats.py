@@ -1,6 +1,6 @@
-"""How fast a consumer is, topic by topic, for those who ask (F10).
+"""How fast a consumer is, topic by topic, for tools (F10).
 
-Counts are kept in slots of 10 s for an hour, so nothing is computed until somebody wants to know. Rates are those of
+Counts are kept in slots of 10 s for an hour, so nothing is computed before a tool asks. Rates are those of
 the last minute, as in RocketMQ; only failures are counted for the whole hour.
 """
 
@@ -47,10 +47,10 @@ class ConsumeStats:
         slot.pulled += count
         slot.pull_s += took_s
 
-    def consumed(self, topic: str, *, done: int, failed: int, took_s: float) -> None:
-        """A call of the listener, or whoever else had the messages, has ended."""
+    def consumed(self, topic: str, *, done: int, failed: int, took_s: float, calls: int = 1) -> None:
+        """Calls of the application have ended, which took this long together."""
         slot = self._slot(topic)
-        slot.calls += 1
+        slot.calls += calls
         slot.call_s += took_s
         slot.done += done
         slot.failed += failed

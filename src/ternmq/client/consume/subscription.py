@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.connect.namespace import wrap
 from ternmq.client.connect.routes import MASTER_ID
-from ternmq.errors import ConfigError, NetworkError, refused
+from ternmq.env import Clock
+from ternmq.errors import ConfigError, NetworkError, RouteMissing, refused
 from ternmq.filter.sql import DEFAULT_LIMITS
 from ternmq.filter.sql import check as check_sql
 from ternmq.filter.tags import ALL, TagFilter
+from ternmq.names import check_topic, retry_topic
 from ternmq.wire.bodies.clients import ClientCheck, SubscriptionData
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -22,6 +25,47 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 #: Characters of an expression that an error shows.
 _SHOWN_MAX: Final = 200
+
+
+class Subscriptions:
+    """The subscriptions of one consumer, which change while it runs; ``namespace`` is that of its client."""
+
+    def __init__(self, namespace: str, clock: Clock) -> None:
+        self._namespace = namespace
+        self._clock = clock
+        #: By topic on the wire. Sources and heartbeats look into it at any time.
+        self.by_topic: dict[str, Subscription] = {}
+
+    def add(self, topic: str, tags: str, sql: str | None) -> bool:
+        """Subscribe to ``topic``; returns whether that changes anything. Raises as ``PushConsumer.subscribe``."""
+        name = wrap(self._namespace, check_topic(topic))
+        known = self.by_topic.get(name)
+        version = max(self._clock.now_ms(), known.data.sub_version + 1 if known is not None else 0)
+        subscription = Subscription.of(name, tags, sql, version=version)
+        if known is not None and known.wants_same_as(subscription):
+            return False
+        self.by_topic[name] = subscription
+        return True
+
+    def add_retries(self, group: str) -> None:
+        """Subscribe to the group's retry topic; ``group`` is its name on the wire."""
+        retries = retry_topic(group)
+        self.by_topic[retries] = Subscription.by_tags(retries, "*", version=self._clock.now_ms())
+
+    def remove(self, topic: str) -> bool:
+        """Returns whether there was a subscription to ``topic``."""
+        return self.by_topic.pop(wrap(self._namespace, topic), None) is not None
+
+    async def check(self, instance: ClientInstance, group: str) -> None:
+        """Ask for the routes of all topics, and their brokers whether they take the filters.
+
+        Raises ``NameServersUnreachable``, which is worth more than warnings for ever, and as ``Subscription.check``. A
+        topic that does not exist yet is not an error.
+        """
+        for topic, subscription in list(self.by_topic.items()):
+            with contextlib.suppress(RouteMissing):
+                await instance.routes.of(topic)
+            await subscription.check(instance, group)
 
 
 @dataclass(slots=True, frozen=True)

@@ -72,7 +72,7 @@ class OpenBatch(Generic[T]):
 
 
 class Accumulator(Generic[T]):
-    """Gathers messages by key. «Now» goes in, batches to send come out."""
+    """Gathers messages by key. The time goes in, batches to send come out."""
 
     def __init__(self, *, batch_bytes: int, wait_ms: int, total_bytes: int) -> None:
         self._batch_bytes = batch_bytes

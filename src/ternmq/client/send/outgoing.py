@@ -31,7 +31,7 @@ from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendMessageV2, SendReply
 from ternmq.wire.template import HeadTemplate
 
-#: Response codes that mean «stored».
+#: Response codes that mean "stored".
 _STATUSES: Final = {
     int(ResponseCode.SUCCESS): SendStatus.OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
@@ -104,7 +104,7 @@ class Outgoing:
         )
 
     def receipt(self, response: Response, *, broker_name: str) -> SendReceipt:
-        """The receipt in a broker's answer; raises the ``BrokerRefused`` of any code that does not mean «stored»."""
+        """The receipt in a broker's answer; raises the ``BrokerRefused`` of any code that does not mean "stored"."""
         status = _STATUSES.get(response.code)
         if status is None:
             raise refused(

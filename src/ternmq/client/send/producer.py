@@ -267,7 +267,7 @@ class Producer:
 
         ::
 
-            async for message in consumer.messages():
+            async for message in consumer:
                 await producer.reply(message, b"4")
         """
         running = self._now_running()

@@ -1,4 +1,4 @@
-"""Which queue a message goes to (E3, E5). Pure: routes, names and «now» in, queues out.
+"""Which queue a message goes to (E3, E5). Pure: routes, names and the time in, queues out.
 
 Messages without an order take turns over all queues of all brokers (``RoundRobin``); a second attempt avoids the broker
 that just failed. ``LatencyFaults`` remembers how long each broker took, and tells which to leave alone for a time that
@@ -33,7 +33,7 @@ AVOIDANCE_MS: Final = (
     (100, 0),
     (50, 0),
 )
-#: What a send that failed is taken to have lasted (RocketMQ 4.9's «isolation»).
+#: What a send that failed is taken to have lasted (RocketMQ 4.9's "isolation").
 FAILED_SEND_MS: Final = 30_000
 
 

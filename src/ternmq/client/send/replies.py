@@ -1,8 +1,8 @@
-"""Those who wait for a reply to a request of theirs (E7).
+"""Requests of this client that wait for their reply (E7).
 
 Each client instance has one such table, as brokers push replies (PUSH_REPLY_MESSAGE_TO_CLIENT 326) to a client and not
 to one of its producers. A request that is over, whatever way, leaves it at once, so nothing is left to sweep; a reply
-that comes later finds nobody, is logged and dropped. ``request`` has the rest.
+that comes later is logged and dropped. ``request`` has the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
-from ternmq.client.consume.decode import inflated
+from ternmq.client.consume.decode import Inflater
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord
 from ternmq.message import Property, ReceivedMessage
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Those of one client who wait for a reply. All methods belong to the loop's thread."""
+    """The waiting requests of one client. All methods belong to the loop's thread."""
 
-    def __init__(self, clock: Clock, *, decompressed_bytes_max: int) -> None:
+    def __init__(self, clock: Clock, inflater: Inflater) -> None:
         self._clock = clock
-        self._bytes_max = decompressed_bytes_max
+        self._inflater = inflater
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Requests:
             del self._waiting[correlation_id]
 
     def replied(self, peer: Peer, request: Request[PushReply]) -> Reply | Awaitable[Reply]:
-        """PUSH_REPLY_MESSAGE_TO_CLIENT 326: hand a reply to who waits for it. A late one is taken and dropped."""
+        """PUSH_REPLY_MESSAGE_TO_CLIENT 326: give a reply to its request. A late one is accepted and dropped."""
         message = _received(request.fields, bytes(request.body))
         message.properties[Property.ARRIVE_TIME] = str(self._clock.now_ms())
         correlation_id = message.properties.get(Property.CORRELATION_ID, "")
@@ -63,7 +63,7 @@ class Requests:
         return Reply()
 
     async def _inflate(self, message: ReceivedMessage, reply: asyncio.Future[ReceivedMessage]) -> Reply:
-        message.body, message.sysflag, error = await inflated(message.body, message.sysflag, bytes_max=self._bytes_max)
+        message.body, message.sysflag, error = await self._inflater.body(message.body, message.sysflag)
         if reply.done():
             pass  # the request is over by now
         elif error:

@@ -1,10 +1,10 @@
-"""Request–reply: send a message and wait for the answer of whoever consumes it (E7).
+"""Request–reply: send a message and wait for the answer of its consumer (E7).
 
 ::
 
     reply = await producer.request(Message("sums", b"2 + 2"), timeout_ms=3000)
 
-    async for message in consumer.messages():                       # elsewhere
+    async for message in consumer:                                  # elsewhere
         await producer.reply(message, b"4")
 
 A *request* is a message with three properties more: a correlation id, the client id of the requester, and how long it
@@ -13,7 +13,7 @@ not wait for readers but pushes it (PUSH_REPLY_MESSAGE_TO_CLIENT 326) to the req
 by heartbeats. So a requester introduces itself to all brokers that a reply may go to, before its first request on a
 topic: those of the topic, and those of the reply topic of its clusters.
 
-``Requester`` is what a producer has of this; those who wait stand in ``replies.Requests``, one table for each client.
+``Requester`` is what a producer has of this; waiting requests stand in ``replies.Requests``, one table for each client.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def to_reply(request: ReceivedMessage, body: bytes, properties: dict[str, str]) 
     cluster = request.properties.get(Property.CLUSTER)
     if not request.is_request or not cluster:
         raise InvalidMessage(
-            f"message {request.message_id} from topic {request.topic!r} is no request, so nobody waits for a reply; "
-            "look at message.is_request first, and send requests by producer.request()"
+            f"message {request.message_id} from topic {request.topic!r} is not a request, so no sender waits for a "
+            "reply; look at message.is_request first, and send requests by producer.request()"
         )
     return Message(reply_topic(cluster), body, properties=properties)
 
 
 def reply_properties(request: ReceivedMessage) -> dict[str, str]:
-    """What the reply to a request carries, so that it is found by who waits for it."""
+    """What the reply to a request carries, so that the request is found that waits for it."""
     names = (Property.CORRELATION_ID, Property.REPLY_TO_CLIENT, Property.TTL)
     return {Property.MESSAGE_TYPE: REPLY_TYPE, **{name: request.properties.get(name, "") for name in names}}
 

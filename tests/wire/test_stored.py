@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ternmq.errors import CorruptRecord
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.wire import properties
 from ternmq.wire.compress import compress
-from ternmq.wire.received import to_message
-from ternmq.wire.record import Record, Sysflag, pack_host, unpack_records
+from ternmq.wire.record import Record, Sysflag, pack_host, pack_record, record_bytes, unpack_records
+from ternmq.wire.stored import StoredMessage, read_answer, read_stored
+from tests.messages import to_message
 from tests.wire.recorded import responses
 from tests.wire.test_record import SAMPLE
 
@@ -95,3 +100,77 @@ def test_the_records_of_recorded_pulls_become_messages() -> None:
         assert message.store_host in ("127.0.0.1:30876", "127.0.0.1:40876")
     # Among them is one whose body Java compressed.
     assert any(record.sysflag & Sysflag.COMPRESSED for record in records)
+
+
+def test_usual_records_are_read_as_their_slow_form_says() -> None:
+    """E1, C1: all recorded answers, those of other forms included."""
+    read = 0
+    for frame in responses():
+        if frame.asked in (11, 361, 200050) and frame.code == 0:
+            expected = [StoredMessage.of(record, "broker-a", 1, 2) for record in unpack_records(frame.body)]
+            fast = read_stored(frame.body, StoredMessage, "broker-a", 1, 2)
+            assert fast is not None
+            assert expected == fast[0] == read_answer(frame.body, StoredMessage, "broker-a", 1, 2)[0]
+            read += len(expected)
+    assert read > 10
+
+
+@given(data=st.data())
+def test_a_damaged_answer_is_never_read_as_an_intact_one(data: st.DataObject) -> None:
+    """C8, F1: whatever byte is changed or cut, the fast way agrees with the slow one, or leaves it to it."""
+    answer = bytearray(b"".join(_packed(number) for number in range(3)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(answer[: data.draw(st.integers(0, len(answer)))])
+    fast = read_stored(cut, StoredMessage, "b")
+    try:
+        records = unpack_records(cut)
+    except CorruptRecord:
+        assert fast is None
+    else:
+        if fast is not None:
+            assert [StoredMessage.of(record, "b") for record in records] == fast[0]
+
+
+def test_properties_are_found_and_set_without_reading_all() -> None:
+    """C1: before they are read and after."""
+    read = read_stored(_packed(1, properties=b"TAGS\x01a\x02KEYS\x01k1 k2"), StoredMessage, "b")
+    assert read is not None
+    ((message,), _) = read
+    message.add_property("TAGS", "b")
+    message.add_property("POP_CK", "x")
+    assert ("b", ("k1", "k2"), "x", None) == (
+        message.tags,
+        message.keys,
+        message.property_of("POP_CK"),
+        message.property_of("KEY"),
+    )
+    assert {"TAGS": "b", "KEYS": "k1 k2", "POP_CK": "x"} == message.properties
+    message.add_property("TAGS", "c")
+    assert ("c", "c") == (message.tags, message.properties["TAGS"])
+
+
+def _packed(number: int, *, properties: bytes = b"UNIQ_KEY\x01ID\x02") -> bytes:
+    body, topic = b"body" * number, b"orders"
+    size = record_bytes(body=len(body), topic=6, properties=len(properties), born_host=8, store_host=8)
+    page = bytearray(size)
+    pack_record(
+        page,
+        0,
+        size=size,
+        queue_id=1,
+        flag=2,
+        queue_offset=number,
+        log_offset=1000 * number,
+        sysflag=0,
+        born_time_ms=3,
+        born_host=pack_host("10.0.0.1", 1),
+        store_time_ms=4,
+        store_host=pack_host("10.0.0.2", 2),
+        reconsume_times=5,
+        prepared_transaction_offset=6,
+        body=body,
+        topic=topic,
+        properties=properties,
+    )
+    return bytes(page)

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ternmq.client.consume import fetch
+from ternmq.client.consume import source
+from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import FlowLimits, PushConfig
 from ternmq.client.consume.listener import Listener
 from ternmq.client.consume.offsets import StartPosition
@@ -40,8 +41,8 @@ async def script() -> AsyncIterator[ConsumerScript]:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.0)
-    monkeypatch.setattr(fetch, "BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr(source, "ERROR_PAUSE_S", 0.0)
+    monkeypatch.setattr(source, "BUSY_PAUSE_S", 0.0)
 
 
 class Seen:
@@ -161,9 +162,9 @@ async def test_a_broker_that_answers_at_once_and_leads_nowhere_is_asked_again_on
         made.extend([names[delay]] if delay in names else [])
         await sleep(delay)
 
-    monkeypatch.setattr(fetch, "QUICK_S", 60.0)
-    monkeypatch.setattr(fetch, "QUICK_PAUSE_S", 0.00123)
-    monkeypatch.setattr(fetch, "ERROR_PAUSE_S", 0.00321)
+    monkeypatch.setattr(source, "QUICK_S", 60.0)
+    monkeypatch.setattr(source, "QUICK_PAUSE_S", 0.00123)
+    monkeypatch.setattr(source, "ERROR_PAUSE_S", 0.00321)
     monkeypatch.setattr(asyncio, "sleep", noting)
     script.say(PULL, *answers)
     async with consumer_of(script):
@@ -246,7 +247,7 @@ async def test_a_pull_that_never_ends_is_made_again(script: ConsumerScript) -> N
     consumer.subscribe("orders", "A || B")
     async with consumer:
         await script.wait_for(PULL, 2)
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         clock.advance(120)
         member.expire()
@@ -279,7 +280,7 @@ async def test_a_listener_that_hangs_is_reported_and_its_message_sent_back(
     consumer.subscribe("orders", "A || B")
     async with consumer:
         await began.wait()
-        member = consumer._member
+        member = consumer._consumer
         assert member is not None
         clock.advance(15 * 60)
         member.expire()
@@ -375,7 +376,7 @@ async def test_a_message_tells_the_bounds_of_its_queue_and_when_it_was_taken(scr
     before_ms = Env().clock.now_ms()
     async with consumer:
         if way == "loop":
-            async for delivery in consumer.messages():
+            async for delivery in consumer:
                 seen.put_nowait(delivery)
                 break
         message = await seen.get()
@@ -386,12 +387,12 @@ async def test_a_message_tells_the_bounds_of_its_queue_and_when_it_was_taken(scr
 def test_each_limit_stops_the_fetching() -> None:
     """M2."""
 
-    def held(*offsets: int) -> ProcessQueue:
-        queue = ProcessQueue(QUEUE, 0)
+    def held(*offsets: int) -> ProcessQueue[Claimed]:
+        queue = ProcessQueue[Claimed](QUEUE, 0)
         queue.put(messages(*offsets), max(offsets) + 1)
         return queue
 
-    def reached(limits: FlowLimits, queue: ProcessQueue, topic_queues: int = 1) -> str | None:
+    def reached(limits: FlowLimits, queue: ProcessQueue[Claimed], topic_queues: int = 1) -> str | None:
         return limits.reached(queue, topic_queues=topic_queues)
 
     assert None is reached(FlowLimits(), held(0, 1))

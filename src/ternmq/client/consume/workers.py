@@ -1,0 +1,217 @@
+"""What calls a listener: threads for a plain function, tasks for an ``async`` one (F1).
+
+Threads only call the listener. All else, from the cutting into calls to the settling, belongs to the loop: a thread
+leaves its call in ``_over`` and wakes the loop, once for all calls that end while the loop is busy.
+
+Tasks wake one another: a worker that takes a call while others wait wakes one idle worker more. So a listener that
+never waits is called by one task, with no other woken for each message, and one that waits by as many as are allowed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from ternmq.client.consume.claimed import Claimed
+from ternmq.client.consume.listener import BoundListener, ConsumeContext
+from ternmq.client.consume.outlet import TURN_S
+from ternmq.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+
+#: Begins a call with messages; None if they are not ours any more. In any thread.
+Begun = Callable[[Sequence[Claimed]], ConsumeContext | None]
+#: Told of the end of each call, on the loop.
+Ended = Callable[[ConsumeContext | None], None]
+
+
+class Workers(Protocol):
+    """All methods belong to the loop's thread."""
+
+    def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
+        """Have the listener called with each of these."""
+        ...
+
+    async def call(self, context: ConsumeContext) -> None:
+        """Call the listener now, beside all others."""
+        ...
+
+    def resize(self, count: int) -> None: ...
+
+    def drop_waiting(self) -> int:
+        """Forget what has not begun; returns how many calls these are."""
+        ...
+
+    def close(self) -> None:
+        """End the workers. Those that hang in a listener stay, and what they say is not heard any more."""
+        ...
+
+
+class Threaded:
+    """Calls a plain listener in up to ``count`` threads, which start when they are needed."""
+
+    def __init__(self, listener: BoundListener, begun: Begun, ended: Ended, *, name: str, count: int) -> None:
+        self._listener = listener
+        self._begun = begun
+        self._ended = ended
+        self._name = name
+        self._count_max = count
+        self._loop = asyncio.get_running_loop()
+        #: A None ends the thread that takes it.
+        self._waiting: SimpleQueue[Sequence[Claimed] | None] = SimpleQueue()
+        self._threads = 0
+        self._started = 0
+        self._busy = 0
+        #: Filled by threads, emptied by the loop.
+        self._over: deque[ConsumeContext | None] = deque()
+        self._is_woken = False
+
+    def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
+        self._busy += len(batches)
+        for _ in range(min(self._count_max, self._busy) - self._threads):
+            self._start_thread()
+        for batch in batches:
+            self._waiting.put(batch)
+
+    async def call(self, context: ConsumeContext) -> None:
+        await asyncio.to_thread(self._listener.call, context)
+
+    def resize(self, count: int) -> None:
+        self._count_max = count
+        for _ in range(self._threads - count):
+            self._waiting.put(None)
+        self._threads = min(self._threads, count)
+        for _ in range(min(count, self._busy) - self._threads):
+            self._start_thread()
+
+    def drop_waiting(self) -> int:
+        dropped = 0
+        with contextlib.suppress(Empty):
+            while True:
+                dropped += self._waiting.get_nowait() is not None
+        self._busy -= dropped
+        return dropped
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._waiting.put(None)
+        self._threads = 0
+
+    def _start_thread(self) -> None:
+        self._threads += 1
+        self._started += 1
+        # A listener that hangs cannot be ended, and must not keep the program from ending.
+        Thread(target=self._work, name=f"{self._name}_{self._started - 1}", daemon=True).start()
+
+    def _work(self) -> None:
+        while (batch := self._waiting.get()) is not None:
+            context = None
+            try:
+                context = self._begun(batch)
+                if context is not None:
+                    self._listener.call(context)
+            except BaseException:
+                # Listeners' errors are results; this is ``SystemExit`` or a defect here. The messages come again.
+                log.exception("a worker of the listener failed")
+            self._over.append(context)
+            # The flag falls before the loop looks into ``_over``, so a call put there in between wakes it again.
+            if not self._is_woken:
+                self._is_woken = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed: this thread ran for longer
+                    self._loop.call_soon_threadsafe(self._take_over)
+
+    def _take_over(self) -> None:
+        self._is_woken = False
+        while self._over:
+            self._busy -= 1
+            self._ended(self._over.popleft())
+
+
+class Tasked:
+    """Calls an ``async`` listener in ``count`` tasks."""
+
+    def __init__(
+        self, listener: BoundListener, begun: Begun, ended: Ended, tasks: Tasks, *, name: str, count: int
+    ) -> None:
+        self._listener = listener
+        self._begun = begun
+        self._ended = ended
+        self._tasks = tasks
+        self._name = name
+        self._waiting: deque[Sequence[Claimed]] = deque()
+        #: Workers without work, each with what wakes it.
+        self._idle: list[asyncio.Future[None]] = []
+        #: Whether a worker was woken and has not run yet.
+        self._is_waking = False
+        #: How many workers there are, and how many of them must end.
+        self._count = 0
+        self._surplus = 0
+        self.resize(count)
+
+    def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
+        self._waiting.extend(batches)
+        self._wake()
+
+    async def call(self, context: ConsumeContext) -> None:
+        await self._listener.call_async(context)
+
+    def resize(self, count: int) -> None:
+        self._surplus += self._count - count
+        self._count = count
+        while self._surplus < 0:
+            self._surplus += 1
+            self._tasks.create_task(self._work(), name=f"{self._name}-{count + self._surplus}")
+        if self._surplus > 0:
+            # All idle workers look; those that are not too many wait again.
+            idle, self._idle = self._idle, []
+            for worker in idle:
+                if not worker.done():
+                    worker.set_result(None)
+
+    def drop_waiting(self) -> int:
+        dropped = len(self._waiting)
+        self._waiting.clear()
+        return dropped
+
+    def close(self) -> None:
+        self.resize(0)
+
+    def _wake(self) -> None:
+        while self._idle and self._waiting and not self._is_waking:
+            worker = self._idle.pop()
+            if not worker.done():
+                worker.set_result(None)
+                self._is_waking = True
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        time = loop.time
+        turn_end = time() + TURN_S
+        waiting, begun, ended, call_async = self._waiting, self._begun, self._ended, self._listener.call_async
+        while True:
+            while not waiting and not self._surplus > 0:
+                worker = loop.create_future()
+                self._idle.append(worker)
+                await worker
+                self._is_waking = False
+            if self._surplus > 0:
+                self._surplus -= 1
+                self._wake()
+                return
+            batch = waiting.popleft()
+            if waiting and self._idle and not self._is_waking:
+                self._wake()
+            context = begun(batch)
+            if context is not None:
+                await call_async(context)
+            ended(context)
+            if time() > turn_end:
+                await asyncio.sleep(0)
+                turn_end = time() + TURN_S
