@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _CHOSEN_BY_UP: Final = {
     "listenport": "use --broker-port (the ports of brokers are 20 apart)",
     "brokername": "the brokers are named broker-a, broker-b, …; for other names use `tern broker`",
+    "brokerid": "use --slaves; for other ids use `tern broker`",
     "storepathrootdir": "use --dir",
     "namesrvaddr": "use --port; to use other name servers run `tern broker -n`",
 }
@@ -46,6 +47,7 @@ def up(
         typer.Option("--broker-port", help="Port of broker-a; the others follow in steps of 20. 0: any free ports."),
     ] = 10911,
     brokers: Annotated[int, typer.Option("--brokers", help="Number of brokers; each is a process.")] = 1,
+    slaves: Annotated[int, typer.Option("--slaves", help="Number of slaves of each broker, which copy it.")] = 0,
     host: Annotated[
         str,
         typer.Option(
@@ -68,6 +70,8 @@ def up(
         tern up
 
         tern up --brokers 2 --dir /var/lib/ternmq --set flushDiskType=SYNC_FLUSH
+
+        tern up --slaves 1 --set brokerRole=SYNC_MASTER
     """
     logs.set_up(log_level, label="up")
     serve(
@@ -76,6 +80,7 @@ def up(
             port=port,
             broker_port=broker_port,
             brokers=brokers,
+            slaves=slaves,
             host=host,
             flags=settings or [],
             output=Output(as_json=as_json),
@@ -90,6 +95,7 @@ async def _up(
     port: int,
     broker_port: int,
     brokers: int,
+    slaves: int,
     host: str,
     flags: Sequence[str],
     output: Output,
@@ -134,6 +140,7 @@ async def _up(
         strangers = {id(setting) for setting in settings.strangers(BrokerConfig, StoreConfig, ReplicationConfig)}
         plans = plan_brokers(
             count=brokers,
+            slaves=slaves,
             directory=directory,
             first_port=broker_port,
             host=host,
