@@ -24,6 +24,7 @@ from ternmq.replication.slave import SlaveState
 from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.stats import HaStatus
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import OffsetReply, QueryOffset, UpdateOffset
 from ternmq.wire.requests_admin import RouteQuery
@@ -129,6 +130,18 @@ async def test_a_slave_finds_its_master_by_the_name_server_and_serves_its_messag
         waiting = asyncio.create_task(reader.arrived("orders", 21))
         await sender.sent("orders", b"20")
         assert b"20" == bytes((await waiting)[-1].body)
+
+        await has_all(copy, master)
+        await until(lambda: not any(each.diff for each in parts_of(master).status().ha_connection_info))
+        end = parts_of(master).log_end
+        told = decode((await sender.call(RequestCode.GET_BROKER_HA_STATUS)).body, HaStatus)
+        (line,) = told.ha_connection_info
+        assert (True, end, 1) == (told.master, told.master_commit_log_max_offset, told.in_sync_slave_nums)
+        assert (end, 0, True, end) == (line.slave_ack_offset, line.diff, line.in_sync, line.transfer_from_where)
+        told = decode((await reader.call(RequestCode.GET_BROKER_HA_STATUS)).body, HaStatus)
+        client = told.ha_client_runtime_info
+        assert client is not None
+        assert (False, end, True) == (told.master, client.max_offset, client.is_activated)
 
         refused = await reader.send("orders", b"not here")
         assert ResponseCode.SERVICE_NOT_AVAILABLE == refused.code

@@ -453,7 +453,7 @@ class Broker:
         routes |= pops.routes() | AckHandlers(popping).routes()
         routes |= answers.routes() | relay.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
-        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
+        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
         server = await stack.enter_async_context(
             Server.running(routes, lanes, limits=config, gate=self._gate, on_close=connection_closed)
         )

@@ -38,7 +38,7 @@ from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import RequestModes as RequestModesBody
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.groups import GroupTable
-from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
+from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets, HaClient, HaConnection, HaStatus
 from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import RegisterBrokerReply
@@ -120,6 +120,33 @@ class Replicating:
     def log_end(self) -> int:
         """Where the log of this broker ends: a slave that has all has that of its master."""
         return self._store.written
+
+    def status(self) -> HaStatus:
+        """How far slaves are, or how far this slave is, for tools."""
+        if self.is_slave:
+            is_active = self.slave is not None and self.slave.state is SlaveState.FOLLOWING
+            client = HaClient(master_addr=self._log_address() or "", max_offset=self.log_end, is_activated=is_active)
+            return HaStatus(master=False, ha_client_runtime_info=client)
+        if self.master is None:
+            return HaStatus(master=True, master_commit_log_max_offset=self.log_end, ha_client_runtime_info=HaClient())
+        gap_bytes = self.config.ha_max_gap_not_in_sync
+        return HaStatus(
+            master=True,
+            master_commit_log_max_offset=self.log_end,
+            in_sync_slave_nums=self.master.replicas.in_sync,
+            ha_client_runtime_info=HaClient(),
+            ha_connection_info=[
+                HaConnection(
+                    addr=each.address,
+                    slave_ack_offset=each.acked,
+                    diff=self.log_end - each.acked,
+                    in_sync=self.log_end - each.acked < gap_bytes,
+                    transferred_byte_in_second=each.bytes_per_second,
+                    transfer_from_where=each.sent,
+                )
+                for each in self.master.status()
+            ],
+        )
 
     # --- Master -----------------------------------------------------------------------------------------------------
 

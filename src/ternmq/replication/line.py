@@ -49,6 +49,7 @@ class SlaveStatus(NamedTuple):
     sent: int
     acked: int
     lag_bytes: int
+    bytes_per_second: int
 
 
 class Line(asyncio.Protocol):
@@ -67,6 +68,8 @@ class Line(asyncio.Protocol):
         self._start = 0
         self._sent = 0
         self._acked = 0
+        self._measured = 0
+        self._bytes_per_second = 0
         self.state = LineState.NEW
         self.replica = ""
         self.ip = ""
@@ -75,7 +78,14 @@ class Line(asyncio.Protocol):
 
     def status(self) -> SlaveStatus:
         lag_bytes = self._master.log.end - max(self._acked, self._start)
-        return SlaveStatus(self.replica, self.address, self.state, self._sent, self._acked, lag_bytes)
+        return SlaveStatus(
+            self.replica, self.address, self.state, self._sent, self._acked, lag_bytes, self._bytes_per_second
+        )
+
+    def measure(self, elapsed_s: float) -> None:
+        """Note how fast the log was sent since the last call."""
+        self._bytes_per_second = int((self._sent - self._measured) / elapsed_s)
+        self._measured = self._sent
 
     def wake(self) -> None:
         self._news.set()
@@ -231,7 +241,7 @@ class Line(asyncio.Protocol):
 
     def _begin(self, start: int, *, acked: int) -> None:
         self.state = LineState.SENDING
-        self._start = self._sent = start
+        self._start = self._sent = self._measured = start
         self._acked = acked
         self._master.replicas.joined(self, self.replica, acked)
         log.info(

@@ -155,7 +155,9 @@ class Master:
                 self.wake()
             now = self._loop.time()
             if now >= check_at:
-                check_at = now + check_s
+                elapsed_s, check_at = now - check_at + check_s, now + check_s
+                for line in self._lines:
+                    line.measure(elapsed_s)
                 self.replicas.go_on_alone(now)
                 for line in (*self._new, *self._lines):
                     if now - line.heard_at > housekeeping_s:
