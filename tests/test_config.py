@@ -295,13 +295,8 @@ class TestUnknownSettings:
     @pytest.mark.parametrize(
         "setting",
         [
-            "aclEnable=true",
             "authenticationEnabled=true",
             "authorizationEnabled=TRUE",
-            "tls.server.mode=enforcing",
-            "tls.server.mode=permissive",
-            "tls.server.need.client.auth=require",
-            "tls.enable=true",
             "useTLS=yes",
         ],
     )

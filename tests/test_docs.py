@@ -225,7 +225,7 @@ def settings_tables() -> Iterator[tuple[str, dict[str, str]]]:
     for section in re.split(r"^#{2,} ", SETTINGS.read_text(), flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
         if named := re.search(r"`(\w+)`", heading):
-            yield named[1], dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", text, re.MULTILINE))
+            yield named[1], dict(re.findall(r"^\| `([\w.]+)` \| ([^|]*?) \|", text, re.MULTILINE))
 
 
 def shown_default(value: object) -> str:

@@ -20,7 +20,7 @@ LEVELS: Final = {
             "message names errors config rocketmq_settings env allocation telemetry tasks types files rare_log",
             "wire filter",
             "store net",
-            "delay transaction pop share replication raft client",
+            "auth delay transaction pop share replication raft client",
             "namesrv broker admin outbox once",
             "cli console spark testing embedded",
         )
@@ -28,7 +28,7 @@ LEVELS: Final = {
     for name in names.split()
 }
 #: On levels 3 and 4, what runs in servers and what runs in applications never meet.
-SERVERS: Final = frozenset({"delay", "transaction", "pop", "share", "replication", "raft", "namesrv", "broker"})
+SERVERS: Final = frozenset({"auth", "delay", "transaction", "pop", "share", "replication", "raft", "namesrv", "broker"})
 CLIENTS: Final = frozenset({"client", "admin", "outbox", "once"})
 #: Level 0 is one vocabulary; on level 5, ``cli`` starts the others and ``testing`` builds on ``embedded``.
 NEIGHBOURS: Final = frozenset({("cli", "console"), ("cli", "spark"), ("cli", "embedded"), ("testing", "embedded")})

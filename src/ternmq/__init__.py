@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ternmq.client.send.queue_choice import by_hash
     from ternmq.embedded import EmbeddedCluster
     from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
+    from ternmq.net.tls import TlsConfig
     from ternmq.wire.bodies.clients import MessageModel
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "TlsConfig",
     "by_hash",
     "errors",
     "split_batch",
@@ -101,6 +103,7 @@ _HOMES: Final = {
     "ternmq.client.send.queue_choice": ("by_hash",),
     "ternmq.embedded": ("EmbeddedCluster",),
     "ternmq.message": ("Message", "MessageQueue", "ReceivedMessage", "SendReceipt", "SendStatus"),
+    "ternmq.net.tls": ("TlsConfig",),
     "ternmq.wire.bodies.clients": ("MessageModel",),
 }
 _HOME_OF: Final = {name: home for home, names in _HOMES.items() for name in names}

@@ -40,9 +40,18 @@ T = TypeVar("T")
 ENV_PREFIX: Final = "TERNMQ_"
 #: The environment variable with which RocketMQ's own programs get their name servers.
 ENV_NAME_SERVERS: Final = "NAMESRV_ADDR"
+#: Variables of clients and of ``tern``. They are no settings: those are shown by tools, and secrets must never be.
+ENV_CLIENTS: Final = frozenset(
+    {
+        *("TERNMQ_ACCESS_KEY", "TERNMQ_SECRET_KEY", "TERNMQ_SECURITY_TOKEN", "TERNMQ_PROFILE", "TERNMQ_PROFILES"),
+        *("TERNMQ_TLS", "TERNMQ_TLS_CA", "TERNMQ_TLS_CERT", "TERNMQ_TLS_KEY", "TERNMQ_TLS_KEY_PASSWORD"),
+    }
+)
 #: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
 SECTIONS: Final = frozenset({"broker", "store", "replication", "namesrv"})
 
+#: Names a file of more settings, as RocketMQ has it.
+_TLS_FILE: Final = "tlsconfigfile"
 _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 
@@ -61,7 +70,8 @@ class Setting:
     @property
     def name(self) -> str:
         """The key in a form that is equal for all spellings."""
-        return _normal(self.key)
+        # Some of RocketMQ's have dots (tls.server.mode), which the environment cannot have.
+        return _normal(self.key).replace(".", "")
 
 
 def load(
@@ -90,9 +100,17 @@ class Settings:
 
     @classmethod
     def gather(
-        cls, *, files: Sequence[Path | str] = (), env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+        cls,
+        *,
+        files: Sequence[Path | str] = (),
+        env: Mapping[str, str] | None = None,
+        flags: Sequence[str] = (),
+        includes: bool = True,
     ) -> Settings:
-        """Read files, then the environment, then flags (``key=value``); values are not checked yet."""
+        """Read files, then the environment, then flags (``key=value``); values are not checked yet.
+
+        ``includes``: whether to read the file that a setting names (``tls.config.file``); never for remote callers.
+        """
         given: list[Setting] = []
         if env and env.get(ENV_NAME_SERVERS):
             place = f"environment variable {ENV_NAME_SERVERS}"
@@ -100,7 +118,7 @@ class Settings:
         for file in files:
             given += _read_file(Path(file))
         for name, value in (env or {}).items():
-            if name.startswith(ENV_PREFIX):
+            if name.startswith(ENV_PREFIX) and name not in ENV_CLIENTS:
                 key = name.removeprefix(ENV_PREFIX).lower()
                 given.append(Setting(key, value, f"environment variable {name}", shared=True))
         for flag in flags:
@@ -108,7 +126,7 @@ class Settings:
             if not equals or not _KEY.match(key.strip()):
                 raise ConfigError(f"invalid --set {flag!r}: expected --set key=value")
             given.append(_sectioned(key.strip(), value.strip(), "--set"))
-        return cls(given)
+        return cls(_with_tls_file(given) if includes else given)
 
     def build(self, kind: type[T]) -> T:
         """The config object of one component; settings that it does not know are ignored."""
@@ -173,6 +191,14 @@ class Settings:
                 log.warning("unknown setting %s (%s)", setting.key, setting.place)
 
 
+def _with_tls_file(given: Sequence[Setting]) -> Iterator[Setting]:
+    """Settings, and after a ``tls.config.file`` those of the file."""
+    for setting in given:
+        yield setting
+        if setting.name == _TLS_FILE and setting.value.strip():
+            yield from _read_file(Path(setting.value.strip()).expanduser())
+
+
 def nearest(setting: Setting, *kinds: type) -> str | None:
     """The setting of these components that was probably meant by an unknown one."""
     known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
@@ -191,7 +217,12 @@ def rocketmq_name(field: str) -> str:
 
 def to_properties(*configs: object) -> str:
     """Config objects as ``key=value`` lines in alphabetical order (the reply to GET_BROKER_CONFIG)."""
-    values = {field.name: getattr(config, field.name) for config in configs for field in _fields(type(config))}
+    values = {
+        field.name: getattr(config, field.name)
+        for config in configs
+        for field in _fields(type(config))
+        if not field.metadata.get("secret")
+    }
     return "".join(sorted(f"{rocketmq_name(name)}={_to_text(value)}\n" for name, value in values.items()))
 
 
@@ -391,7 +422,11 @@ def _read_toml(path: Path, text: str) -> Iterator[Setting]:
         if isinstance(value, dict):
             for inner, inner_value in value.items():
                 place = f"{path}, line {_toml_line(text, key, inner)}"
-                yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
+                if key in SECTIONS or not key.startswith("tls"):
+                    yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
+                else:
+                    # ["tls.server"] mode = …: the dots of the name are no table of ours.
+                    yield Setting(f"{key}.{inner}", _toml_text(inner_value, inner, place), place)
         else:
             place = f"{path}, line {_toml_line(text, '', key)}"
             yield Setting(key, _toml_text(value, key, place), place)

@@ -30,6 +30,7 @@ These are the same servers, files and sockets as in ``tern up``, not mocks, but 
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from ternmq.auth.access import own_credentials
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.config import Settings, nearest
@@ -153,8 +155,10 @@ class EmbeddedCluster:
                 *more,
             ]
         )
+        config = own.build(BrokerConfig)
+        credentials = own_credentials(config, os.environ)
         replication = own.build(ReplicationConfig)
-        return Broker(own.build(BrokerConfig), own.build(StoreConfig), self._env, replication=replication)
+        return Broker(config, own.build(StoreConfig), self._env, replication=replication, credentials=credentials)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

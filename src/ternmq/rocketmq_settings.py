@@ -152,23 +152,16 @@ _OFF: Final = frozenset({"", "false", "no", "off", "0"})
 _ON: Final = frozenset({"true", "yes", "on", "1"})
 _ONE: Final = frozenset({"1"})
 
-_NO_TLS: Final = (
-    "TLS is not supported yet: all connections would be plain text, and any client that reaches the port could "
+_NO_ACL: Final = (
+    "the access control of RocketMQ 5.3 is not supported yet, and any client that reaches the port could do "
+    "everything; use that of 4.9 (aclEnable)"
 )
-"connect"
-_NO_ACL: Final = "access control is not supported yet: any client that reaches the port could do everything"
 
 #: A server with one of these settings does not start.
 REFUSED: Final = {
-    "aclEnable": Instead(_NO_ACL, _OFF),
     "authenticationEnabled": Instead(_NO_ACL, _OFF),
     "authorizationEnabled": Instead(_NO_ACL, _OFF),
-    "tls.enable": Instead(_NO_TLS, _OFF),
-    "tls.server.authClient": Instead(_NO_TLS, _OFF),
-    # RocketMQ's default is "permissive"; only a file that sets it relies on it.
-    "tls.server.mode": Instead(_NO_TLS, frozenset({"", "disabled"})),
-    "tls.server.need.client.auth": Instead(_NO_TLS, frozenset({"", "none"})),
-    "useTLS": Instead(_NO_TLS, _OFF),
+    "useTLS": Instead("this switch of Java clients is not supported yet: set tls.enable=true instead", _OFF),
 }
 
 _NO_REPLICATION: Final = "not supported yet: a broker has one master, and slaves that copy its log (brokerRole)"
@@ -178,7 +171,6 @@ _NO_TIMER: Final = "messages with a delivery time are not supported yet: use del
 _AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
 _NO_LIGHT: Final = "light queues are not supported: a message is stored in the queue of its topic only"
 _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
-_NO_TLS_FILES: Final = "TLS is not supported yet: connections are plain text"
 
 #: What happens instead of the requested behaviour.
 UNKEPT: Final = {
@@ -251,5 +243,4 @@ UNKEPT: Final = {
     "transactionCheckInterval": Instead(_NO_TRANSACTIONS),
     "transactionCheckMax": Instead(_NO_TRANSACTIONS),
     "transactionTimeOut": Instead(_NO_TRANSACTIONS),
-    **{name: Instead(_NO_TLS_FILES, frozenset({""})) for name in _TLS.split() if name not in REFUSED},
 }

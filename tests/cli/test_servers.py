@@ -191,13 +191,15 @@ def test_a_name_server_keeps_what_tools_give_it(tmp_path: Path, start: Start) ->
 
 def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
     """Issue 13, 14: settings of security that are not built yet."""
-    (tmp_path / "broker.conf").write_text("brokerName=a\naclEnable=true\n")
+    (tmp_path / "broker.conf").write_text("brokerName=a\nauthenticationEnabled=true\n")
     for command in (
         ("broker", "-c", str(tmp_path / "broker.conf")),
-        ("namesrv", "--set", "tls.server.mode=enforcing"),
-        ("up", "--dir", str(tmp_path), "--set", "aclEnable=true"),
+        ("namesrv", "--set", "useTLS=true"),
+        ("up", "--dir", str(tmp_path), "--set", "authorizationEnabled=true"),
     ):
         refused = tern(*command)
         assert (1, "") == (refused.returncode, refused.stdout)
         assert "is not supported yet" in refused.stderr
-    assert 1 == tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive").returncode
+    unset = tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive")
+    assert 1 == unset.returncode
+    assert "tls.server.mode=permissive needs tls.server.certPath" in unset.stderr

@@ -43,14 +43,22 @@ class PeerFailed(AssertionError):
 class Java:
     """Starts peers of one RocketMQ version; ``binary`` makes their requests carry RocketMQ's binary header.
 
-    ``properties`` are system properties of their JVMs.
+    ``properties`` are system properties of their JVMs. ``credentials``, an access key and its secret, sign the requests
+    of producers, push consumers, queries and ``mqadmin``.
     """
 
     def __init__(
-        self, version: str, directory: Path, *, binary: bool = False, properties: Mapping[str, str] | None = None
+        self,
+        version: str,
+        directory: Path,
+        *,
+        binary: bool = False,
+        properties: Mapping[str, str] | None = None,
+        credentials: tuple[str, str] | None = None,
     ) -> None:
         self.version = version
         self._directory = directory
+        self._credentials = credentials
         self._properties = ({"rocketmq.serialize.type": "ROCKETMQ"} if binary else {}) | dict(properties or {})
         self._numbers = itertools.count()
 
@@ -60,6 +68,11 @@ class Java:
         number = next(self._numbers)
         home = self._directory / f"java-{self.version}-{number}-{command}"
         arguments = jvm.command(self.version, "ternmq.TernPeer", command, home=home, properties=self._properties)
+        if self._credentials is not None:
+            key, secret = self._credentials
+            options = {"accessKey": key, "secretKey": secret} | options
+            # Where mqadmin looks.
+            (home / "conf" / "tools.yml").write_text(f"accessKey: {key}\nsecretKey: {secret}\n")
         with (home / "stderr.log").open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
                 *arguments,

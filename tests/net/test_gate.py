@@ -39,7 +39,6 @@ class Servant:
         self.bodies: list[bytes] = []
 
     def handle(self, _peer: Peer, request: Request[Any]) -> Reply:
-        assert b"" == request.raw, "a request that waits must not keep its header twice"
         self.handled.append(request.header)
         self.bodies.append(bytes(request.body))
         return Reply()
@@ -227,6 +226,31 @@ async def test_a_body_that_does_not_tell_its_resources_is_not_admitted() -> None
     assert ResponseCode.NO_PERMISSION == refused.code
     assert "in its body cannot be read" in (refused.remark or "")
     assert [] == servant.handled
+
+
+async def test_groups_take_turns_behind_a_gate_as_well() -> None:
+    """R4: the group is taken from the fields, as the header is not typed before admission."""
+    order: list[str] = []
+
+    def handle(_peer: Peer, request: Request[QueryOffset]) -> Reply:
+        order.append(request.fields.consumer_group)
+        return Reply()
+
+    rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
+    routes: dict[int, Route] = {TYPED: Route(handle, "work", rule, key="consumer_group")}
+    crowd = [QueryOffset(consumer_group="crowd", topic="orders", queue_id=number) for number in range(500)]
+    async with Server.running(routes, LANES, gate=Gate([Seen()])) as server, Tasks() as tasks:
+        port = await server.listen("127.0.0.1", 0)
+        peer = await connect(f"127.0.0.1:{port}", routes={}, lanes=Lanes(LANES), tasks=tasks)
+        calls = [peer.start_call(TYPED, header) for header in crowd]
+        single = peer.start_call(TYPED, QueryOffset(consumer_group="single", topic="orders", queue_id=0))
+        async with asyncio.timeout(60):
+            await asyncio.gather(single, *calls)
+        peer.close()
+        await peer.closed.wait()
+
+    assert 501 == len(order)
+    assert order.index("single") < 500, "it does not wait for the whole crowd"
 
 
 # --- Rules ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,9 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from ternmq.auth.access import AccessControl
+from ternmq.auth.config import SECURITY
+from ternmq.auth.handlers import AclHandlers
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.ack import AckHandlers
@@ -76,6 +79,7 @@ from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import Place
+from ternmq.replication.metadata import Caller
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.follower import OnProgress
 from ternmq.store.disk.base import Disk
@@ -83,6 +87,7 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.frame import FRAME_BYTES_LIMIT
@@ -124,6 +129,8 @@ FIXED: Final = (
     "expect_consumer_num_use_filter",
     "max_error_rate_of_bloom_filter",
     "max_filter_bytes",
+    # Who may call: files of accounts and certificates are reloaded, their settings are not.
+    *SECURITY,
 )
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
@@ -199,13 +206,15 @@ class Broker:
         *,
         replication: ReplicationConfig | None = None,
         gate: Gate | None = None,
+        credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
         """``replication`` says whether this is a master or a slave; without it, a master that waits for no slave.
 
-        ``gate`` admits requests; without one, all are admitted.
+        ``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers and to
+        the master are signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
 
@@ -219,6 +228,7 @@ class Broker:
             raise ConfigError("invalid brokerId 0: a broker with brokerRole=SLAVE needs an id of its own, 1 or more")
         self._env = env or Env()
         self._gate = gate
+        self._credentials = credentials
         self._on_progress = on_progress
         self._disk = disk
         self._files = files
@@ -313,7 +323,13 @@ class Broker:
 
         place = Place(config.broker_cluster_name, config.broker_name, config.broker_id, self.address)
         replicating = self.replicating = Replicating(
-            self._replication, place=place, store=store, disk=disk, env=env, bound=log_port
+            self._replication,
+            place=place,
+            store=store,
+            disk=disk,
+            env=env,
+            bound=log_port,
+            caller=Caller(self._credentials, config.client_tls()),
         )
         registration = self._registration(tables.topics, replicating)
         roles = self.roles = Roles(broker_id=config.broker_id, announce=self._announce(registration))
@@ -454,8 +470,17 @@ class Broker:
         routes |= answers.routes() | relay.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
+        control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
+        if control.plain is not None:
+            routes |= AclHandlers(
+                control.plain,
+                lane=flow.ADMIN,
+                broker_name=config.broker_name,
+                address=self.address,
+                cluster_name=config.broker_cluster_name,
+            ).routes()
         server = await stack.enter_async_context(
-            Server.running(routes, lanes, limits=config, gate=self._gate, on_close=connection_closed)
+            Server.running(routes, lanes, limits=config, gate=control.gate, tls=control.tls, on_close=connection_closed)
         )
         self._parts = (access, polls, sending, reading, popping, positions, replies, answers, members, tables.filters)
         self._apply_others = partial(self._hand_over, tables, lanes, server, registration)
@@ -562,6 +587,8 @@ class Broker:
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
             on_master=replicating.registered if replicating.is_slave else None,
+            credentials=self._credentials,
+            tls=config.client_tls(),
         )
 
     def _routes_of_tools(

@@ -10,8 +10,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
+from ternmq.auth.config import AccessConfig
 from ternmq.errors import ConfigError
-from ternmq.net.limits import Limits
 from ternmq.wire.bodies.clients import RequestMode
 
 #: Bits of a permission: of a broker, and of a topic (D1).
@@ -27,10 +27,10 @@ _CLUSTER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
 
 
 @dataclass(slots=True, frozen=True)
-class BrokerConfig(Limits):
+class BrokerConfig(AccessConfig):
     """One broker. Raises ``ConfigError`` that names the setting and what it may be.
 
-    The bounds of its connections are ``Limits``.
+    Who may call it, and the bounds of its connections, are in ``AccessConfig``.
     """
 
     #: Masters and slaves of one log share a name; clients see it in their queues.
@@ -170,7 +170,7 @@ class BrokerConfig(Limits):
     trace_on: bool = True
 
     def __post_init__(self) -> None:
-        Limits.__post_init__(self)
+        AccessConfig.__post_init__(self)
         if not _BROKER_NAME.match(self.broker_name):
             raise ConfigError(
                 f"invalid brokerName {self.broker_name!r}: expected 1 to 127 letters, digits, '.', '-', '_' and '@'"

@@ -34,7 +34,9 @@ from ternmq.net.dial import connect
 from ternmq.net.endpoint import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
+from ternmq.net.tls import TlsConfig
 from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies import routes
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import TopicRoute
@@ -93,6 +95,8 @@ class Registration:
         period_ms: int = 30_000,
         timeout_ms: int = 24_000,
         on_master: Callable[[RegisterBrokerReply], None] | None = None,
+        credentials: Credentials | None = None,
+        tls: TlsConfig | None = None,
     ) -> None:
         for address in name_servers:
             split_address(address)
@@ -100,6 +104,8 @@ class Registration:
         self._topics = topics
         self.apply(period_ms=period_ms, timeout_ms=timeout_ms)
         self._on_master = on_master
+        self._credentials = credentials
+        self._tls = tls
         self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
         self._tasks = Tasks()
 
@@ -181,6 +187,9 @@ class Registration:
                     lanes=lanes,
                     tasks=self._tasks,
                     on_close=lambda _: link.wake.set(),
+                    credentials=self._credentials,
+                    # Made anew each time: certificates may have changed.
+                    tls=self._tls.context() if self._tls is not None else None,
                     timeout_ms=CONNECT_TIMEOUT_MS,
                 )
                 try:

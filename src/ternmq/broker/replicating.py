@@ -27,7 +27,7 @@ from ternmq.pop.assign import RequestModes
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import Place
 from ternmq.replication.master import Master
-from ternmq.replication.metadata import MetadataSync, Table, log_range
+from ternmq.replication.metadata import Caller, MetadataSync, Table, log_range
 from ternmq.replication.replicas import Replicas
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.disk.base import Disk
@@ -96,7 +96,15 @@ class Replicating:
     """All methods belong to the broker's loop. Give ``begin`` to ``Roles.add``; a slave runs ``follow`` instead."""
 
     def __init__(
-        self, config: ReplicationConfig, *, place: Place, store: MessageStore, disk: Disk, env: Env, bound: Bound | None
+        self,
+        config: ReplicationConfig,
+        *,
+        place: Place,
+        store: MessageStore,
+        disk: Disk,
+        env: Env,
+        bound: Bound | None,
+        caller: Caller,
     ) -> None:
         self.config = config
         self._place = place
@@ -104,6 +112,7 @@ class Replicating:
         self._disk = disk
         self._env = env
         self._bound = bound
+        self._caller = caller
         self._host, self.port = bound.getsockname()[:2] if bound is not None else ("", 0)
         #: What name servers said last.
         self._told = RegisterBrokerReply()
@@ -182,7 +191,7 @@ class Replicating:
             self._env,
             ask_range=self._range_of_master,
         )
-        self.metadata = MetadataSync(tables, self._master_address)
+        self.metadata = MetadataSync(tables, self._master_address, self._caller)
         async with Tasks() as tasks:
             tasks.create_task(slave.run(), name="replication: follow the master's log")
             tasks.create_task(self.metadata.run(), name="replication: copy the master's tables")
@@ -196,7 +205,7 @@ class Replicating:
 
     async def _range_of_master(self) -> tuple[int, int] | None:
         address = self._master_address()
-        return await log_range(address) if address else None
+        return await log_range(address, self._caller) if address else None
 
     def _master_address(self) -> str | None:
         """The remoting port of the master; without a name server only a TernMQ master tells it."""

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import deadletters, groups, logs, messages, pipelines, servers, store, topics
+from ternmq.cli import certs, deadletters, groups, logs, messages, pipelines, profiles, servers, store, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
@@ -51,6 +51,7 @@ app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
 store.app.command()(dump)
 app.add_typer(store.app, name="store", rich_help_panel="Administration")
+app.add_typer(certs.app, name="certs", rich_help_panel="Administration")
 app.add_typer(pipelines.app, name="pipeline", rich_help_panel="Data")
 
 
@@ -75,8 +76,19 @@ def options(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda shown: _show(shown))
     ] = False,
+    profile: Annotated[
+        str,
+        typer.Option(
+            "--profile",
+            envvar="TERNMQ_PROFILE",
+            metavar="NAME",
+            help="Name servers and credentials from a table of ~/.config/ternmq/profiles.toml.",
+        ),
+    ] = "",
 ) -> None:
     """The options of ``tern`` itself."""
+    if profile:
+        profiles.use(profile, os.environ)
 
 
 def _show(shown: bool) -> None:

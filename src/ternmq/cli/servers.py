@@ -263,12 +263,16 @@ def broker(
 async def _broker(
     broker_config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig, output: Output
 ) -> None:
+    from ternmq.auth.access import own_credentials
     from ternmq.broker.broker import Broker
     from ternmq.env import Env
     from ternmq.net.peer import format_address
 
+    credentials = own_credentials(broker_config, os.environ)
     with late_bar("recover") as tell:
-        async with Broker(broker_config, store_config, Env(), replication=replication, on_progress=tell) as broker:
+        async with Broker(
+            broker_config, store_config, Env(), replication=replication, credentials=credentials, on_progress=tell
+        ) as broker:
             name, store = broker_config.broker_name, store_config.store_path_root_dir
             listens_on = format_address(broker_config.bind_address, broker.port)
             output.item(

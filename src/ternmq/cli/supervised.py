@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ternmq.auth.access import own_credentials
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.cli import logs
@@ -41,7 +42,10 @@ def main(log_level: str, flags: Sequence[str]) -> int:
 
 
 async def _broker(config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig) -> None:
-    async with Broker(config, store_config, Env(), replication=replication, on_progress=_steps(_tell)) as broker:
+    credentials = own_credentials(config, os.environ)
+    async with Broker(
+        config, store_config, Env(), replication=replication, credentials=credentials, on_progress=_steps(_tell)
+    ) as broker:
         _tell(Report(ready=broker.address))
         await _supervisor_gone()
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from ternmq.errors import ConfigError
 from ternmq.net.endpoint import split_address
+from ternmq.net.tls import TlsConfig
+from ternmq.wire.auth import Credentials, credentials
 from ternmq.wire.codes import BINARY, JSON, ResponseCode
 from ternmq.wire.compress import BODY_BYTES_MAX
 from ternmq.wire.record import Sysflag
@@ -22,6 +25,12 @@ from ternmq.wire.record import Sysflag
 #: RocketMQ's name for "generate one": such a client is named by its process id and a number.
 DEFAULT_INSTANCE: Final = "DEFAULT"
 NAME_SERVERS_VARIABLE: Final = "NAMESRV_ADDR"
+#: Where credentials come from if none are given.
+_CREDENTIALS: Final = {
+    "access_key": "TERNMQ_ACCESS_KEY",
+    "secret_key": "TERNMQ_SECRET_KEY",
+    "security_token": "TERNMQ_SECURITY_TOKEN",
+}
 
 #: RocketMQ's ``CompressionType``.
 COMPRESSIONS: Final = {"ZLIB": Sysflag.ZLIB, "LZ4": Sysflag.LZ4, "ZSTD": Sysflag.ZSTD}
@@ -57,6 +66,13 @@ class ClientConfig:
             accept more.
         serialization: The form of the headers that are sent: ``"JSON"``, or ``"ROCKETMQ"`` for the compact binary form.
         vip_channel: Whether to send to the broker's second port (its listen port minus 2), which serves no pulls.
+        access_key: The account that requests are signed for, if the servers have access control. Empty: the environment
+            variables ``TERNMQ_ACCESS_KEY``, ``TERNMQ_SECRET_KEY`` and ``TERNMQ_SECURITY_TOKEN``, if set.
+        secret_key: The secret of that account.
+        security_token: Token of temporary credentials.
+        tls: Whether connections use TLS: True, or a ``TlsConfig`` with the certificates to trust and to show. None: as
+            the environment variable ``TERNMQ_TLS`` says (``true``), with the files that ``TERNMQ_TLS_CA``,
+            ``TERNMQ_TLS_CERT`` and ``TERNMQ_TLS_KEY`` name.
     """
 
     #: Kept as a tuple.
@@ -78,6 +94,12 @@ class ClientConfig:
     serialization: str = "JSON"
     #: Off by default since RocketMQ 4.9.
     vip_channel: bool = False
+    #: N1.
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
+    #: B4.
+    tls: TlsConfig | bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name_servers", _addresses(self.name_servers))
@@ -88,7 +110,26 @@ class ClientConfig:
                 ipaddress.ip_address(self.client_ip)
             except ValueError:
                 raise ConfigError(f"invalid client_ip {self.client_ip!r}: expected an IP address, or None") from None
+        if not self.access_key and not self.secret_key:
+            for name, variable in _CREDENTIALS.items():
+                object.__setattr__(self, name, os.environ.get(variable, ""))
+        self.credentials()
+        if self.tls is None:
+            object.__setattr__(self, "tls", _tls_of_environment())
+        elif isinstance(self.tls, bool):
+            object.__setattr__(self, "tls", TlsConfig() if self.tls else False)
         _check_positive(self)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What connections are made with; None if they are plain. Raises ``ConfigError`` for files that cannot be used.
+
+        Made anew each time: files may have changed.
+        """
+        return self.tls.context() if isinstance(self.tls, TlsConfig) else None
+
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with; None if they are not. Raises ``ConfigError`` if half of it is missing."""
+        return credentials(self.access_key, self.secret_key, self.security_token)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -178,11 +219,25 @@ class ProducerConfig:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 (a single attempt) or more")
 
 
+def _tls_of_environment() -> TlsConfig | bool:
+    switch = os.environ.get("TERNMQ_TLS", "").strip().lower()
+    if switch in ("", "false", "no", "off", "0"):
+        return False
+    if switch not in ("true", "yes", "on", "1"):
+        raise ConfigError(f"invalid TERNMQ_TLS {switch!r}: expected true or false")
+    return TlsConfig(
+        ca_file=os.environ.get("TERNMQ_TLS_CA", ""),
+        cert_file=os.environ.get("TERNMQ_TLS_CERT", ""),
+        key_file=os.environ.get("TERNMQ_TLS_KEY", ""),
+        key_password=os.environ.get("TERNMQ_TLS_KEY_PASSWORD", ""),
+    )
+
+
 def _check_positive(config: ClientConfig | ProducerConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
-            raise ConfigError(f"invalid {field.name} {value}: expected a number above 0")
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
+            raise ConfigError(f"invalid {name} {value}: expected a number above 0")
 
 
 def _addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:

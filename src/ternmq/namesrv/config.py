@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ternmq.auth.config import AccessConfig
 from ternmq.errors import ConfigError
 from ternmq.namesrv.kv import BYTES_MAX
 from ternmq.namesrv.registry import BROKERS_MAX
 from ternmq.namesrv.registry import BYTES_MAX as TOPIC_BYTES_MAX
-from ternmq.net.limits import Limits
 
 #: Settings that UPDATE_NAMESRV_CONFIG may change at run time; the others need a restart.
 CHANGEABLE: Final = frozenset({"delete_topic_with_broker_registration", "order_message_enable"})
@@ -19,10 +19,10 @@ KV_CONFIG_PATH: Final = Path("~/namesrv/kvConfig.json")
 
 
 @dataclass(slots=True, frozen=True)
-class NamesrvConfig(Limits):
+class NamesrvConfig(AccessConfig):
     """One name server. Raises ``ConfigError`` that names the setting and the allowed values.
 
-    The limits of its connections are in ``Limits``.
+    Access control and the limits of its connections are in ``AccessConfig``.
     """
 
     #: 0: any free port.
@@ -48,7 +48,7 @@ class NamesrvConfig(Limits):
     default_thread_pool_queue_capacity: int = 10_000
 
     def __post_init__(self) -> None:
-        Limits.__post_init__(self)
+        AccessConfig.__post_init__(self)
         for key, value, least, most in (
             ("listenPort", self.listen_port, 0, 65_535),
             ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval, 100, 120_000),

@@ -263,24 +263,31 @@ class Handlers:
         """Change settings at run time: all of the request, or none."""
         try:
             lines = str(request.body, "utf-8").splitlines()
-            changes = config.Settings.gather(flags=[line for line in lines if line.strip()])
+            # Without files that settings name: a caller must not make this program read any.
+            changes = config.Settings.gather(flags=[line for line in lines if line.strip()], includes=False)
             strangers = changes.strangers(NamesrvConfig)
             if strangers:
                 raise InvalidParameter(f"unknown setting {strangers[0].key} of a name server")
             unchanged = config.to_properties(self._settings).splitlines()
-            changed = config.Settings.gather(flags=[*unchanged, *lines]).build(NamesrvConfig)
+            changed = config.Settings.gather(flags=[*unchanged, *lines], includes=False).build(NamesrvConfig)
         except UnicodeDecodeError:
             raise InvalidParameter("the settings are not UTF-8 text") from None
         except ConfigError as error:
             raise InvalidParameter(str(error)) from None
+        given = {setting.name for setting in changes.given}
         for field in dataclasses.fields(NamesrvConfig):
             is_new = getattr(changed, field.name) != getattr(self._settings, field.name)
+            if field.metadata.get("secret"):
+                # It was not written out with the unchanged ones, so it differs if it is set at all.
+                is_new = field.name.replace("_", "") in given
             if is_new and field.name not in CHANGEABLE:
                 raise NoPermission(
                     f"{config.rocketmq_name(field.name)} cannot be changed at run time; set it in the "
                     "configuration file and restart the name server"
                 )
-        self._settings = changed
+        self._settings = dataclasses.replace(
+            self._settings, **{name: getattr(changed, name) for name in sorted(CHANGEABLE)}
+        )
         log.info("settings changed: %s", lines)
         return Reply()
 

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from ternmq.auth.access import AccessControl
 from ternmq.env import Env
 from ternmq.files import Chores, TableFiles
 from ternmq.namesrv.config import NamesrvConfig
@@ -32,7 +33,7 @@ class NameServer:
     def __init__(
         self, config: NamesrvConfig | None = None, env: Env | None = None, *, gate: Gate | None = None
     ) -> None:
-        """``gate`` admits requests; without one, all are admitted."""
+        """``gate`` admits requests, instead of the access control that the config asks for."""
         self._config = config or NamesrvConfig()
         self._env = env or Env()
         self._gate = gate
@@ -55,9 +56,19 @@ class NameServer:
                 kv = KvConfig(files(path.name), bytes_max=kv_bytes_max)
                 kv.load()
             handlers = Handlers(self.registry, kv, self._config, self._env.clock)
+            access = await stack.enter_async_context(
+                AccessControl.running(self._config, self._env.clock, gate=self._gate)
+            )
             tasks = await stack.enter_async_context(Tasks())
             server = await stack.enter_async_context(
-                Server.running(handlers.routes(), lanes, limits=self._config, gate=self._gate, on_close=handlers.closed)
+                Server.running(
+                    handlers.routes(),
+                    lanes,
+                    limits=self._config,
+                    gate=access.gate,
+                    tls=access.tls,
+                    on_close=handlers.closed,
+                )
             )
             self.port = await server.listen(self._config.bind_address, self._config.listen_port)
             tasks.create_task(self._tend(handlers), name="scan for silent brokers")

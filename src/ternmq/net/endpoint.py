@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, NetworkError
+from ternmq.net.tls import LiveTls
 from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
 
@@ -115,15 +116,15 @@ def _socket(host: str, port: int) -> socket.socket:
 async def listen(
     bound: Bound,
     factory: Callable[[], asyncio.Protocol],
-    tls: ssl.SSLContext | None = None,
+    tls: ssl.SSLContext | LiveTls | None = None,
     *,
     tasks: Tasks,
     plain_too: bool = False,
 ) -> Acceptor:
     """Accept connections on a port of ``bind``, which the acceptor owns from now on; each one gets a protocol.
 
-    ``plain_too`` lets a port with ``tls`` accept plain connections as well; otherwise it closes them. ``tasks`` owns
-    the tasks that a port with ``tls`` needs; close the acceptor before it ends.
+    ``plain_too`` lets a port with ``tls`` accept plain connections as well; otherwise it closes them. A ``LiveTls``
+    says so itself. ``tasks`` owns the tasks that a port with ``tls`` needs; close the acceptor before it ends.
     """
     loop = asyncio.get_running_loop()
     listening = cast("socket.socket", bound)
@@ -139,7 +140,7 @@ class _TlsAcceptor:
         self,
         listening: socket.socket,
         factory: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext,
+        tls: ssl.SSLContext | LiveTls,
         tasks: Tasks,
         *,
         plain_too: bool,
@@ -147,7 +148,7 @@ class _TlsAcceptor:
         self._listening = listening
         self._factory = factory
         self._tls = tls
-        self._plain_too = plain_too
+        self._plain_too = tls.plain_too if isinstance(tls, LiveTls) else plain_too
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         #: Scanners and load balancers open connections and close them again all the time.
@@ -195,8 +196,8 @@ class _TlsAcceptor:
                 first = await self._first_byte(connection)
                 is_tls = first == _TLS_HANDSHAKE
                 if is_tls or (first and self._plain_too):
-                    tls = self._tls if is_tls else None
-                    await self._loop.connect_accepted_socket(self._factory, connection, ssl=tls)
+                    tls = self._tls.context if isinstance(self._tls, LiveTls) else self._tls
+                    await self._loop.connect_accepted_socket(self._factory, connection, ssl=tls if is_tls else None)
                     return True
         except OSError as error:  # This includes errors of TLS and time-outs.
             reason = str(error) or f"the handshake did not finish within {OPENING_S} s"
@@ -229,7 +230,7 @@ async def dial(
         async with asyncio.timeout(timeout_ms / 1000):
             _, protocol = await loop.create_connection(factory, host, port, ssl=tls)
     except (OSError, ValueError) as error:
-        raise _not_connected(address, error, timeout_ms) from None
+        raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
     return protocol
 
 
@@ -248,17 +249,23 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
             connection.close()
             raise
     except (OSError, ValueError) as error:
-        raise _not_connected(address, error, timeout_ms) from None
+        raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
 
 
-def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int) -> NetworkError:
+def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int, *, with_tls: bool) -> NetworkError:
     """The error for a failed connection. An invalid address (``ConfigError``) or name (``ValueError`` of the resolver)
     may come from a route: then only this broker cannot be reached."""
     if isinstance(error, TimeoutError):
         return NetworkError(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
     reason = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, ssl.SSLError):
-        reason = f"{reason}; check that this port speaks TLS, and that its certificate is trusted here"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"{error.verify_message}; check that the certificate is trusted here, and is for this address"
+    elif isinstance(error, ssl.SSLError) or (with_tls and isinstance(error, ConnectionError | EOFError)):
+        # A plain port takes a handshake for a broken frame, and closes.
+        reason = (
+            f"{reason or 'the connection was closed'}; check that this port speaks TLS, and that its certificate is "
+            "trusted here"
+        )
     return NetworkError(f"cannot connect to {address}: {reason}", address=address)
 
 

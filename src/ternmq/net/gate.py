@@ -5,9 +5,9 @@ its ``Gate`` first, also before it reports a field of the wrong type: a caller t
 information. A gate is a list of validators; the first one that objects raises ``NoPermission``, which is sent as the
 reply. A server without a gate admits every request, at no cost.
 
-A signature covers all ext fields and the body, also fields that the typed header does not have. So the gate reads the
-fields from the bytes of the header once, passes them to the validators, and builds the typed header from the same
-fields: the handler sees exactly what was checked.
+A signature covers all ext fields and the body, also fields that the typed header does not have. So on connections with
+a gate, requests arrive with the map of all their fields. The gate passes it to the validators, and builds the typed
+header from the same map: the handler sees exactly what was checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.names import RETRY_PREFIX, is_retry_topic, popped_topic
-from ternmq.wire.header import Fields, Request, decode_fields, give_header
+from ternmq.wire.header import NO_BODY, Fields, Request, give_header
 
 
 class Action(Enum):
@@ -102,11 +102,21 @@ class Rule:
 ANY_CALLER: Final = Rule(Action.ANY)
 
 
+class Access(Protocol):
+    """What the account of a caller may do."""
+
+    def allows(self, need: Need, /) -> bool: ...
+
+
 class CallingPeer(Protocol):
     """The part of a ``Peer`` that validators may use."""
 
     #: ``ip:port``.
     address: str
+    #: Of the request that was admitted last; None: all is allowed. Handlers look at it before they first wait.
+    access: Access | None
+    #: The last access key that this connection has proved to have; empty for none.
+    proved: str
 
     @property
     def remote_ip(self) -> str: ...
@@ -123,6 +133,21 @@ class Validator(Protocol):
         ...
 
 
+_RECORD: Final = Rule(Action.SUB, topic="topic", group="group")
+
+
+def check_record(access: Access | None, topic: str, group: str = "") -> None:
+    """Check that the caller of a request may read a record of a topic, as a member of a group if it is one.
+
+    For requests that find records by their place in the log: which topic that is, only the record tells. Raises
+    ``NoPermission`` with a sentence that does not name it.
+    """
+    if access is None:
+        return
+    if not all(map(access.allows, _RECORD.needs({"topic": topic, "group": group}, NO_BODY))):
+        raise NoPermission("no permission for the topic of this message; ask the administrator for SUB on it")
+
+
 class Gate:
     """``Gate([validator, …])``: admits requests that all validators allow."""
 
@@ -134,7 +159,7 @@ class Gate:
 
         Raises ``NoPermission``, or any error of a validator: the request must not be handled then, either.
         """
-        fields = decode_fields(request.raw, request.serial)
+        fields: Fields = request.header or {}
         try:
             for validate in self._validators:
                 validate(caller, request, fields, rule)
@@ -144,5 +169,3 @@ class Gate:
                 "client and its version are supported"
             ) from None
         give_header(request, fields)
-        # It can be as long as a frame, and an admitted request may wait for a long time.
-        request.raw = b""

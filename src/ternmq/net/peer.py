@@ -31,12 +31,13 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
-from ternmq.net.gate import Gate, Rule
+from ternmq.net.gate import Access, Gate, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.limits import OUTGOING, Usage
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
 from ternmq.types import Buffer
+from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request, frame
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
@@ -103,13 +104,14 @@ class Peer(Stream):
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
         gate: Gate | None = None,
+        credentials: Credentials | None = None,
         usage: Usage | None = None,
         calls_max: int = CALLS_MAX,
         idle_s: float = IDLE_S,
     ) -> None:
         """``usage`` is what the connections of one server share; a connection of ours has one of its own.
 
-        Without a ``gate``, every request is admitted.
+        Without a ``gate``, every request is admitted. Calls of ours are signed with ``credentials``.
         """
         super().__init__(usage if usage is not None else Usage(OUTGOING), idle_s=idle_s)
         self._routes = routes
@@ -118,9 +120,13 @@ class Peer(Stream):
         self._on_open = on_open
         self._on_close = on_close
         self._gate = gate
+        self._credentials = credentials
+        #: What the gate knows of the other side (``gate.CallingPeer``).
+        self.access: Access | None = None
+        self.proved = ""
         self._calls_max = calls_max
         self._frame_bytes_max = self._usage.limits.frame_max_length
-        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, keeps_raw=gate is not None)
+        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
         #: The last read ended within a frame.
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
@@ -172,6 +178,7 @@ class Peer(Stream):
             opaque=opaque,
             form=form,
             more_fields=more_fields,
+            credentials=self._credentials,
             bytes_max=self._frame_bytes_max,
         )
         future: asyncio.Future[Response] = self._loop.create_future()
@@ -225,6 +232,7 @@ class Peer(Stream):
             oneway=True,
             form=form,
             more_fields=more_fields,
+            credentials=self._credentials,
             bytes_max=self._frame_bytes_max,
         )
         self._write(buffers)
@@ -381,6 +389,8 @@ class Peer(Stream):
         # Last, as a caller may try again at once, and must not find this connection.
         calls, self._calls = self._calls, {}
         reason = f": {exc}" if exc else ""
+        if len(calls) >= self._opaque and calls:
+            reason += " before it answered any request; check that the port is right, and whether it needs TLS"
         for caller in calls.values():
             caller.failed(NetworkError(f"the connection to {self.address} was lost{reason}", address=self.address))
 
@@ -414,7 +424,11 @@ class Peer(Stream):
                 command.drop_body()
             key = route.key
             if key is not None:
-                key = getattr(command.header, key, None)
+                if self._gate is None:
+                    key = getattr(command.header, key, None)
+                else:
+                    # The header is not typed yet. The rule has the group under its name on the wire.
+                    key = (command.header or {}).get(route.rule.group)
             lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
         lanes.run()
 

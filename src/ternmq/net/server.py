@@ -19,6 +19,7 @@ from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.limits import Limits, Usage
 from ternmq.net.peer import Peer, Routes
+from ternmq.net.tls import LiveTls
 from ternmq.tasks import Tasks
 
 
@@ -33,6 +34,7 @@ class Server:
         *,
         limits: Limits,
         gate: Gate | None = None,
+        tls: LiveTls | None = None,
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
     ) -> None:
@@ -40,6 +42,7 @@ class Server:
         self.lanes = lanes
         self.usage = Usage(limits)
         self._gate = gate
+        self._tls = tls
         self._tasks = tasks
         self._on_open = on_open
         self._on_close = on_close
@@ -56,10 +59,11 @@ class Server:
         *,
         limits: Limits | None = None,
         gate: Gate | None = None,
+        tls: LiveTls | None = None,
         on_open: Callable[[Peer], None] | None = None,
         on_close: Callable[[Peer], None] | None = None,
     ) -> AsyncIterator[Server]:
-        """A server for the duration of the block; tasks of handlers end with it."""
+        """A server for the duration of the block; tasks of handlers end with it. ``tls`` applies to all its ports."""
         async with Tasks() as tasks:
             server = cls(
                 routes,
@@ -67,6 +71,7 @@ class Server:
                 tasks,
                 limits=limits or Limits(),
                 gate=gate,
+                tls=tls,
                 on_open=on_open,
                 on_close=on_close,
             )
@@ -108,7 +113,9 @@ class Server:
             )
 
         port = bound.getsockname()[1]
-        self._acceptors.append(await endpoint.listen(bound, connected, tls, tasks=self._tasks, plain_too=plain_too))
+        self._acceptors.append(
+            await endpoint.listen(bound, connected, tls or self._tls, tasks=self._tasks, plain_too=plain_too)
+        )
         return port
 
     def _opened(self, peer: Peer) -> None:

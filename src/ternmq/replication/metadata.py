@@ -17,7 +17,9 @@ from ternmq.errors import NetworkError, TernError
 from ternmq.net.dial import connect
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
+from ternmq.net.tls import TlsConfig
 from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -29,11 +31,24 @@ PERIOD_S: Final = 10.0
 TIMEOUT_MS: Final = 10_000
 
 
-async def log_range(address: str) -> tuple[int, int] | None:
+@dataclass(slots=True, frozen=True)
+class Caller:
+    """How a slave calls its master: its signature, and TLS; None: without."""
+
+    credentials: Credentials | None = None
+    tls: TlsConfig | None = None
+
+    async def connect(self, address: str, lanes: Lanes, tasks: Tasks) -> Peer:
+        """Raises ``NetworkError``."""
+        tls = self.tls.context() if self.tls is not None else None
+        return await connect(address, routes={}, lanes=lanes, tasks=tasks, credentials=self.credentials, tls=tls)
+
+
+async def log_range(address: str, caller: Caller) -> tuple[int, int] | None:
     """Where the log of the broker at ``address`` begins and ends, by the numbers for tools; None if it does not say."""
     async with Tasks() as tasks:
         try:
-            peer = await connect(address, routes={}, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
+            peer = await caller.connect(address, Lanes([LaneConfig("client")]), tasks)
             try:
                 response = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=TIMEOUT_MS)
                 table = decode(bytes(response.body), KvTable).table if response.code == ResponseCode.SUCCESS else {}
@@ -62,9 +77,15 @@ class MetadataSync:
     """
 
     def __init__(
-        self, tables: Sequence[Table], master_address: Callable[[], str | None], *, period_s: float = PERIOD_S
+        self,
+        tables: Sequence[Table],
+        master_address: Callable[[], str | None],
+        caller: Caller,
+        *,
+        period_s: float = PERIOD_S,
     ) -> None:
         self._tables = tables
+        self._caller = caller
         self._master_address = master_address
         self._period_s = period_s
         #: Why the last attempt failed; empty if it did not.
@@ -86,7 +107,7 @@ class MetadataSync:
 
     async def _serve(self, address: str, lanes: Lanes, tasks: Tasks) -> None:
         """Copy over one connection until it fails, or the master has another address."""
-        peer = await connect(address, routes={}, lanes=lanes, tasks=tasks)
+        peer = await self._caller.connect(address, lanes, tasks)
         try:
             while self._master_address() == address:
                 await self._copy(peer)

@@ -24,6 +24,7 @@ from typing import Any, Final
 from ternmq.errors import LocalProtocolError, RemoteProtocolError
 from ternmq.types import Buffer
 from ternmq.wire import requests, requests_admin  # noqa: F401 - registers the typed headers that frames decode into
+from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
 from ternmq.wire.header import (
     NO_BODY,
@@ -34,6 +35,7 @@ from ternmq.wire.header import (
     Response,
     decode_binary,
     decode_json,
+    decode_untyped,
     encode_binary,
     encode_json,
 )
@@ -59,12 +61,12 @@ _PREFIX: Final = struct.Struct(">II")
 class FrameDecoder:
     """Bytes in, requests and responses out."""
 
-    __slots__ = ("_bytes_max", "_keeps_raw", "_kept", "_wanted_bytes", "kept_bytes")
+    __slots__ = ("_bytes_max", "_decode", "_kept", "_wanted_bytes", "kept_bytes")
 
-    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, keeps_raw: bool = False) -> None:
-        """``keeps_raw``: requests keep the bytes of their headers, too."""
+    def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, typed: bool = True) -> None:
+        """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``)."""
         self._bytes_max = bytes_max
-        self._keeps_raw = keeps_raw
+        self._decode = _decode_header if typed else _decode_fields
         # Pieces of an incomplete frame. They are joined when it is complete, so that a large body is copied once.
         self._kept: list[bytes | bytearray] = []
         #: How much of it has arrived; 0 between two frames.
@@ -94,14 +96,12 @@ class FrameDecoder:
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
-            command = _decode_header(header_field >> 24, header)
+            command = self._decode(header_field >> 24, header)
             body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
                 command.body = body
-                if self._keeps_raw:
-                    command.raw = header
                 command.frame_bytes = frame_end - at
                 commands.append(command)
             at = frame_end
@@ -160,6 +160,14 @@ def _decode_header(form: int, header: bytes) -> Request[Any]:
     return command
 
 
+def _decode_fields(form: int, header: bytes) -> Request[Any]:
+    if form not in (JSON, BINARY):
+        raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
+    command = decode_untyped(header, form)
+    command.serial = form
+    return command
+
+
 def _response(command: Request[Any], body: memoryview) -> Response:
     return Response(command.code, command.opaque, command.remark, command.header or {}, body, command.version)
 
@@ -193,15 +201,18 @@ def encode_request(
     oneway: bool = False,
     form: int = JSON,
     more_fields: Fields | None = None,
+    credentials: Credentials | None = None,
     bytes_max: int = FRAME_BYTES_MAX,
 ) -> list[Buffer]:
-    """The buffers of one request, to be written one after the other.
+    """The buffers of one request, to be written one after the other; signed, if there are ``credentials``.
 
     Raises ``LocalProtocolError`` if the frame has more than ``bytes_max`` bytes.
     """
     fields = header.to_fields() if header is not None else {}
     if more_fields:
         fields |= more_fields
+    if credentials is not None:
+        credentials.sign(fields, body)
     encode = encode_binary if form == BINARY else encode_json
     head = encode(code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
     return frame(head, form, body, bytes_max)

@@ -79,7 +79,6 @@ class Request(
         "serial": " serial",
         "fault": " fault",
         "frame_bytes": " frame bytes",
-        "raw": " raw",
     },
     gc=False,
 ):
@@ -102,9 +101,6 @@ class Request(
     fault: str | None = None
     #: Bytes of the whole frame, which a waiting request keeps in memory.
     frame_bytes: int = 0
-    #: The bytes of the header, in the form ``serial``, until the request is admitted (``decode_fields``). Empty if
-    #: they are not needed, since they can be as long as a frame.
-    raw: bytes = b""
 
     @property
     def fields(self) -> ExtT:
@@ -253,10 +249,16 @@ def header_type(code: int) -> type[Header] | None:
     return _headers.get(code)
 
 
-def decode_fields(data: bytes, form: int) -> Fields:
-    """All ext fields of a header as they arrived, also those that its typed form does not have."""
-    untyped = _unpack_binary(data) if form == BINARY else _decode_untyped(data)
-    return untyped.header or {}
+def decode_untyped(data: bytes, form: int) -> Request[Any]:
+    """A request whose header is the map of all its ext fields, also of those that its typed form leaves out.
+
+    ``give_header`` makes the typed form of them.
+    """
+    if form != BINARY:
+        return _decode_untyped(data)
+    request = _unpack_binary(data)
+    _widen_code(request)
+    return request
 
 
 def give_header(request: Request[Any], fields: Fields) -> None:
@@ -283,13 +285,18 @@ def _decode_untyped(data: bytes) -> Request[Fields]:
 
 def decode_binary(data: bytes) -> Request[Any]:
     request: Request[Any] = _unpack_binary(data)
+    _widen_code(request)
     if not request.flag & FLAG_RESPONSE:
-        # Pop's codes do not fit into 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code has these values.
-        request.code = _WIDE_CODES.get(request.code, request.code)
         kind = _headers.get(request.code)
         if kind is not None:
             _give_type(request, kind)
     return request
+
+
+def _widen_code(request: Request[Any]) -> None:
+    """Pop's codes do not fit 16 bits: POP_MESSAGE 200050 arrives as 3442. No other code lies there."""
+    if not request.flag & FLAG_RESPONSE:
+        request.code = _WIDE_CODES.get(request.code, request.code)
 
 
 def _unpack_binary(data: bytes) -> Request[Fields]:

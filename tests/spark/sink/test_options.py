@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ternmq.client.config import ClientConfig
 from ternmq.errors import ConfigError
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.sink.sink import checked_query, stream_work, write_work
@@ -43,7 +44,7 @@ def test_names_do_not_care_about_case_and_sparks_own_are_passed_over() -> None:
         }
     )
     expected = SinkOptions(
-        name_servers="a:1;b:2",
+        client=ClientConfig("a:1;b:2"),
         namespace="shop",
         topic="orders",
         is_exactly_once=False,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
-from ternmq.errors import TernError
+from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.source.options import SourceOptions, checkpoint_of, checkpoint_table, offset_table, offsets_of
@@ -46,7 +48,7 @@ def test_times_are_ms_or_iso_and_utc_where_no_zone_is_named() -> None:
     ("options", "sentence"),
     [
         ({"topik": "x"}, "no option 'topik'; did you mean 'topic'?"),
-        ({"shuffle": "x"}, "no option 'shuffle'; the options are badMessages, discoverIntervalMs, endingOffsets"),
+        ({"shuffle": "x"}, "no option 'shuffle'; the options are accessKey, badMessages, discoverIntervalMs"),
         ({"topic": ""}, "no topic is given; set the option topic, topics ('a,b') or topicPattern"),
         ({"topics": "a,b"}, "the options topic and topics contradict each other; give one of them"),
         ({"topic": "a b"}, "'a b' has characters"),
@@ -124,3 +126,23 @@ def test_what_only_the_other_kind_of_read_can_do_is_refused() -> None:
         SourceOptions.parse({**GIVEN, "endingOffsets": "latest"}).check_for_stream()
     with pytest.raises(TernError, match=r"startingOffsets='latest' would be empty; remove the option"):
         SourceOptions.parse({**GIVEN, "startingOffsets": "latest"}).check_for_batch()
+
+
+def test_credentials_are_options_or_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N1: they travel to executors with the options, and are shown nowhere."""
+    given = {"nameServers": "a:1", "topic": "orders"}
+    monkeypatch.setenv("TERNMQ_ACCESS_KEY", "env-key")
+    monkeypatch.setenv("TERNMQ_SECRET_KEY", "hidden-1")
+
+    by_environment = SourceOptions.parse(given)
+    by_option = SourceOptions.parse(given | {"accessKey": "key", "secretKey": "hidden-2", "securityToken": "hidden-3"})
+    monkeypatch.delenv("TERNMQ_ACCESS_KEY")
+    monkeypatch.delenv("TERNMQ_SECRET_KEY")
+    arrived = [pickle.loads(pickle.dumps(options)) for options in (by_environment, by_option)]
+
+    assert [("env-key", "hidden-1"), ("key", "hidden-2")] == [
+        (options.client.access_key, options.client.secret_key) for options in arrived
+    ]
+    assert "hidden" not in repr(arrived)
+    with pytest.raises(ConfigError, match="secret_key is missing"):
+        SourceOptions.parse(given | {"accessKey": "key"})

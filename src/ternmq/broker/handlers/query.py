@@ -7,11 +7,12 @@ from typing import Final
 
 from ternmq.broker.flow import QUERY
 from ternmq.broker.services.reading import Reading
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Access, Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.query import QueryResult
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
+from ternmq.wire.record import unpack_record
 from ternmq.wire.requests import QueryMessage, QueryReply, ViewMessage
 
 #: A unique key has few messages (its retries); RocketMQ asks for this many whatever the client says.
@@ -30,10 +31,10 @@ class QueryHandlers:
             RequestCode.QUERY_MESSAGE: Route(self.query, QUERY, Rule(Action.SUB, topic="topic"), takes_body=False),
         }
 
-    def view(self, _peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
+    def view(self, peer: Peer, request: Request[ViewMessage]) -> Reply | Awaitable[Reply]:
         """One record, by the log offset in its offset id."""
         record = self._reading.by_id(request.fields.log_offset)
-        return Reply(body=record) if isinstance(record, memoryview) else _view_later(record)
+        return _viewed(record, peer.access) if isinstance(record, memoryview) else _view_later(record, peer.access)
 
     def query(self, _peer: Peer, request: Request[QueryMessage]) -> Reply | Awaitable[Reply]:
         """Records by key or unique key within a span of store time."""
@@ -48,8 +49,14 @@ class QueryHandlers:
         return _found(found) if isinstance(found, QueryResult) else _found_later(found)
 
 
-async def _view_later(record: Awaitable[memoryview]) -> Reply:
-    return Reply(body=await record)
+async def _view_later(record: Awaitable[memoryview], access: Access | None) -> Reply:
+    return _viewed(await record, access)
+
+
+def _viewed(record: memoryview, access: Access | None) -> Reply:
+    if access is not None:
+        check_record(access, unpack_record(record).topic)
+    return Reply(body=record)
 
 
 async def _found_later(result: Awaitable[QueryResult]) -> Reply:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
 from ternmq.broker.services.sending import Sending, Sent
 from ternmq.message import Property
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.wire import properties as props
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
@@ -95,9 +96,11 @@ class SendHandlers:
             return None
         return reply
 
-    def send_back(self, _peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
+    def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
-        later = self._sending.send_back(request.fields, version=request.version)
+        access, header = peer.access, request.fields
+        check_topic = partial(check_record, access, group=header.group) if access is not None else None
+        later = self._sending.send_back(header, version=request.version, check_topic=check_topic)
         return Reply() if later is None else _when_stored(later)
 
     def _send_batch(self, peer: Peer, request: Request[Any], header: SendFields) -> Reply | None:

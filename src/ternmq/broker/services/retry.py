@@ -71,8 +71,12 @@ class Retries:
         self._cold_count = 0
         self._random = choice
 
-    def send_back(self, header: SendBack, *, version: int) -> Awaitable[None] | None:
+    def send_back(
+        self, header: SendBack, *, version: int, check_topic: Callable[[str], None] | None = None
+    ) -> Awaitable[None] | None:
         """Store a copy of the record that a consumer sends back: now (None), or when the disk has brought it.
+
+        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it.
 
         Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more),
         ``SystemBusy`` when too many wait for the disk, and what ``Intake.store`` raises.
@@ -83,7 +87,7 @@ class Retries:
             return None
         cold = self._cold_record(header.log_offset)
         if cold is None:
-            self._copy(header, group, self._record_at(header.log_offset), version)
+            self._copy(header, group, self._record_at(header.log_offset), version, check_topic)
             return None
         if self._cold_count >= COLD_MAX:
             cold.cancel()
@@ -91,10 +95,15 @@ class Retries:
                 f"[OVERLOAD]system busy: {self._cold_count} old messages that were sent back are already waiting "
                 "for the disk; retry later"
             )
-        return self._copy_later(header, group, cold, version)
+        return self._copy_later(header, group, cold, version, check_topic)
 
     async def _copy_later(
-        self, header: SendBack, group: SubscriptionGroupConfig, cold: Future[bytes | None], version: int
+        self,
+        header: SendBack,
+        group: SubscriptionGroupConfig,
+        cold: Future[bytes | None],
+        version: int,
+        check_topic: Callable[[str], None] | None,
     ) -> None:
         self._cold_count += 1
         page: Buffer | None
@@ -105,10 +114,19 @@ class Retries:
             page = self._record_at(header.log_offset)
         finally:
             self._cold_count -= 1
-        self._copy(header, group, page, version)
+        self._copy(header, group, page, version, check_topic)
 
-    def _copy(self, header: SendBack, group: SubscriptionGroupConfig, page: Buffer | None, version: int) -> None:
+    def _copy(
+        self,
+        header: SendBack,
+        group: SubscriptionGroupConfig,
+        page: Buffer | None,
+        version: int,
+        check_topic: Callable[[str], None] | None,
+    ) -> None:
         record = _read(page, header.log_offset)
+        if check_topic is not None:
+            check_topic(record.topic)
         check_send_back(record.topic)
         # What was popped comes from a retry topic that says in its name what it retries.
         origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or names.popped_topic(

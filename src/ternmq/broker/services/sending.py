@@ -241,15 +241,18 @@ class Sending:
         waits = self._safety.is_awaited and props.find(command.properties or "", Property.WAIT) != "false"
         return placed, queue_id, waits
 
-    def send_back(self, command: SendBack, *, version: int) -> Awaitable[None] | None:
+    def send_back(
+        self, command: SendBack, *, version: int, check_topic: Callable[[str], None] | None = None
+    ) -> Awaitable[None] | None:
         """Store a copy of a record for a later attempt (H1): now (None), or when the disk has brought it.
 
+        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it.
         Raises as ``Retries.send_back``, and ``NotMaster``.
         """
         self._check_master()
         if not self._writable:
             raise NoPermission("this broker is read-only; set brokerPermission to 6")
-        return self._retries.send_back(command, version=version)
+        return self._retries.send_back(command, version=version, check_topic=check_topic)
 
     def when_safe(self, end_offset: int, answer: Answer) -> None:
         """Call ``answer`` when the log is safe up to ``end_offset``, or when that takes too long."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable
 
 from ternmq.client.connect.single_flight import SingleFlight
 from ternmq.net.dial import connect
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Routes, TaskOwner
+from ternmq.wire.auth import Credentials
 
 
 class Connections:
@@ -28,6 +30,8 @@ class Connections:
         tasks: TaskOwner,
         *,
         timeout_ms: int,
+        credentials: Credentials | None = None,
+        tls_context: Callable[[], ssl.SSLContext | None] = lambda: None,
         on_open: Callable[[str, Peer], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -35,6 +39,8 @@ class Connections:
         self._lanes = lanes
         self._tasks = tasks
         self._timeout_ms = timeout_ms
+        self._credentials = credentials
+        self._tls_context = tls_context
         self._on_open = on_open
         self._on_lost = on_lost
         self._open: dict[str, Peer] = {}
@@ -60,6 +66,8 @@ class Connections:
             lanes=self._lanes,
             tasks=self._tasks,
             on_close=forget,
+            credentials=self._credentials,
+            tls=self._tls_context(),
             timeout_ms=self._timeout_ms,
         )
         self._open[address] = peer

@@ -107,6 +107,8 @@ class ClientInstance:
             Lanes([LaneConfig(_LANE)]),
             self._tasks,
             timeout_ms=config.connect_timeout_ms,
+            credentials=config.credentials(),
+            tls_context=config.tls_context,
             on_open=self._introduce,
             on_lost=self._lost,
         )

@@ -22,6 +22,7 @@ from ternmq.env import Clock
 from ternmq.errors import refused
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt, SendStatus
 from ternmq.types import Buffer
+from ternmq.wire.auth import Credentials
 from ternmq.wire.batch import pack_messages
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.compress import compress
@@ -127,20 +128,32 @@ class Outgoing:
 class SendHeads:
     """Makes the headers of one sender's requests. What does not differ from message to message is encoded once."""
 
-    def __init__(self, group: str, *, clock: Clock, form: int, default_topic_queue_nums: int, unit_mode: bool) -> None:
+    def __init__(
+        self,
+        group: str,
+        *,
+        clock: Clock,
+        form: int,
+        default_topic_queue_nums: int,
+        unit_mode: bool,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.form = form
         self._group = group
         self._clock = clock
         self._default_topic_queue_nums = default_topic_queue_nums
         self._unit_mode = unit_mode
+        self._credentials = credentials
         self._templates: dict[tuple[str, int, bool], HeadTemplate] = {}
 
     def encode(self, outgoing: Outgoing, queue_id: int, *, opaque: int, oneway: bool = False) -> bytes:
         """The header of one attempt."""
         code = outgoing.code
-        if self.form != JSON or outgoing.max_reconsume_times is not None:
+        if self.form != JSON or outgoing.max_reconsume_times is not None or self._credentials is not None:
             encode = encode_binary if self.form == BINARY else encode_json
             fields = self._header(outgoing, queue_id).to_fields()
+            if self._credentials is not None:
+                self._credentials.sign(fields, outgoing.body)
             return encode(code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
         template = self._templates.get((outgoing.topic, code, oneway))
         if template is None:

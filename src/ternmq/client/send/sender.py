@@ -67,6 +67,7 @@ class Sender:
             form=instance.config.form,
             default_topic_queue_nums=config.default_topic_queue_nums,
             unit_mode=bool(instance.config.unit_name),
+            credentials=instance.config.credentials(),
         )
         #: Sends without waiting that have no answer yet, and what their bodies take.
         self.flying: dict[Sending, None] = {}

@@ -189,7 +189,7 @@ def replay(
 
 def _check_topic(options: SinkOptions) -> None:
     try:
-        cluster_at(options.name_servers).queues([options.topic])
+        cluster_at(options.client).queues([options.topic])
     except RouteMissing as error:
         raise ConfigError(
             f"there is no topic {error.topic!r} at {options.name_servers}; create it with `tern topic create "

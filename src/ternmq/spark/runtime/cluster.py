@@ -49,8 +49,9 @@ class Bounds:
 class ClusterClient:
     """The brokers behind some name servers. Its methods block, and may be called from any thread."""
 
-    def __init__(self, name_servers: str, thread: LoopThread) -> None:
-        self.name_servers = name_servers
+    def __init__(self, client: ClientConfig, thread: LoopThread) -> None:
+        self.client = client
+        self.name_servers = ";".join(client.addresses)
         self.thread = thread
         self.instance = thread.run(self._open())
         self._queues = Queues(self.instance)
@@ -58,7 +59,7 @@ class ClusterClient:
         self._topics = TopicAdmin(self.instance, self._brokers)
 
     async def _open(self) -> ClientInstance:
-        return await ClientInstance(ClientConfig(self.name_servers)).__aenter__()
+        return await ClientInstance(self.client).__aenter__()
 
     def close(self) -> None:
         self.run(self.instance.__aexit__(None, None, None))
@@ -221,16 +222,17 @@ class ClusterClient:
         return self.run(run())
 
 
-_clusters: dict[str, ClusterClient] = {}
+_clusters: dict[ClientConfig, ClusterClient] = {}
 
 
-def cluster_at(name_servers: str) -> ClusterClient:
-    """The client of this process for these name servers."""
+def cluster_at(servers: str | ClientConfig) -> ClusterClient:
+    """The client of this process for these name servers, or for these settings of a client."""
     thread = loop_thread()
-    known = _clusters.get(name_servers)
+    client = ClientConfig(servers) if isinstance(servers, str) else servers
+    known = _clusters.get(client)
     # After a fork the parent's client is still in the table, but cannot be used.
     if known is None or known.thread is not thread:
-        known = _clusters[name_servers] = ClusterClient(name_servers, thread)
+        known = _clusters[client] = ClusterClient(client, thread)
     return known
 
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ternmq.client.config import ClientConfig
 from ternmq.errors import ConfigError, InvalidName
 from ternmq.names import check_topic, is_derived_topic, is_system_topic, may_send
-from ternmq.spark.source.options import RETRY_TIMEOUT_MS, OptionTexts, name_servers, namespace_of
+from ternmq.spark.source.options import RETRY_TIMEOUT_MS, OptionTexts, client_of, namespace_of
 
 EXACTLY_ONCE: Final = "exactly-once"
 AT_LEAST_ONCE: Final = "at-least-once"
@@ -33,6 +34,13 @@ VERSION_MAX: Final = 2**63 - 1
 
 SINK_OPTIONS: Final = (
     "nameServers",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls",
+    "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
     "namespace",
     "topic",
     "path",
@@ -60,7 +68,8 @@ _ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,100}\Z")
 class SinkOptions:
     """Where to write, and how. Field names are those of the options, in snake_case."""
 
-    name_servers: str
+    #: Name servers and credentials.
+    client: ClientConfig
     #: A prefix of topics on the wire, not here.
     namespace: str
     #: For all rows; empty: each row has its own.
@@ -90,6 +99,11 @@ class SinkOptions:
     #: How long to retry if a broker does not answer, or is busy.
     retry_timeout_ms: int
 
+    @property
+    def name_servers(self) -> str:
+        """For texts; clients are made with ``client``."""
+        return ";".join(self.client.addresses)
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """The options of ``df.write`` or ``df.writeStream``; raises ``ConfigError``."""
@@ -101,7 +115,7 @@ class SinkOptions:
                 f"invalid option chunkBytes={chunk_bytes}: expected at most {CHUNK_BYTES_MAX}, the limit of brokers"
             )
         return cls(
-            name_servers=name_servers(texts),
+            client=client_of(texts),
             namespace=namespace_of(texts),
             topic=checked_topic(texts.text(chosen)) if chosen else "",
             is_exactly_once=_choice(texts, "delivery", EXACTLY_ONCE, AT_LEAST_ONCE) == EXACTLY_ONCE,

@@ -61,7 +61,7 @@ class _Writing:
         options, task = self.options, TaskContext.get()
         assert task is not None
         query = checked_query(task.getLocalProperty(_QUERY_ID)) if is_stream and options.is_exactly_once else ""
-        cluster = cluster_at(options.name_servers)
+        cluster = cluster_at(options.client)
         logs = self._logs(cluster)
         timeout_ms = options.retry_timeout_ms
         ship: Ship = Stage(logs, timeout_ms=timeout_ms).ship
@@ -96,7 +96,7 @@ class _Writing:
         """Driver: publish the chunks that the tasks have staged."""
         options = self.options
         staged = [one for message in messages if isinstance(message, Written) for one in message.staged]
-        cluster = cluster_at(options.name_servers)
+        cluster = cluster_at(options.client)
         logs = self._logs(cluster)
         ledger = Ledger(
             logs,

@@ -14,12 +14,14 @@ A line is never repaired. Any failure is a ``NetworkError``; then the line is cl
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ternmq.errors import CallTimeout, NetworkError, RemoteProtocolError
 from ternmq.net.endpoint import dial_blocking
 from ternmq.types import Buffer
+from ternmq.wire.auth import Credentials
 from ternmq.wire.frame import encode_request, response_at
 from ternmq.wire.header import Header, Response
 
@@ -38,10 +40,20 @@ class Answer(NamedTuple):
 class Line:
     """Calls to one broker, answered in any order. All methods block, and belong to one thread."""
 
-    def __init__(self, address: str, *, form: int, room_bytes: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        form: int,
+        room_bytes: int,
+        timeout_ms: int,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.address = address
         self._form = form
-        self._socket = dial_blocking(address, timeout_ms=timeout_ms)
+        self._credentials = credentials
+        self._socket = dial_blocking(address, tls, timeout_ms=timeout_ms)
         self.data = bytearray(room_bytes)
         #: Start of the next frame, and end of the received bytes.
         self._at = self._end = 0
@@ -56,7 +68,7 @@ class Line:
         frames: list[Buffer] = []
         for header in headers:
             self._opaque += 1
-            frames += encode_request(code, header, opaque=self._opaque, form=self._form)
+            frames += encode_request(code, header, opaque=self._opaque, form=self._form, credentials=self._credentials)
         if frames:
             try:
                 self._socket.sendall(b"".join(frames))

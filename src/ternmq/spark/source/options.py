@@ -24,6 +24,7 @@ from ternmq.filter.sql import check as check_sql
 from ternmq.filter.tags import TagFilter
 from ternmq.message import MessageQueue
 from ternmq.names import check_group, check_topic
+from ternmq.net.tls import TlsConfig
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -153,7 +154,8 @@ class OptionTexts:
 class SourceOptions:
     """What to read, and how. Field names are those of the options, in snake_case."""
 
-    name_servers: str
+    #: Name servers and credentials.
+    client: ClientConfig
     #: Topics and group have it as a prefix here, as on the wire.
     namespace: str
     #: By name, or else by pattern, which applies to names without the namespace.
@@ -184,6 +186,11 @@ class SourceOptions:
     #: How often a stream searches for new topics, brokers and queues.
     discover_interval_ms: int
 
+    @property
+    def name_servers(self) -> str:
+        """For texts; clients are made with ``client``."""
+        return ";".join(self.client.addresses)
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """The options of ``spark.read`` or ``spark.readStream``; raises ``ConfigError``."""
@@ -201,7 +208,7 @@ class SourceOptions:
         if least is not None and most is not None and least > most:
             raise ConfigError(f"the option minMessagesPerTrigger={least} is above maxMessagesPerTrigger={most}")
         return cls(
-            name_servers=name_servers(texts),
+            client=client_of(texts),
             namespace=namespace,
             topics=topics,
             topic_pattern=topic_pattern(texts.text("topicPattern")) if chosen == "topicPattern" else "",
@@ -257,6 +264,13 @@ TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 SOURCE_OPTIONS: Final = (
     "nameServers",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls",
+    "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
     "namespace",
     "topic",
     "topics",
@@ -286,14 +300,36 @@ SOURCE_OPTIONS: Final = (
 )
 
 
-def name_servers(texts: OptionTexts) -> str:
-    """The option ``nameServers`` in one form; without it, the variable NAMESRV_ADDR of the driver."""
+def client_of(texts: OptionTexts) -> ClientConfig:
+    """The options of the connection; without them, what the environment says on the driver."""
     try:
-        return ";".join(ClientConfig(texts.text("nameServers")).addresses)
-    except ConfigError:
-        if texts.has("nameServers"):
+        return ClientConfig(
+            texts.text("nameServers"),
+            access_key=texts.text("accessKey"),
+            secret_key=texts.text("secretKey"),
+            security_token=texts.text("securityToken"),
+            tls=_tls(texts),
+        )
+    except ConfigError as error:
+        if texts.has("nameServers") or "name server" not in str(error):
             raise
         raise ConfigError("no name server is configured; set the option nameServers ('host:9876')") from None
+
+
+def _tls(texts: OptionTexts) -> TlsConfig | bool | None:
+    """Files are read where connections are made: on the driver and on executors."""
+    if not texts.has("tls"):
+        return None
+    if not texts.flag("tls", default=False):
+        return False
+    return TlsConfig(
+        ca_file=texts.text("tlsCaFile"), cert_file=texts.text("tlsCertFile"), key_file=texts.text("tlsKeyFile")
+    )
+
+
+def name_servers(texts: OptionTexts) -> str:
+    """The option ``nameServers`` in one form."""
+    return ";".join(client_of(texts).addresses)
 
 
 def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:

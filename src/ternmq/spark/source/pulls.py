@@ -189,7 +189,14 @@ class _SliceReader:
             self._broker_id = self._cursor.broker_id
             address = self._cluster.run(_address(self._cluster, self._queue, self._broker_id))
             form = self._cluster.instance.form_of(RequestCode.PULL_MESSAGE)
-            self._line = Line(address, form=form, room_bytes=CHUNK_BYTES + BYTES_MAX, timeout_ms=ANSWER_MS)
+            self._line = Line(
+                address,
+                form=form,
+                room_bytes=CHUNK_BYTES + BYTES_MAX,
+                timeout_ms=ANSWER_MS,
+                credentials=self._cluster.client.credentials(),
+                tls=self._cluster.client.tls_context(),
+            )
         return self._line
 
 

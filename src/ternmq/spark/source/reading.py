@@ -70,7 +70,7 @@ class TopicReading:
         return queue._replace(topic=unwrap(self.options.namespace, queue.topic))
 
     def cluster(self) -> ClusterClient:
-        return cluster_at(self.options.name_servers)
+        return cluster_at(self.options.client)
 
     def queues(self) -> list[MessageQueue]:
         """Planner: all current queues of the selected topics. Waits for name servers, and for a first broker, for

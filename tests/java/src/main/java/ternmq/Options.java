@@ -5,6 +5,9 @@ import com.alibaba.fastjson.JSONObject;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** The JSON object that says what a command shall do; a missing option has the default that the caller names. */
 final class Options {
@@ -19,6 +22,14 @@ final class Options {
             throw new IllegalArgumentException("no options: write one JSON object to standard input");
         }
         return new Options(JSON.parseObject(line));
+    }
+
+    /** What signs requests, with {@code accessKey} and {@code secretKey}; null without them. */
+    RPCHook signing() {
+        if (!has("accessKey")) {
+            return null;
+        }
+        return new AclClientRPCHook(new SessionCredentials(text("accessKey"), text("secretKey")));
     }
 
     boolean has(String name) {

@@ -21,7 +21,7 @@ import org.apache.rocketmq.common.message.Message;
  * Sends what each further line of standard input orders, with one producer.
  *
  * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code compressOver},
- * {@code maxBodyBytes}, {@code vip}, {@code latencyFault}, {@code trace} (to RocketMQ's trace topic). An order: {@code topic}, {@code mode} (sync, async, oneway,
+ * {@code maxBodyBytes}, {@code accessKey} and {@code secretKey} (sign requests), {@code vip}, {@code latencyFault}, {@code trace} (to RocketMQ's trace topic). An order: {@code topic}, {@code mode} (sync, async, oneway,
  * batch, ordered, hashed, request), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
  * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, {@code waitStore},
  * {@code shards} (ordered: message <i>i</i> goes to queue <i>i</i> mod shards), {@code shardingKeys} (hashed: message
@@ -39,7 +39,8 @@ final class Produce {
     }
 
     static void run(Options options, BufferedReader input) throws Exception {
-        var producer = new DefaultMQProducer(options.text("group", "ternmq-peer"), options.flag("trace", false), null);
+        var producer = new DefaultMQProducer(
+                options.text("group", "ternmq-peer"), options.signing(), options.flag("trace", false), null);
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setInstanceName(options.text("instance", "peer"));
         producer.setCompressMsgBodyOverHowmuch(options.number("compressOver", 4096));

@@ -24,7 +24,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * A push consumer that tells of each message, and of each change of its queues.
  *
- * <p>Options: {@code namesrv}, {@code group}, {@code topic}, {@code expression}, {@code sql} (instead of an
+ * <p>Options: {@code namesrv}, {@code group}, {@code topic}, {@code accessKey} and {@code secretKey} (sign requests), {@code expression}, {@code sql} (instead of an
  * expression), {@code mode} (concurrent, orderly), {@code model} (clustering, broadcasting), {@code from} (first, last,
  * timestamp), {@code timestamp} (yyyyMMddHHmmss), {@code instance}, {@code threads}, {@code batch}, {@code pullBatch},
  * {@code maxReconsumeTimes}, {@code strategy} (averagely, circle, hash), {@code failFirst} (the first N deliveries of
@@ -55,7 +55,12 @@ final class Push {
     }
 
     private DefaultMQPushConsumer consumer() throws Exception {
-        var consumer = new DefaultMQPushConsumer(options.text("group"), options.flag("trace", false), null);
+        var consumer = new DefaultMQPushConsumer(
+                options.text("group"),
+                options.signing(),
+                new AllocateMessageQueueAveragely(),
+                options.flag("trace", false),
+                null);
         consumer.setNamesrvAddr(options.text("namesrv"));
         consumer.setInstanceName(options.text("instance", "peer"));
         consumer.setVipChannelEnabled(options.flag("vip", false));

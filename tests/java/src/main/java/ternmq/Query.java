@@ -15,7 +15,7 @@ final class Query {
     private Query() {}
 
     static void run(Options options) throws Exception {
-        var admin = new DefaultMQAdminExt();
+        var admin = new DefaultMQAdminExt(options.signing());
         admin.setNamesrvAddr(options.text("namesrv"));
         admin.setInstanceName(options.text("instance", "peer"));
         admin.setVipChannelEnabled(options.flag("vip", false));

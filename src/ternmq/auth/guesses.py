@@ -1,0 +1,51 @@
+"""Guessing of secrets, slowed down (N1).
+
+Each failed signature takes one of the attempts that an address has for a key; one comes back every second. While none
+is left, requests with this key from this address are refused without a look at their signature, so that even the right
+guess is not found out. A connection that has proved the key before is not affected, and neither are other addresses:
+an attacker can lock out only clients with the same address, and only their new connections.
+
+Unknown keys are counted as one key, for each address. The table is bounded; the entry that was used longest ago is
+forgotten, which gives an attacker with ten thousand addresses new attempts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ternmq.env import Clock
+
+ATTEMPTS: Final = 20
+RETURN_S: Final = 1.0
+ENTRIES_MAX: Final = 10_000
+
+
+class Guesses:
+    """How many attempts are left. All methods belong to the loop's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: Address and key → attempts left, and when that was so.
+        self._left: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def failed(self, ip: str, key: str) -> None:
+        """A signature was wrong."""
+        left = self._count(ip, key)
+        self._left.pop((ip, key), None)
+        if len(self._left) >= ENTRIES_MAX:
+            del self._left[next(iter(self._left))]
+        self._left[ip, key] = max(0.0, left - 1.0), self._clock.monotonic()
+
+    def may_try(self, ip: str, key: str) -> bool:
+        """Whether an attempt is left."""
+        return not self._left or self._count(ip, key) >= 1.0
+
+    def _count(self, ip: str, key: str) -> float:
+        entry = self._left.get((ip, key))
+        if entry is None:
+            return ATTEMPTS
+        left, since = entry
+        left += (self._clock.monotonic() - since) / RETURN_S
+        if left >= ATTEMPTS:
+            del self._left[ip, key]
+        return min(left, ATTEMPTS)

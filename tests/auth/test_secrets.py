@@ -1,0 +1,218 @@
+"""Credentials of our clients: where they come from, and that they are shown nowhere (N1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ternmq.cli import profiles
+from ternmq.client.config import ClientConfig
+from ternmq.config import Settings
+from ternmq.embedded import EmbeddedCluster
+from ternmq.errors import ConfigError
+from tests.auth.accounts import BOSS, SHOP, acl_in
+from tests.cli.conftest import ENVIRONMENT, TERN
+from tests.cli.conftest import tern as run_tern
+
+
+def tern(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return run_tern(*arguments, stdin=b"", **environment)
+
+
+SECRETS = (BOSS.secret_key, SHOP.secret_key)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    conf = acl_in(tmp_path / "conf")
+    (conf / "tools.yml").write_text(f"accessKey: {BOSS.access_key}\nsecretKey: {BOSS.secret_key}\n")
+    with EmbeddedCluster(settings={"aclEnable": True, "aclPath": conf}) as cluster:
+        yield cluster
+
+
+def profile_file(tmp_path: Path, name_servers: str = "127.0.0.1:9876") -> Path:
+    path = tmp_path / "profiles.toml"
+    path.write_text(
+        "".join(
+            f'[{name}]\nname_servers = "{name_servers}"\n'
+            f'access_key = "{one.access_key}"\nsecret_key = "{one.secret_key}"\n'
+            for name, one in (("boss", BOSS), ("shop", SHOP))
+        )
+    )
+    path.chmod(0o600)
+    return path
+
+
+# --- Where they come from -----------------------------------------------------------------------------------------
+
+
+def test_credentials_are_given_or_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ClientConfig("a:1").credentials() is None
+    monkeypatch.setenv("TERNMQ_ACCESS_KEY", SHOP.access_key)
+    monkeypatch.setenv("TERNMQ_SECRET_KEY", SHOP.secret_key)
+    monkeypatch.setenv("TERNMQ_SECURITY_TOKEN", "token")
+
+    by_environment, given = ClientConfig("a:1"), ClientConfig("a:1", access_key="other-key", secret_key="other-secret")
+
+    assert dataclasses.replace(SHOP, security_token="token") == by_environment.credentials()
+    assert given.credentials() is not None
+    assert ("other-key", "other-secret", "") == (given.access_key, given.secret_key, given.security_token)
+
+
+def test_half_of_them_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERNMQ_ACCESS_KEY", SHOP.access_key)
+
+    for secret in ("", "other-secret"):
+        with pytest.raises(ConfigError, match="is missing"):
+            ClientConfig("a:1", secret_key=secret)
+
+
+def test_a_profile_becomes_the_environment(tmp_path: Path) -> None:
+    environ = {
+        "TERNMQ_PROFILES": str(profile_file(tmp_path)),
+        "TERNMQ_SECURITY_TOKEN": "of another account",
+        "NAMESRV_ADDR": "elsewhere:1",
+    }
+
+    profiles.use("shop", environ)
+
+    assert {
+        "TERNMQ_PROFILES": environ["TERNMQ_PROFILES"],
+        "NAMESRV_ADDR": "127.0.0.1:9876",
+        "TERNMQ_ACCESS_KEY": SHOP.access_key,
+        "TERNMQ_SECRET_KEY": SHOP.secret_key,
+    } == environ
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "sentence"),
+    [
+        (None, 0o600, "there is no file of profiles"),
+        ('[shop]\naccess_key = "k"', 0o644, "other users of this machine can read"),
+        ('[shop]\naccess_key = "k"', 0o640, "run `chmod 600"),
+        ('[other]\naccess_key = "k"', 0o600, "there is no profile 'shop' .*; it has: other"),
+        ('[shop]\nsecret = "hidden-secret"', 0o600, "unknown key 'secret'"),
+        ("[shop]\nsecret_key = 12345678", 0o600, "expected a text in quotes"),
+        ("[shop]\nsecret_key = hidden-secret", 0o600, "is not valid TOML"),
+        ("shop = 3", 0o600, "there is no profile"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_refused(tmp_path: Path, text: str | None, mode: int, sentence: str) -> None:
+    path = tmp_path / "profiles.toml"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        profiles.use("shop", {"TERNMQ_PROFILES": str(path)})
+    assert "hidden-secret" not in str(refused.value)
+
+
+def test_the_program_uses_a_profile(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """N1: by option or variable, and by the variables of the keys."""
+    file = {"TERNMQ_PROFILES": str(profile_file(tmp_path, cluster.name_servers))}
+    keys = {
+        "NAMESRV_ADDR": cluster.name_servers,
+        "TERNMQ_ACCESS_KEY": BOSS.access_key,
+        "TERNMQ_SECRET_KEY": BOSS.secret_key,
+    }
+
+    made = tern("--profile", "boss", "topic", "create", "orders", environment=file)
+    sent = tern("--profile", "shop", "send", "orders", "hello", environment=file)
+    refused = tern("send", "payments", "hello", environment=file | {"TERNMQ_PROFILE": "shop"})
+    listed = tern("topic", "list", "--json", environment=keys)
+    unsigned = tern("send", "orders", "hello", "-n", cluster.name_servers, environment={})
+
+    assert [0, 0, 1, 0, 1] == [one.returncode for one in (made, sent, refused, listed, unsigned)], made.stderr
+    assert "no permission for topic:'payments'" in refused.stderr
+    assert "is not signed" in unsigned.stderr
+    assert "orders" in listed.stdout
+
+
+# --- Where they never are -----------------------------------------------------------------------------------------
+
+
+def test_settings_do_not_take_up_secrets() -> None:
+    given = Settings.gather(env={"TERNMQ_SECRET_KEY": "hidden", "TERNMQ_ACCESS_KEY": "key", "TERNMQ_LISTEN_PORT": "1"})
+
+    assert ["listen_port"] == [setting.key for setting in given.given]
+
+
+def test_settings_of_clients_do_not_show_secrets() -> None:
+    config = ClientConfig("a:1", access_key="key", secret_key="hidden-1", security_token="hidden-2")
+
+    assert "hidden" not in repr(config)
+    assert "access_key='key'" in repr(config)
+
+
+def test_secrets_are_in_no_output_of_a_full_run(tmp_path: Path) -> None:
+    """N1: servers and commands as processes, at the most talkative level; logs, JSON, errors, command lines."""
+    conf = acl_in(tmp_path / "conf")
+    environment = ENVIRONMENT | {"TERNMQ_ACCESS_KEY": BOSS.access_key, "TERNMQ_SECRET_KEY": BOSS.secret_key}
+    with (tmp_path / "up.log").open("wb") as log:
+        up = subprocess.Popen(
+            [
+                *(TERN, "up", "--dir", str(tmp_path / "data"), "--port", "0", "--broker-port", "0", "--json"),
+                *("--log-level", "debug", "--set", "aclEnable=true", "--set", f"aclPath={conf}"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+        )
+    assert up.stdout is not None
+    output = [line := up.stdout.readline().decode()]
+    try:
+        ready = json.loads(line)
+        name_servers = ready["name_server"]
+        file = {"TERNMQ_PROFILES": str(profile_file(tmp_path, name_servers))}
+        for arguments in (
+            ("topic", "create", "orders"),
+            ("topic", "list", "--json"),
+            ("topic", "route", "orders", "--json"),
+            ("send", "orders", "hello", "--debug"),
+            ("group", "list", "--json"),
+            ("topic", "delete", "missing", "--debug"),
+        ):
+            for profile in ("boss", "shop"):
+                done = tern("--profile", profile, *arguments, environment=file)
+                output += [done.stdout, done.stderr]
+        wrong = tern(
+            "send",
+            "orders",
+            "x",
+            "--debug",
+            "-n",
+            name_servers,
+            environment={"TERNMQ_ACCESS_KEY": "boss-key", "TERNMQ_SECRET_KEY": "secret-of-nobody"},
+        )
+        output += [wrong.stdout, wrong.stderr]
+        for pid in (up.pid, *ready["pids"].values()):
+            output.append(Path(f"/proc/{pid}/cmdline").read_text())
+    finally:
+        up.terminate()
+        output.append(up.communicate(timeout=40)[0].decode())
+    output.append((tmp_path / "up.log").read_text())
+    # What servers leave on the disk beside the file of accounts.
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file() and path.stat().st_size < 1 << 20:
+            output.append(path.read_text(errors="replace"))
+
+    everything = "\n".join(output)
+    assert "UPDATE_AND_CREATE_TOPIC on topic:'orders'" in everything, "the audit log is part of it"
+    assert "denied" in everything
+    assert [] == [secret for secret in (*SECRETS, "secret-of-nobody") if secret in everything]
+
+
+def test_no_command_takes_a_secret_as_an_option() -> None:
+    """Options are in the list of processes."""
+    source = Path(profiles.__file__).parent
+    found = [
+        path.name for path in source.rglob("*.py") if "--secret" in path.read_text() or "--password" in path.read_text()
+    ]
+
+    assert [] == found
