@@ -13,13 +13,14 @@ import pytest
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.replicating import Replicating
-from ternmq.broker.roles import Role
+from ternmq.broker.roles import Role, Term
 from ternmq.config import Settings
 from ternmq.env import Env
-from ternmq.errors import ConfigError, NetworkError
+from ternmq.errors import ConfigError, NetworkError, NotMaster
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.replication.config import ReplicationConfig
+from ternmq.replication.handshake import Refusal
 from ternmq.replication.slave import SlaveState
 from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.codec import decode
@@ -258,3 +259,53 @@ async def test_roles_and_ports_that_cannot_be_are_refused(tmp_path: Path, names:
         with pytest.raises(NetworkError, match="in use"):
             async with broker(tmp_path / "two", names, brokerName="broker-b", haListenPort=port):
                 pass
+
+
+async def test_roles_can_be_swapped_by_settings(tmp_path: Path, names: str) -> None:
+    """O1, O2: the slave becomes master with a restart, and the old master follows it; nothing is lost."""
+    async with pair(tmp_path, names, brokerRole="SYNC_MASTER") as (master, copy), dialled(master.address) as sender:
+        serving = parts_of(master).master
+        assert serving is not None
+        await until(lambda: serving.replicas.in_sync)
+        for number in range(10):
+            await sender.sent("orders", b"%d" % number)
+        await copies_tables(copy)
+    async with broker(tmp_path / "two", names) as master, dialled(master.address) as sender:
+        await sender.sent("orders", b"10")
+        async with slave(tmp_path / "one", names) as copy, dialled(copy.address) as reader:
+            await until(lambda: state_of(copy) is SlaveState.FOLLOWING)
+            await sender.sent("orders", b"11")
+            await has_all(copy, master)
+            expected = [b"%d" % number for number in range(12)]
+            assert expected == await reader.bodies("orders") == await sender.bodies("orders")
+
+
+async def test_a_master_that_was_deposed_does_not_overwrite_messages(tmp_path: Path, names: str) -> None:
+    """O1: it has a message that the new master never had. It keeps it, and says why it does not follow."""
+    async with pair(tmp_path, names) as (master, copy), dialled(master.address) as sender:
+        await sender.sent("orders", b"on both")
+        await has_all(copy, master)
+        await copies_tables(copy)
+    async with broker(tmp_path / "one", names) as master, dialled(master.address) as sender:
+        await sender.sent("orders", b"only on the old master")
+    async with broker(tmp_path / "two", names) as master, dialled(master.address) as sender:
+        await sender.sent("orders", b"only on the new master")
+        async with slave(tmp_path / "one", names) as copy, dialled(copy.address) as reader:
+            await until(lambda: state_of(copy) is SlaveState.REFUSED)
+            follower = parts_of(copy).slave
+            assert follower is not None
+            assert Refusal.OTHER_HISTORY is follower.refusal
+            assert [b"on both", b"only on the old master"] == await reader.bodies("orders")
+
+
+async def test_a_master_of_a_new_term_serves_slaves_again(tmp_path: Path, names: str) -> None:
+    """O1: the port belongs to the term; slaves connect again."""
+    async with pair(tmp_path, names) as (master, copy), dialled(master.address) as sender:
+        await sender.sent("orders", b"0")
+        await has_all(copy, master)
+        master.roles.step_down(NotMaster("for a moment"))
+        assert ResponseCode.SERVICE_NOT_AVAILABLE == (await sender.send("orders", b"to nobody")).code
+        await until(lambda: state_of(copy) is not SlaveState.FOLLOWING)
+        await master.roles.become(Role.MASTER, Term(2))
+        await sender.sent("orders", b"1")
+        await has_all(copy, master)
