@@ -23,12 +23,15 @@ from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
 
 log = logging.getLogger(__name__)
 
 #: How often a slave asks (RocketMQ 4.9), and how long an answer may take.
 PERIOD_S: Final = 10.0
 TIMEOUT_MS: Final = 10_000
+#: How often a slave without the address of a master looks for one.
+_NO_ADDRESS_S: Final = 1.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,7 +106,7 @@ class MetadataSync:
                         await self._serve(address, lanes, tasks)
                     except TernError as error:
                         self._failed(address, str(error))
-                await asyncio.sleep(self._period_s)
+                await asyncio.sleep(self._period_s if address else min(self._period_s, _NO_ADDRESS_S))
 
     async def _serve(self, address: str, lanes: Lanes, tasks: Tasks) -> None:
         """Copy over one connection until it fails, or the master has another address."""
@@ -120,15 +123,23 @@ class MetadataSync:
             peer.close()
 
     async def _copy(self, peer: Peer) -> None:
+        """Copy all tables. Raises ``TernError``; one that a master refuses does not hold up the others."""
+        refused = ""
         for table in self._tables:
             response = await peer.call(table.code, timeout_ms=TIMEOUT_MS)
-            if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                continue
-            if response.code != ResponseCode.SUCCESS:
-                raise NetworkError(f"the request for {table.name} got code {response.code}: {response.remark}")
-            table.take(bytes(response.body))
+            if response.code == ResponseCode.SUCCESS:
+                table.take(bytes(response.body))
+            elif response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and not _is_empty(response):
+                refused = refused or f"the request for {table.name} got code {response.code}: {response.remark}"
+        if refused:
+            raise NetworkError(refused)
 
     def _failed(self, address: str, reason: str) -> None:
         if self.trouble != reason:
             log.warning("cannot copy tables from the master %s: %s; retry in %g s", address, reason, self._period_s)
         self.trouble = reason
+
+
+def _is_empty(response: Response) -> bool:
+    """RocketMQ's answer for a table that it has no file of: «No delay offset in this broker»."""
+    return response.code == ResponseCode.SYSTEM_ERROR and (response.remark or "").startswith("No ")
