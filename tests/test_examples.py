@@ -34,6 +34,7 @@ LAST_LINES = {
     "producer.py": "shipped in steps@broker-a:",
     "producer_blocking.py": "sent SEND_OK",
     "producer_delayed.py": "both came",
+    "producer_deliver_at.py": "came the door opens",
     "producer_settings.py": "refused: the topic name 'no blanks, please' has characters",
     "secured.py": "a client without a key may do nothing",
     "request_reply.py": "no answer: no reply to the request to topic 'prices' within 100 ms",

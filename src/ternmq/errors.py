@@ -29,6 +29,10 @@ class InvalidMessage(TernError, ValueError):
     """A message that the client refuses to send: empty, too large, to a system topic, and so on."""
 
 
+class InvalidHandle(TernError, ValueError):
+    """A text that is not the recall handle of a delayed message."""
+
+
 class ConfigError(TernError, ValueError):
     """An invalid setting: names the file or source, the key and what is expected."""
 
@@ -273,6 +277,12 @@ class NoMessage(BrokerRefused):
     """The message does not exist: the offset is outside of its queue, or the handle has expired."""
 
     code = 208
+
+
+class IllegalOperation(BrokerRefused):
+    """ILLEGAL_OPERATION: a delayed message cannot be recalled: it was delivered, was recalled, or is unknown."""
+
+    code = 604
 
 
 _BY_CODE: dict[int, type[BrokerRefused]] = {kind.code: kind for kind in BrokerRefused.__subclasses__()}

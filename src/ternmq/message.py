@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import msgspec
@@ -44,6 +45,18 @@ class Property:
     POP_CHECKPOINT: Final = "POP_CK"
     FIRST_POP_TIME: Final = "1ST_POP_TIME"
     SHARDING_KEY: Final = "__SHARDINGKEY"
+    TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+    START_DELIVER_TIME: Final = "__STARTDELIVERTIME"
+    #: The second in which a message with a delivery time waits. It stays when the message is delivered, and says that
+    #: what asks for the time has been done.
+    TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+    TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
+    TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
+    TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+    #: The unique key of the message that this one takes back before its time.
+    TIMER_DELETE_KEY: Final = "TIMER_DEL_UNIQKEY"
     #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
     #: TernMQ's own: the error of the damaged record that was sent back as a whole, as this message (H1).
@@ -53,10 +66,14 @@ class Property:
 #: Property names that the system owns; applications cannot set them through ``Message.properties``.
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 
-#: Ask for delivery at any time: RocketMQ 5's timer, and the first one of its commercial version.
-TIMER_PROPERTIES: Final = ("__STARTDELIVERTIME", "TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
-#: Set by RocketMQ's timer when it delivers a message; what asked for the time stays with it, and has been done.
-TIMER_DONE: Final = "TIMER_OUT_MS"
+#: Ask for delivery at any time (I2): RocketMQ 5's timer, and the first one of its commercial version. The first of
+#: these that a message has counts.
+TIMER_PROPERTIES: Final = (
+    Property.TIMER_DELAY_SEC,
+    Property.TIMER_DELAY_MS,
+    Property.TIMER_DELIVER_MS,
+    Property.START_DELIVER_TIME,
+)
 
 #: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).
 REPLY_TYPE: Final = "reply"
@@ -94,6 +111,10 @@ class Message:
         sharding_key: All messages with the same key go to the same queue, in order.
         wait_store_ok: Whether the broker answers only when the message is on disk and replicated, as it is configured
             to.
+        deliver_at: When consumers get it: a ``datetime`` with a time zone. A time in the past is now. Brokers accept up
+            to 40 days ahead by default.
+        delay: The same as a duration, which the broker counts from when it gets the message: the clock of this machine
+            does not matter. Only one of ``delay_level``, ``deliver_at`` and ``delay`` can be given.
     """
 
     topic: str
@@ -105,6 +126,13 @@ class Message:
     delay_level: int = 0
     sharding_key: str = ""
     wait_store_ok: bool = True
+    deliver_at: datetime | None = None
+    delay: timedelta | None = None
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it asks to be delivered later, in any of the three ways."""
+        return bool(self.delay_level) or self.deliver_at is not None or self.delay is not None
 
     @property
     def keys_text(self) -> str:
@@ -210,6 +238,8 @@ class SendReceipt(msgspec.Struct, frozen=True):
         queue_offset: Its position in the queue.
         transaction_id: The id of its transaction; empty without one.
         region: The region that the broker is configured for.
+        recall_handle: Takes a message with a delivery time back before that time: ``Producer.recall``. Empty without
+            such a time, and from brokers that cannot do it (RocketMQ before 5.3).
     """
 
     status: SendStatus
@@ -219,3 +249,4 @@ class SendReceipt(msgspec.Struct, frozen=True):
     queue_offset: int
     transaction_id: str = ""
     region: str = "DefaultRegion"
+    recall_handle: str = ""

@@ -34,7 +34,7 @@ from tests.rules import Noting, rules_by_code, unknown_fields
 
 #: By action, each code that a broker serves. A code that is not here fails the test: think of its rule first.
 CODES: Final = {
-    Action.PUB: {Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE},
+    Action.PUB: {Code.RECALL_MESSAGE, Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE},
     Action.SUB: {
         Code.ACK_MESSAGE,
         Code.BATCH_ACK_MESSAGE,
@@ -46,6 +46,7 @@ CODES: Final = {
         Code.LITE_PULL_MESSAGE,
         Code.LOCK_BATCH_MQ,
         Code.NOTIFICATION,
+        Code.PEEK_DELAYED_MESSAGES,
         Code.PEEK_MESSAGE,
         Code.POP_MESSAGE,
         Code.PULL_MESSAGE,
@@ -86,6 +87,8 @@ CODES: Final = {
         Code.GET_CONSUMER_CONNECTION_LIST,
         Code.GET_CONSUMER_RUNNING_INFO,
         Code.GET_CONSUME_STATS,
+        Code.GET_DELAYED_STATS,
+        Code.GET_TIMER_METRICS,
         Code.GET_EARLIEST_MSG_STORETIME,
         Code.GET_MAX_OFFSET,
         Code.GET_MIN_OFFSET,

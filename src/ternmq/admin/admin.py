@@ -12,6 +12,7 @@ from typing import Self
 from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.clients import ClientAdmin
 from ternmq.admin.deadletters import DeadLetterAdmin
+from ternmq.admin.delays import DelayAdmin
 from ternmq.admin.groups import GroupAdmin
 from ternmq.admin.messages import MessageAdmin
 from ternmq.admin.offsets import OffsetAdmin
@@ -35,9 +36,9 @@ class Admin:
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters`` and ``admin.offsets``. Each call asks the servers anew.
-    All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused``
-    if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays`` and ``admin.offsets``. Each call asks
+    the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
+    ``BrokerRefused`` if a server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -59,6 +60,7 @@ class Admin:
         queues = Queues(self._instance)
         self.messages = MessageAdmin(self._instance, self.brokers, queues)
         self.dead_letters = DeadLetterAdmin(self._instance, self.topics, self.messages, queues)
+        self.delays = DelayAdmin(self._instance, self.brokers, queues)
         self.offsets = OffsetAdmin(self._instance, self.brokers, self.clients, self.groups, queues)
 
     async def __aenter__(self) -> Self:

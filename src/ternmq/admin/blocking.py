@@ -13,6 +13,7 @@ from ternmq.admin.blocking_base import SyncAdminBase, SyncNoun
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient, LiveConsumers
 from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCount, Purged, Resent
+from ternmq.admin.delays import DelayAdmin, DelayedMessage, DelayStats
 from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
@@ -39,9 +40,9 @@ class SyncAdmin(SyncAdminBase):
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters`` and ``admin.offsets``. Each call asks the servers
-    anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
-    ``BrokerRefused`` if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays`` and ``admin.offsets``. Each call
+    asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be
+    reached, and ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -60,6 +61,7 @@ class SyncAdmin(SyncAdminBase):
         self.groups = SyncGroupAdmin(lambda: self._admin().groups, self._run)
         self.messages = SyncMessageAdmin(lambda: self._admin().messages, self._run)
         self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
+        self.delays = SyncDelayAdmin(lambda: self._admin().delays, self._run)
         self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
 
 
@@ -381,6 +383,46 @@ class SyncDeadLetterAdmin(SyncNoun[DeadLetterAdmin]):
         ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read.
         """
         return self._run(self._noun().purge(group, before=before, for_good=for_good))
+
+
+class SyncDelayAdmin(SyncNoun[DelayAdmin]):
+    """Messages that wait for their delivery time: ``admin.delays``."""
+
+    def stats(self, topic: str | None = None) -> DelayStats:
+        """How many messages wait on all brokers, by topic and hour; those of one ``topic`` only, if it is given.
+
+        ::
+
+            for hour, count in (admin.delays.stats()).hours.items():
+                print(hour, count)
+
+        Raises ``RequestNotSupported`` if one of the brokers is not TernMQ's.
+        """
+        return self._run(self._noun().stats(topic))
+
+    def peek(self, topic: str, *, begin: datetime | int | None = None, count_max: int = 32) -> list[DelayedMessage]:
+        """Messages of ``topic`` that wait and are due from ``begin`` on, by their due time; at most ``count_max``.
+
+        Each broker is asked for ``count_max`` (256 at most), those of the next hours first; an answer ends at 1 MiB.
+
+        ::
+
+            for waiting in admin.delays.peek("reminders"):
+                print(waiting.due_ms, waiting.message.body)
+        """
+        return self._run(self._noun().peek(topic, begin=begin, count_max=count_max))
+
+    def cancel(self, handle: str) -> str:
+        """Take a message back by its recall ``handle``; returns its message id.
+
+        ::
+
+            admin.delays.cancel(receipt.recall_handle)
+
+        Raises ``InvalidHandle``, ``IllegalOperation`` if the message does not wait any more, ``ConfigError`` if its
+        broker is not registered.
+        """
+        return self._run(self._noun().cancel(handle))
 
 
 class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):

@@ -35,6 +35,7 @@ from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
+from ternmq.broker.handlers.delays import DelayHandlers
 from ternmq.broker.handlers.offset import OffsetHandlers
 from ternmq.broker.handlers.pop import PopHandlers
 from ternmq.broker.handlers.pull import PullHandlers
@@ -66,8 +67,15 @@ from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.config import rocketmq_name
+from ternmq.delay.alarm import Alarm
+from ternmq.delay.delivery import Delivery
 from ternmq.delay.levels import MARK as DELAY_MARK
+from ternmq.delay.overview import Overview
 from ternmq.delay.progress import DelayProgress
+from ternmq.delay.recalls import Recalls
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.delay.timer import MARKS as TIMER_MARKS
+from ternmq.delay.timer import Timer
 from ternmq.env import Clock, Env
 from ternmq.errors import ConfigError, NetworkError, NotMaster
 from ternmq.files import RETRY_S as FILES_RETRY_S
@@ -276,6 +284,9 @@ class Broker:
         directory = self._store_config.store_path_root_dir / "config"
         disk = self._disk or FileDisk()
         held = lock_directory(self._store_config, disk)
+        alarm = Alarm()
+        schedule = ScheduleLog(disk, self._store_config.store_path_root_dir, ring=alarm.ring)
+        stack.callback(schedule.close)
         saves = HeldBack()
         table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
         with ExitStack() as undo:
@@ -299,6 +310,7 @@ class Broker:
             clock=env.clock,
             disk=disk,
             held=held,
+            derived=(schedule,),
             on_arrival=polls.arrived,
             is_batch=tables.topics.is_batch,
             bits=tables.filters.bits if config.enable_calc_filter_bit_map else None,
@@ -339,10 +351,16 @@ class Broker:
         delivered.load()
         stack.callback(delivered.save)
         delaying = Delaying(store, delivered, clock=env.clock)
+        timer = Timer(
+            clock=env.clock,
+            broker_name=config.broker_name,
+            is_enabled=self._store_config.timer_wheel_enable,
+            max_delay_sec=self._store_config.timer_max_delay_sec,
+        )
         intake = Intake(
             store,
             waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={DELAY_MARK: delaying.redirect},
+            redirects={**dict.fromkeys(TIMER_MARKS, timer.redirect), DELAY_MARK: delaying.redirect},
         )
         stack.callback(intake.close)
         retries = Retries(
@@ -359,6 +377,7 @@ class Broker:
             topics=tables.topics,
             retries=retries,
             stats=tables.stats,
+            timer=timer,
             new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
         )
@@ -412,6 +431,7 @@ class Broker:
         roles.add(Switch.factory(on=sending.open, off=sending.shut))
         roles.add(Switch.factory(off=lambda _: tables.locks.clear()))
         roles.add(delaying.begin)
+        roles.add(lambda _term: Delivery(store, schedule, alarm, clock=env.clock))
         roles.add(popping.begin)
         roles.add(replicating.begin)
 
@@ -469,6 +489,13 @@ class Broker:
         routes |= pops.routes() | AckHandlers(popping).routes()
         routes |= answers.routes() | relay.routes() | assignments.routes()
         routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
+        routes |= DelayHandlers(
+            recalls=Recalls(schedule, clock=env.clock, broker_name=config.broker_name),
+            overview=Overview(schedule),
+            intake=intake,
+            may_recall=config.recall_message_enable,
+            clock=env.clock,
+        ).routes()
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
         control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
         if control.plain is not None:

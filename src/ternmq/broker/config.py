@@ -83,6 +83,8 @@ class BrokerConfig(AccessConfig):
 
     #: Keep replies in ``<cluster>_REPLY_TOPIC`` as well as passing them on.
     store_reply_message_enable: bool = True
+    #: Whether messages with a delivery time can be taken back before it (I2; RocketMQ: off).
+    recall_message_enable: bool = True
 
     # --- Pop (F9) ---------------------------------------------------------------------------------------------
 

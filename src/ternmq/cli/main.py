@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import certs, deadletters, groups, logs, messages, pipelines, profiles, servers, store, topics
+from ternmq.cli import certs, deadletters, delay, groups, logs, messages, pipelines, profiles, servers, store, topics
 from ternmq.cli.consume import consume
 from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
@@ -46,6 +46,7 @@ app.command(rich_help_panel="Servers")(servers.broker)
 app.command(rich_help_panel="Messages")(send)
 app.command(rich_help_panel="Messages")(consume)
 app.add_typer(messages.app, name="message", rich_help_panel="Messages")
+app.add_typer(delay.app, name="delay", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")

@@ -14,6 +14,7 @@ import typer
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, ReaderGone, note
 from ternmq.cli.running import run
+from ternmq.cli.times import later, parse_moment
 from ternmq.errors import ConfigError, TernError
 from ternmq.tasks import Tasks
 
@@ -41,8 +42,16 @@ def send(
         list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
     delay: Annotated[
-        int, typer.Option("--delay", min=0, metavar="LEVEL", help="Delay level: 1 for 1 s, 3 for 10 s, 18 for 2 h.")
-    ] = 0,
+        str,
+        typer.Option(
+            "--delay",
+            metavar="DURATION",
+            help="Deliver later: 500ms, 90s, 15m, 2h or 3d. A bare number is a delay level.",
+        ),
+    ] = "",
+    at: Annotated[
+        str, typer.Option("--at", metavar="TIME", help="Deliver at this time, such as 2026-12-24T18:00 (local time).")
+    ] = "",
     file: Annotated[
         str | None, typer.Option("--file", "-f", metavar="PATH", help="Send each line of a file; - is stdin.")
     ] = None,
@@ -56,7 +65,9 @@ def send(
 
         tern send orders 'first' 'second' --tag new --key 4711
 
-        tern send reminders 'pay' --delay 5
+        tern send reminders 'pay' --delay 90s
+
+        tern send reminders 'presents' --at 2026-12-24T18:00
 
         seq 1000 | tern send numbers --file -
     """
@@ -64,13 +75,16 @@ def send(
 
     if bool(bodies) == (file is not None):
         raise typer.BadParameter("give the messages as arguments, or a file of lines with --file (- for stdin)")
+    if delay and at:
+        raise typer.BadParameter("give either --delay or --at")
+    when = later(delay) if delay else {"deliver_at": parse_moment(at)} if at else {}
     named = dict(_named(text) for text in properties or ())
     source = _arguments(bodies) if bodies else _lines(_open(file or "-"))
 
     async def messages() -> AsyncIterator[Message]:
         async for body in source:
             for _ in range(count):
-                yield Message(topic, body, tags=tag, keys=tuple(keys or ()), properties=dict(named), delay_level=delay)
+                yield Message(topic, body, tags=tag, keys=tuple(keys or ()), properties=dict(named), **when)
 
     run(_send(messages(), name_servers, Output(as_json=as_json)))
 
@@ -130,8 +144,10 @@ def _show(output: Output, receipt: SendReceipt) -> None:
             "broker": queue.broker_name,
             "queue": queue.queue_id,
             "queue_offset": receipt.queue_offset,
+            **({"recall_handle": receipt.recall_handle} if receipt.recall_handle else {}),
         },
-        f"{receipt.status.value}\t{receipt.message_id}\t{queue}\t{receipt.queue_offset}",
+        f"{receipt.status.value}\t{receipt.message_id}\t{queue}\t{receipt.queue_offset}"
+        + (f"\t{receipt.recall_handle}" if receipt.recall_handle else ""),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ternmq.env import SystemClock
 from ternmq.errors import ConfigError
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ternmq.client.consume.offsets import StartPosition
 
 _AGO: Final = re.compile(r"(\d+)(s|m|h|d)\Z")
+_DURATION: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)\Z")
+_DURATION_UNITS: Final = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: Smaller numbers are durations or typing errors, larger ones are milliseconds since 1970 (from September 2001 on).
 _MS_LEAST: Final = 10**12
@@ -34,6 +36,32 @@ def parse_time(text: str, *, now_ms: int) -> int:
         raise ConfigError(
             f"{text!r} is not a valid time; expected 2026-01-31T12:00, 15m for 15 minutes ago, or milliseconds "
             "since 1970"
+        ) from None
+
+
+def later(text: str) -> dict[str, Any]:
+    """How a message is delayed, as arguments of ``Message``: ``90s`` is a delay, ``3`` a delay level. Raises
+    ``ConfigError``."""
+    if text.isdecimal() and len(text) <= 3:
+        return {"delay_level": int(text)}
+    found = _DURATION.match(text)
+    if found is None:
+        raise ConfigError(
+            f"{text!r} is not a valid delay; expected 500ms, 90s, 15m, 2h or 3d, or a delay level such as 3"
+        )
+    try:
+        return {"delay": timedelta(**{_DURATION_UNITS[found[2]]: int(found[1])})}
+    except OverflowError:
+        raise ConfigError(f"{text!r} is not a valid delay; it is too long") from None
+
+
+def parse_moment(text: str) -> datetime:
+    """A moment from ``2026-12-24T18:00``; local time unless it names a zone. Raises ``ConfigError``."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{text!r} is not a valid time; expected 2026-12-24T18:00, or 2026-12-24T18:00+01:00 with a time zone"
         ) from None
 
 

@@ -24,6 +24,8 @@ UNIT_END_BYTES: Final = 4
 #: A record may be this much larger than the largest body: topic, properties, fixed part (RocketMQ's ``CommitLog``).
 RECORD_EXTRA_BYTES: Final = 64 * 1024
 
+#: Two years, as in QMQ.
+TIMER_MAX_DELAY_SEC: Final = 2 * 365 * 86_400
 _DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DELAY: Final = re.compile(r"([0-9]{1,9})([smhd])\Z")
@@ -139,6 +141,13 @@ class StoreConfig:
     #: ms between two saves of how far each level is delivered; a broker that is killed repeats at most so much.
     flush_delay_offset_interval: int = 10_000
 
+    # --- Delivery at any time (I2) ------------------------------------------------------------------------------------
+
+    #: Whether messages with a delivery time are accepted; those that wait are delivered in any case.
+    timer_wheel_enable: bool = True
+    #: Longest delay in s: 40 days (RocketMQ: 3 days, because its log must keep what waits). At most two years.
+    timer_max_delay_sec: int = 40 * 86_400
+
     def __post_init__(self) -> None:
         if not set(self._log_directories) - set(self.read_only_commit_log_store_paths):
             raise ConfigError(
@@ -180,6 +189,12 @@ class StoreConfig:
         _at_least("fileReservedTime", self.file_reserved_time, 0, "hours")
         _at_least("cleanResourceInterval", self.clean_resource_interval, 1, "ms")
         _at_least("deleteFileBatchMax", self.delete_file_batch_max, 1, "files")
+        _at_least("timerMaxDelaySec", self.timer_max_delay_sec, 1, "s")
+        if self.timer_max_delay_sec > TIMER_MAX_DELAY_SEC:
+            raise ConfigError(
+                f"timerMaxDelaySec = {self.timer_max_delay_sec} is too large; use at most {TIMER_MAX_DELAY_SEC} "
+                "(s, two years)"
+            )
         parse_hours(self.delete_when)
         parse_delay_levels(self.message_delay_level)
 

@@ -174,6 +174,9 @@ class RequestCode(enum.IntEnum):
     POLLING_INFO = 200055
     POP_ROLLBACK = 200056
     BATCH_ACK_MESSAGE = 200151
+    # TernMQ's own, far from RocketMQ's.
+    GET_DELAYED_STATS = 9_000_001
+    PEEK_DELAYED_MESSAGES = 9_000_002
 
 
 class ResponseCode(enum.IntEnum):

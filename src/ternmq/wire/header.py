@@ -267,7 +267,10 @@ def give_header(request: Request[Any], fields: Fields) -> None:
     request.fault = None
     kind = _headers.get(request.code)
     if kind is not None:
-        _give_type(request, kind)
+        try:
+            request.header = msgspec.convert(fields, kind, strict=False)
+        except msgspec.ValidationError:
+            _give_type(request, kind)
 
 
 def _decode_untyped(data: bytes) -> Request[Fields]:

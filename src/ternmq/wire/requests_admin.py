@@ -12,6 +12,26 @@ from msgspec import field
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.requests import Call, Int32, Int64, carried_by
 
+# --- Delayed messages (TernMQ only) ---------------------------------------------------------------------------
+
+
+@carried_by(Code.GET_DELAYED_STATS)
+class DelayedStats(Call, kw_only=True):
+    """How many messages wait for their delivery time, by topic and by hour; the hours of one ``topic`` if it is
+    given."""
+
+    topic: str | None = None
+
+
+@carried_by(Code.PEEK_DELAYED_MESSAGES)
+class PeekDelayed(Call, kw_only=True):
+    """The records of a ``topic`` that wait, those due from ``begin_ms`` on, in the order of hours."""
+
+    topic: str
+    begin_ms: Int64 = 0
+    count_max: Int32 = 32
+
+
 # --- Topics and groups, asked of a broker ---------------------------------------------------------------------
 
 

@@ -32,29 +32,38 @@ class SendReplies:
     def apply(self, config: BrokerConfig) -> None:
         self._region = config.region_id
         self._trace_on = config.trace_on
+        constant = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
+        holes = {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"}
         #: A whole frame, from log offset, queue id, queue offset, unique key and opaque.
-        self.fill = ReplyTemplate(
-            {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"},
-            {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"},
-        ).fill
+        self.fill = ReplyTemplate(constant, holes).fill
+        #: The same with a recall handle in front of the opaque.
+        self.fill_delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"}).fill
 
     def message_id(self, log_offset: int) -> str:
         return f"{self._id_prefix}{log_offset:016X}"
 
-    def header(self, message_id: str, queue_id: int, queue_offset: int, transaction_id: str | None) -> SendReply:
+    def header(
+        self,
+        message_id: str,
+        queue_id: int,
+        queue_offset: int,
+        transaction_id: str | None,
+        recall_handle: str | None = None,
+    ) -> SendReply:
         return SendReply(
             message_id=message_id,
             queue_id=queue_id,
             queue_offset=queue_offset,
             transaction_id=transaction_id,
+            recall_handle=recall_handle,
             region=self._region,
             trace_on=self._trace_on,
         )
 
     def of(self, sent: Sent) -> SendReply:
         """The header for one message."""
-        log_offset, _, queue_id, queue_offset, unique_key, _ = sent
-        return self.header(self.message_id(log_offset), queue_id, queue_offset, unique_key)
+        log_offset, _, queue_id, queue_offset, unique_key, _, handle = sent
+        return self.header(self.message_id(log_offset), queue_id, queue_offset, unique_key, handle)
 
 
 class SendHandlers:
@@ -83,11 +92,14 @@ class SendHandlers:
         sent = self._send(peer, header, request.body, request.version)
         if request.flag & FLAG_ONEWAY:
             return None
-        log_offset, end_offset, queue_id, queue_offset, unique_key, waits = sent
+        log_offset, end_offset, queue_id, queue_offset, unique_key, waits, handle = sent
         # A key of letters and digits needs no escaping in JSON.
         if request.serial == JSON and unique_key.isalnum():
-            reply: Reply | bytes = self._replies.fill(
-                (log_offset, queue_id, queue_offset, unique_key.encode(), request.opaque)
+            values = (log_offset, queue_id, queue_offset, unique_key.encode())
+            reply: Reply | bytes = (
+                self._replies.fill((*values, request.opaque))
+                if handle is None
+                else self._replies.fill_delayed((*values, handle.encode(), request.opaque))
             )
         else:
             reply = Reply(header=self._replies.of(sent))

@@ -17,9 +17,8 @@ Clients cannot send to topics that only the broker writes (``names.may_send``).
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-A message with a delay level is redirected by the intake (I1). Delivery at any time (TIMER_DELIVER_MS and the like) and
-transactions are not supported yet: such messages are refused, as to deliver them at once would be wrong. Not so on
-their way to a retry topic: a message that was stored once, by an older version or by RocketMQ, has had its time.
+A message with a delay level or a delivery time is redirected by the intake (I1, I2); one with a delivery time gets a
+recall handle. Transactions are not supported yet: such messages are refused, as to deliver them at once would be wrong.
 
 A broker that is not the master refuses all sends (``NotMaster``). The short way needs no test for that: it is open only
 to topics that are remembered as plain, and these are forgotten when the term ends.
@@ -37,9 +36,10 @@ from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.retry import NO_DELAY, Retries
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
+from ternmq.delay.timer import MARKS as TIMER_MARKS
+from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
-from ternmq.message import TIMER_DONE, TIMER_PROPERTIES, Property
-from ternmq.store.derived.dispatch import delay_level
+from ternmq.message import Property
 from ternmq.store.durable.safety import Answer
 from ternmq.store.log.batch import PlacedBatch
 from ternmq.store.log.draft import Draft
@@ -61,9 +61,6 @@ _CLUSTER: Final = f"{Property.CLUSTER}\x01"
 _NO_WAIT: Final = f"{Property.WAIT}\x01false"
 #: Properties for the way to the broker only (RocketMQ 5).
 _TRANSIENT: Final = "__RMQ.TRANSIENT."
-#: In all of ``TIMER_PROPERTIES``, and in little else.
-_TIMER: Final = "TIMER_"
-_START_TIME: Final = "__STARTDELIVERTIME"
 #: Anywhere in a batch, these make the broker look at the properties of each message.
 _NOT_PLAIN: Final = tuple(
     text.encode()
@@ -72,16 +69,15 @@ _NOT_PLAIN: Final = tuple(
         _TRANSACTION,
         _POP_CHECKPOINT,
         _TRANSIENT,
-        _TIMER,
-        _START_TIME,
+        *TIMER_MARKS,
         f"{_UNIQUE_KEY}\x02",
     )
 )
 _SINGLE_TAG: Final = "SINGLE_TAG"
 
-#: Log offset, end offset, queue id, queue offset, unique key, and whether the sender must wait for ``when_safe``. A
-#: plain tuple: one is made for each message.
-Sent: TypeAlias = tuple[int, int, int, int, str, bool]
+#: Log offset, end offset, queue id, queue offset, unique key, whether the sender must wait for ``when_safe``, and the
+#: recall handle of a message with a delivery time. A plain tuple: one is made for each message.
+Sent: TypeAlias = tuple[int, int, int, int, str, bool, str | None]
 
 
 class Origin(Protocol):
@@ -110,6 +106,7 @@ class Sending:
         topics: Topics,
         retries: Retries,
         stats: Stats,
+        timer: Timer,
         new_unique_key: Callable[[], str],
         choice: random.Random,
     ) -> None:
@@ -119,6 +116,7 @@ class Sending:
         self._topics = topics
         self._retries = retries
         self._count = stats.put
+        self._handle = timer.handle
         self._new_unique_key = new_unique_key
         self._random = choice
         #: Queues of the topics to which a message can go without further questions.
@@ -174,37 +172,35 @@ class Sending:
             and _TRANSACTION not in properties
             and _POP_CHECKPOINT not in properties
             and _TRANSIENT not in properties
-            and _TIMER not in properties
-            and _START_TIME not in properties
         ):
             if properties[-1] != "\x02":
                 properties += "\x02"
             unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
             if not unique_key:
-                properties, unique_key = self._prepare(topic, properties)
+                properties, unique_key = self._prepare(properties)
         else:
             config = self._topic_for(command, origin)
             queue_id = self._choose_queue(command, config, origin)
-            properties, unique_key = self._prepare(topic, properties or "")
+            properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
-        log_offset, end_offset, queue_offset, _ = self._store(
-            Draft(
-                topic,
-                queue_id,
-                body,
-                properties + self._own_properties,
-                command.born_time_ms,
-                origin.host,
-                command.flag,
-                sysflag,
-                command.reconsume_times or 0,
-            )
+        draft = Draft(
+            topic,
+            queue_id,
+            body,
+            properties + self._own_properties,
+            command.born_time_ms,
+            origin.host,
+            command.flag,
+            sysflag,
+            command.reconsume_times or 0,
         )
+        log_offset, end_offset, queue_offset, _ = self._store(draft)
+        handle = self._handle(draft, log_offset, unique_key) if draft.topic == names.WHEEL_TOPIC else None
         self._count(topic, 1, len(body))
         waits = self._safety.is_awaited and not (
             _NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"
         )
-        return log_offset, end_offset, queue_id, queue_offset, unique_key, waits
+        return log_offset, end_offset, queue_id, queue_offset, unique_key, waits, handle
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:
         """Store the messages of a batch: all, or none. Where they lie, their queue, and whether to wait for
@@ -226,7 +222,8 @@ class Sending:
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
             # The short way: a unique key, and the last pair ended.
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
-                text, _ = self._prepare(topic, properties.decode(errors="replace"))
+                text, _ = self._prepare(properties.decode(errors="replace"))
+                check_no_time(text, "a message of a batch")
                 parcels[number] = flag, content, text.encode()
         placed = self._intake.store_batch(
             topic,
@@ -263,13 +260,14 @@ class Sending:
     def choose_queue(self, origin: Origin, command: SendFields) -> int:
         """The queue that a message would go to; raises what ``send`` would raise."""
         queue_id = self._choose_queue(command, self._topic_for(command, origin), origin)
-        self._prepare(command.topic, command.properties or "")
+        properties, _ = self._prepare(command.properties or "")
+        check_no_time(properties, "a reply")
         return queue_id
 
     def store_in(self, queue_id: int, origin: Origin, command: SendFields, body: Buffer) -> Sent:
         """Store a message in a queue that ``choose_queue`` chose; its sender does not wait for the disk."""
         self._check_master()
-        properties, unique_key = self._prepare(command.topic, command.properties or "")
+        properties, unique_key = self._prepare(command.properties or "")
         placed = self._store(
             Draft(
                 command.topic,
@@ -284,7 +282,7 @@ class Sending:
             )
         )
         self._count(command.topic, 1, len(body))
-        return placed.log_offset, placed.end_offset, queue_id, placed.queue_offset, unique_key, False
+        return placed.log_offset, placed.end_offset, queue_id, placed.queue_offset, unique_key, False, None
 
     # --- What is not plain --------------------------------------------------------------------------------------
 
@@ -326,7 +324,7 @@ class Sending:
             )
         return command.queue_id if command.queue_id >= 0 else self._random.randrange(max(config.write_queue_nums, 1))
 
-    def _prepare(self, topic: str, properties: str) -> tuple[str, str]:
+    def _prepare(self, properties: str) -> tuple[str, str]:
         """The properties to store, their last pair ended, and the unique key in them; raises what is not built yet."""
         properties = props.closed(properties)
         if _CLUSTER in properties or _POP_CHECKPOINT in properties:
@@ -342,8 +340,6 @@ class Sending:
                 "this broker does not support transactions yet; commit your local work first, then send the "
                 "message without a transaction"
             )
-        if _TIMER in properties or _START_TIME in properties:
-            properties = _without_timer(topic, properties)
         unique_key = props.find(properties, Property.UNIQUE_KEY)
         if unique_key is None:
             unique_key = self._new_unique_key()
@@ -364,19 +360,3 @@ class Sending:
         elif self._writable and not topic.startswith(names.SPARK_PREFIX):
             self._plain_queues[topic] = config.write_queue_nums
         return topic, queue_id, sysflag, properties
-
-
-def _without_timer(topic: str, properties: str) -> str:
-    """The properties of a message that may ask for its own time of delivery; raises ``MessageIllegal`` if it does.
-
-    Where it has a delay level as well, that counts and the other goes, as in RocketMQ.
-    """
-    asked = [name for name in TIMER_PROPERTIES if props.find(properties, name) is not None]
-    if not asked or topic.startswith(names.RETRY_PREFIX) or props.find(properties, TIMER_DONE) is not None:
-        return properties
-    if delay_level(properties, 1):
-        return props.remove(properties, *asked)
-    raise MessageIllegal(
-        f"the message to {topic} has the property {asked[0]}, but this broker does not support delivery at any "
-        "time yet; use one of the delay levels instead (delay_level, in Java setDelayTimeLevel)"
-    )

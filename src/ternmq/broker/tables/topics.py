@@ -277,6 +277,7 @@ def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Ite
     yield broker_name, (1, read_write | INHERIT)
     yield names.OFFSET_MOVED_TOPIC, (1, read_write)
     yield names.SCHEDULE_TOPIC, (_SCHEDULE_QUEUES, read_write)
+    yield names.WHEEL_TOPIC, (1, read_write)
     yield names.reply_topic(cluster_name), (1, read_write)
     yield names.HALF_TOPIC, (1, read_write)
     yield names.OP_HALF_TOPIC, (1, read_write)

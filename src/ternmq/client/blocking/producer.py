@@ -106,6 +106,20 @@ class SyncProducer(SyncSending):
         """
         return self._run(self._async.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
 
+    def recall(self, handle: str, *, timeout_ms: int | None = None) -> str:
+        """Take a message back before its delivery time; returns its message id. Consumers will never get it.
+
+        ``handle`` is the ``recall_handle`` of its receipt. ``timeout_ms`` is the limit for the call. Raises
+        ``IllegalOperation`` if the message does not wait any more (it was delivered, or recalled before),
+        ``InvalidHandle`` for a text that is no handle, and ``RouteMissing``, ``BrokerRefused`` or ``NetworkError``.
+
+        ::
+
+            receipt = producer.send(Message("reminders", b"pay", delay=timedelta(hours=2)))
+            producer.recall(receipt.recall_handle)
+        """
+        return self._run(self._async.recall(handle, timeout_ms=timeout_ms))
+
     def request(
         self,
         message: Message,

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from ternmq.client.connect.namespace import wrap
-from ternmq.client.send.validate import check_properties_text
+from ternmq.client.send.validate import check_properties_text, duration_ms, time_ms
 from ternmq.env import Clock
 from ternmq.errors import refused
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt, SendStatus
@@ -122,6 +122,7 @@ class Outgoing:
             reply.queue_offset,
             reply.transaction_id or "",
             reply.region or "DefaultRegion",
+            reply.recall_handle or "",
         )
 
 
@@ -278,6 +279,10 @@ def _properties(message: Message, message_id: str, namespace: str, system: Mappi
         pairs[Property.SHARDING_KEY] = message.sharding_key
     if message.delay_level:
         pairs[Property.DELAY] = str(message.delay_level)
+    if message.deliver_at is not None:
+        pairs[Property.TIMER_DELIVER_MS] = str(time_ms(message.deliver_at))
+    elif message.delay is not None:
+        pairs[Property.TIMER_DELAY_MS] = str(duration_ms(message.delay))
     if not message.wait_store_ok:
         pairs[Property.WAIT] = "false"
     if namespace:

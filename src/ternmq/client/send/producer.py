@@ -27,6 +27,7 @@ from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook
 from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
+from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
 from ternmq.client.send.sender import Pick, Sender
 from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue
@@ -223,6 +224,21 @@ class Producer:
         receipt = await sender.deliver(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
         return split_receipt(receipt)
 
+    async def recall(self, handle: str, *, timeout_ms: int | None = None) -> str:
+        """Take a message back before its delivery time; returns its message id. Consumers will never get it.
+
+        ``handle`` is the ``recall_handle`` of its receipt. ``timeout_ms`` is the limit for the call. Raises
+        ``IllegalOperation`` if the message does not wait any more (it was delivered, or recalled before),
+        ``InvalidHandle`` for a text that is no handle, and ``RouteMissing``, ``BrokerRefused`` or ``NetworkError``.
+
+        ::
+
+            receipt = await producer.send(Message("reminders", b"pay", delay=timedelta(hours=2)))
+            await producer.recall(receipt.recall_handle)
+        """
+        sender = self._now_running().sender
+        return await recall(sender, handle, group=self.group, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+
     # --- Request–reply (E7) ----------------------------------------------------------------------------------
 
     async def request(
@@ -377,4 +393,4 @@ def _as_seen(route: TopicRoute, topic: str) -> list[MessageQueue]:
 
 
 def _can_gather(message: Message) -> bool:
-    return not message.delay_level and not message.topic.startswith(RETRY_PREFIX)
+    return not message.is_delayed and not message.topic.startswith(RETRY_PREFIX)

@@ -6,6 +6,7 @@ A broker checks the same and more, but its answer comes a round trip later and, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
@@ -18,6 +19,9 @@ BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 #: A record has two signed bytes for their length.
 PROPERTIES_BYTES_MAX: Final = 32_767
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
 #: Properties that have an attribute of ``Message`` to set them by.
 _ATTRIBUTES: Final = {
     Property.KEYS: "keys",
@@ -25,6 +29,10 @@ _ATTRIBUTES: Final = {
     Property.WAIT: "wait_store_ok",
     Property.DELAY: "delay_level",
     Property.SHARDING_KEY: "sharding_key",
+    Property.TIMER_DELIVER_MS: "deliver_at",
+    Property.START_DELIVER_TIME: "deliver_at",
+    Property.TIMER_DELAY_MS: "delay",
+    Property.TIMER_DELAY_SEC: "delay",
 }
 
 
@@ -47,8 +55,45 @@ def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> 
         )
     if message.delay_level < 0:
         raise InvalidMessage(f"invalid delay_level {message.delay_level}: expected 1 to 18, or 0 for no delay")
+    if message.deliver_at is not None or message.delay is not None:
+        _check_delivery_time(message)
     if message.properties and not RESERVED_PROPERTIES.isdisjoint(message.properties):
         _refuse_reserved(message)
+
+
+def time_ms(time: datetime) -> int:
+    """Milliseconds since 1970, rounded up: never early."""
+    return -((_EPOCH - time) // _MS)
+
+
+def duration_ms(duration: timedelta) -> int:
+    """Milliseconds, rounded up."""
+    return -(-duration // _MS)
+
+
+def _check_delivery_time(message: Message) -> None:
+    deliver_at, delay, topic = message.deliver_at, message.delay, message.topic
+    if (deliver_at is not None) + (delay is not None) + bool(message.delay_level) > 1:
+        raise InvalidMessage(
+            f"the message to {topic!r} has more than one of deliver_at, delay and delay_level; set only one of them"
+        )
+    if deliver_at is not None:
+        if not isinstance(deliver_at, datetime):
+            raise TypeError(f"invalid deliver_at of type {type(deliver_at).__name__}: expected a datetime")
+        if deliver_at.utcoffset() is None:
+            raise InvalidMessage(
+                f"invalid deliver_at {deliver_at}: it has no time zone; use datetime.now(UTC) + …, or "
+                "deliver_at.astimezone() if it is local time"
+            )
+        if deliver_at < _EPOCH:
+            raise InvalidMessage(f"invalid deliver_at {deliver_at}: expected a time after 1970")
+    if delay is not None:
+        if not isinstance(delay, timedelta):
+            raise TypeError(
+                f"invalid delay of type {type(delay).__name__}: expected a timedelta, such as timedelta(seconds=90)"
+            )
+        if delay < timedelta(0):
+            raise InvalidMessage(f"invalid delay {delay}: expected 0 or more")
 
 
 @lru_cache(1024)
@@ -98,8 +143,8 @@ def check_batch(messages: Sequence[Message], *, body_bytes_max: int = BODY_BYTES
             )
         if message.wait_store_ok != first.wait_store_ok:
             raise InvalidMessage("the batch contains different values of wait_store_ok; send one batch per value")
-        if message.delay_level:
-            raise InvalidMessage("a batch cannot be delayed; send messages with a delay_level one by one")
+        if message.is_delayed:
+            raise InvalidMessage("a batch cannot be delayed; send messages with a delay one by one")
     if first.topic.startswith(RETRY_PREFIX):
         raise InvalidMessage(f"a batch cannot go to the retry topic {first.topic!r}; send its messages one by one")
 

@@ -83,7 +83,10 @@ class Derived(Protocol):
         ...
 
     def synced(self, log_offset: int) -> None:
-        """What was folded from records before ``log_offset`` is on the disk: retention may delete these records."""
+        """What was folded from records before ``log_offset`` is on the disk: retention may delete these records.
+
+        Raises ``StoreError`` if the part cannot do without them yet.
+        """
         ...
 
     def files(self) -> Sequence[Path]:
@@ -212,8 +215,13 @@ class Parts:
     def synced(self, log_offset: int) -> None:
         """What ``take_unsynced`` returned is synced; it was folded from all records before ``log_offset``."""
         for feed in self._feeds:
-            feed.synced = log_offset
-            feed.part.synced(log_offset)
+            try:
+                feed.part.synced(log_offset)
+            except StoreError as error:
+                # It could not note how far it is: then its records stay in the log.
+                self._on_trouble(error)
+            else:
+                feed.synced = log_offset
 
     def save(self, log_offset: int) -> None:
         """Have all that was folded on the disk, and that it is complete up to ``log_offset``. Raises ``StoreError``."""

@@ -170,6 +170,16 @@ class TimerMetrics(Body, frozen=True, kw_only=True):
     data_version: DataVersion | None = None
 
 
+class DelayedCounts(Body, frozen=True, kw_only=True):
+    """GET_DELAYED_STATS: messages that wait for their delivery time."""
+
+    waiting: int = always(int)
+    #: By topic.
+    topics: dict[str, int] = always(dict)
+    #: By the begin of the hour, in ms since 1970.
+    hours: dict[int, int] = always(dict)
+
+
 # --- Access control -------------------------------------------------------------------------------------------
 
 

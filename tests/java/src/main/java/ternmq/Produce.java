@@ -23,7 +23,8 @@ import org.apache.rocketmq.common.message.Message;
  * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code compressOver},
  * {@code maxBodyBytes}, {@code accessKey} and {@code secretKey} (sign requests), {@code vip}, {@code latencyFault}, {@code trace} (to RocketMQ's trace topic). An order: {@code topic}, {@code mode} (sync, async, oneway,
  * batch, ordered, hashed, request), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
- * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, {@code waitStore},
+ * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, the setters of 5.x {@code setDelayTimeSec},
+ * {@code setDelayTimeMs} and {@code setDeliverTimeMs}, {@code waitStore},
  * {@code shards} (ordered: message <i>i</i> goes to queue <i>i</i> mod shards), {@code shardingKeys} (hashed: message
  * <i>i</i> goes where RocketMQ's selector by hash sends the <i>i</i>-th; a text of digits is a number to it). Each
  * message answers with an event {@code result} or {@code error}, that of a request has the reply's {@code body} and
@@ -161,9 +162,23 @@ final class Produce {
         if (order.has("delayLevel")) {
             message.setDelayTimeLevel(order.number("delayLevel", 0));
         }
+        for (String setter : List.of("setDelayTimeSec", "setDelayTimeMs", "setDeliverTimeMs")) {
+            if (order.has(setter)) {
+                callSetter(message, setter, Long.parseLong(order.text(setter)));
+            }
+        }
         message.setWaitStoreMsgOK(order.flag("waitStore", true));
         order.pairs("properties").forEach(message::putUserProperty);
         return message;
+    }
+
+    /** Clients of 4.9.4 do not have these. */
+    private static void callSetter(Message message, String setter, long value) {
+        try {
+            Message.class.getMethod(setter, long.class).invoke(message, value);
+        } catch (ReflectiveOperationException missing) {
+            throw new IllegalStateException(setter + " is not a method of this version's Message", missing);
+        }
     }
 
     private static Object shardingKey(Options order, int index) {

@@ -1,0 +1,78 @@
+"""Messages with a delivery time: taken back 370, counted 61 and 9000001, looked at 9000002 (I2)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from ternmq.broker.flow import ADMIN, QUERY, SEND
+from ternmq.broker.services.intake import Intake
+from ternmq.delay.overview import Overview
+from ternmq.delay.recalls import Recalls
+from ternmq.env import Clock
+from ternmq.errors import NoPermission
+from ternmq.net.gate import ANY_CALLER, Action, Rule
+from ternmq.net.peer import Peer, Route
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.stats import DelayedCounts, TimerMetric, TimerMetrics
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import MessageIdReply, RecallMessage
+from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
+
+
+class DelayHandlers:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, *, recalls: Recalls, overview: Overview, intake: Intake, may_recall: bool, clock: Clock) -> None:
+        self._recalls = recalls
+        self._overview = overview
+        self._intake = intake
+        self._may_recall = may_recall
+        self._clock = clock
+
+    def routes(self) -> dict[int, Route]:
+        of_topic = Rule(Action.SUB, topic="topic")
+        return {
+            RequestCode.RECALL_MESSAGE: Route(self.recall, SEND, Rule(Action.PUB, topic="topic")),
+            RequestCode.GET_TIMER_METRICS: Route(self.metrics, ADMIN, ANY_CALLER),
+            RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, ANY_CALLER),
+            RequestCode.PEEK_DELAYED_MESSAGES: Route(self.peek, QUERY, of_topic),
+        }
+
+    async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply:
+        """Take a message back that waits. Raises ``IllegalOperation`` if it does not."""
+        if not self._may_recall:
+            raise NoPermission("recall failed, operation is forbidden: set recallMessageEnable=true on the broker")
+        header = request.fields
+        draft, unique_key = await self._recalls.draft(header.topic, header.recall_handle, born_host=peer.host)
+        # Nothing was awaited since the message was found waiting.
+        self._intake.store(draft)
+        return Reply(header=MessageIdReply(message_id=unique_key))
+
+    def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        now_ms = self._clock.now_ms()
+        counts = {
+            topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in self._overview.topics().items()
+        }
+        return Reply(body=encode(TimerMetrics(timing_count=counts)))
+
+    def stats(self, _peer: Peer, request: Request[DelayedStats]) -> Reply | Awaitable[Reply]:
+        topic = request.fields.topic
+        if topic is not None:
+            return self._stats_of(topic)
+        hours = self._overview.hours()
+        return Reply(
+            body=encode(DelayedCounts(waiting=sum(hours.values()), topics=self._overview.topics(), hours=hours))
+        )
+
+    async def _stats_of(self, topic: str) -> Reply:
+        hours = await self._overview.hours_of(topic)
+        waiting = sum(hours.values())
+        return Reply(
+            body=encode(DelayedCounts(waiting=waiting, topics={topic: waiting} if waiting else {}, hours=hours))
+        )
+
+    async def peek(self, _peer: Peer, request: Request[PeekDelayed]) -> Reply:
+        header = request.fields
+        records = await self._overview.peek(header.topic, begin_ms=header.begin_ms, count_max=header.count_max)
+        return Reply(body=b"".join(records))

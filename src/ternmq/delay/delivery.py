@@ -1,0 +1,363 @@
+"""The runner that delivers messages at their time (I2, I3): one object per term.
+
+Each turn it catches up with the schedule log, takes what is due from the wheel, and writes each message again under its
+own topic, in a record that *closes* the waiting one. That record is the done mark: no other state has to be kept, and a
+crash at any point neither loses a message nor repeats one. Hence the two rules of a turn:
+
+- A message is delivered only if all that closes messages of its hour is known: entries first, then closing marks, and
+  only then is anything taken. An hour that is loaded for the first time, in slices, joins the wheel when it is
+  complete.
+- Between catching up and the last delivery of a turn nothing is awaited.
+
+*Never early* by this machine's clock; a jump of the clock is noticed within a second. *None is left out* because of a
+full or a closed disk: the runner waits and tries again. Only what cannot be read or stored at all is given up, with an
+error in the log.
+
+RocketMQ leaves two kinds of entries that are more than waiting messages (``hour_files.Kind``): a record that takes back
+another by its unique key, and one that was written again on its way. Both are settled when their hour is loaded, by
+closing records like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from ternmq import names
+from ternmq.delay.alarm import Alarm
+from ternmq.delay.due import HOUR_MS, slot_of
+from ternmq.delay.hour_files import Entry, HourFiles, Kind
+from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.delay.wheel import Due, HourWheel, Wheel
+from ternmq.env import Clock
+from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, TernError
+from ternmq.message import Property
+from ternmq.store.log.draft import Draft
+from ternmq.store.store import MessageStore
+from ternmq.wire import properties as props
+from ternmq.wire.record import Record, Sysflag, unpack_record
+
+log = logging.getLogger(__name__)
+
+#: Messages delivered in one turn of the loop: some 3 ms.
+BATCH: Final = 150
+#: Entries and marks read in one turn: some 5 ms.
+SLICE: Final = 20_000
+#: No timer is longer, so that a clock that is set forward, or a machine that slept, is noticed within this time.
+_LOOK_MS: Final = 1_000
+#: Between two looks at whether the folds of the term's begin have arrived.
+_FOLD_MS: Final = 10
+#: After a put that failed.
+_RETRY_MS: Final = 1_000
+
+_real_topic = props.getter(Property.REAL_TOPIC)
+_real_queue = props.getter(Property.REAL_QUEUE_ID)
+_unique_key = props.getter(Property.UNIQUE_KEY)
+_delete_key = props.getter(Property.TIMER_DELETE_KEY)
+_NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
+
+
+class Delivery:
+    """Implements ``broker.roles.Runner``. All methods belong to the broker's loop."""
+
+    def __init__(self, store: MessageStore, schedule: ScheduleLog, alarm: Alarm, *, clock: Clock) -> None:
+        self._store = store
+        self._schedule = schedule
+        self._alarm = alarm
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._wheel = Wheel()
+        #: Hours that are not complete yet.
+        self._loading: dict[int, HourWheel] = {}
+        #: By hour, how many closing marks of the schedule log are in its wheel.
+        self._marks: dict[int, int] = {}
+        self._is_hindered = False
+        self._is_stopped = False
+        #: Messages delivered in this term.
+        self.delivered = 0
+
+    async def run(self) -> None:
+        """Deliver what is due, as long as it is not cancelled."""
+        begin = self._store.written
+        if self._schedule.handover.is_foreign:
+            log.warning(
+                "RocketMQ has used this directory: %d of its delayed messages wait and are delivered here. If RocketMQ "
+                "gets it back, it does not deliver the messages that wait then",
+                self._schedule.waiting,
+            )
+        try:
+            while self._store.dispatched < begin:
+                # What is not dispatched may close what seems to wait.
+                await self._sleep(_FOLD_MS)
+            while not self._is_stopped:
+                try:
+                    wait_ms = self._turn()
+                except (StoreError, NotRunning) as error:
+                    wait_ms = _RETRY_MS
+                    if not self._is_hindered:
+                        self._is_hindered = True
+                        log.warning("cannot deliver delayed messages now: %s; retrying", error)
+                else:
+                    self._is_hindered = False
+                await self._sleep(wait_ms)
+        finally:
+            self._alarm.clear()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """The broker stops: note for a RocketMQ that may get the directory what is delivered."""
+        now_ms = self._clock.now_ms()
+        next_ms = self._wheel.next_ms()
+        times_ms = [now_ms] if next_ms is None else [now_ms, next_ms]
+        for files in self._schedule.hours(now_ms // HOUR_MS):
+            wheel = self._wheel.hours.get(files.hour)
+            if not self._schedule.is_retired(files) and (wheel is None or wheel.entry_count < files.entry_count):
+                # Some of its messages may be due, and only the next turn would have seen them.
+                times_ms.append(files.hour * HOUR_MS)
+        try:
+            # What it says was delivered must not be lost with a power cut.
+            self._store.flush_now()
+            self._schedule.hand_over(slot_of(min(times_ms)), self._store.max_offset(names.WHEEL_TOPIC, 0))
+        except (StoreError, NotRunning) as error:
+            log.warning(
+                "cannot write config/timercheck: %s; a RocketMQ that gets this directory would deliver messages again",
+                error,
+            )
+
+    @property
+    def loaded(self) -> int:
+        """Messages in the wheel, delivered or not."""
+        return sum(wheel.entry_count for wheel in self._wheel.hours.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the wheel takes for them."""
+        return sum(wheel.memory_bytes for wheel in self._wheel.hours.values())
+
+    def stop(self, reason: TernError) -> None:
+        """The term ends: nothing is delivered any more."""
+        self._is_stopped = True
+        self._schedule.in_flight.clear()
+        self._alarm.clear()
+        log.debug("delayed messages are not delivered any more: %s", reason)
+
+    async def _sleep(self, wait_ms: int) -> None:
+        if wait_ms <= 0:
+            # Behind all other work that has come in meanwhile.
+            await asyncio.sleep(0)
+            return
+        wait_ms = min(wait_ms, _LOOK_MS)
+        woken: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = self._loop.call_later(wait_ms / 1000, wake)
+        self._alarm.set(self._clock.now_ms() + wait_ms, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def _turn(self) -> int:
+        """Load, deliver, clean up; ms until the next turn."""
+        now_ms = self._clock.now_ms()
+        is_complete = self._catch_up(now_ms // HOUR_MS + 1)
+        if is_complete is None:
+            return 0
+        dues = self._wheel.take(now_ms, BATCH)
+        self._deliver_all(dues)
+        if dues or not is_complete:
+            return 0
+        self._retire(now_ms)
+        next_ms = self._wheel.next_ms()
+        return _LOOK_MS if next_ms is None else max(next_ms - now_ms, 1)
+
+    # --- Catching up ------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, until: int) -> bool | None:
+        """Read what the schedule log has folded of hours up to ``until``: True if all; None if nothing may be delivered
+        before the rest is read, too."""
+        budget, is_complete, may_deliver = SLICE, True, True
+        for files in self._schedule.hours(until):
+            hour = files.hour
+            wheel = self._wheel.hours.get(hour)
+            if wheel is None and hour not in self._loading and self._schedule.is_retired(files):
+                continue
+            is_new = wheel is None
+            if wheel is None:
+                wheel = self._loading.setdefault(hour, HourWheel(hour))
+            if files.entry_count == wheel.entry_count and files.closed_count == self._marks.get(hour, 0) and not is_new:
+                continue
+            if budget > 0:
+                budget -= self._read(files, wheel, budget, is_new=is_new)
+            if wheel.entry_count < files.entry_count or self._marks.get(hour, 0) < files.closed_count:
+                is_complete = False
+                may_deliver = may_deliver and is_new
+            elif is_new:
+                self._wheel.hours[hour] = self._loading.pop(hour)
+        return is_complete if may_deliver else None
+
+    def _read(self, files: HourFiles, wheel: HourWheel, budget: int, *, is_new: bool) -> int:
+        """Read entries of an hour, then its marks; how many."""
+        read = min(budget, files.entry_count - wheel.entry_count)
+        if read:
+            numbers = files.numbers(wheel.entry_count, read)
+            late = wheel.add(numbers.dues_ms, numbers.log_offsets)
+            assert not (late and is_new), "an hour that is loaded has no open second"
+            self._wheel.put_back(late)
+            wheel.special += numbers.special
+        if wheel.entry_count < files.entry_count:
+            return read
+        marked = self._marks.get(files.hour, 0)
+        some = min(max(budget - read, 0), files.closed_count - marked)
+        if some:
+            wheel.close(files.closed(marked, some))
+            self._marks[files.hour] = marked + some
+        if wheel.special and marked + some == files.closed_count:
+            while wheel.special:
+                self._settle(files, wheel, wheel.special[0])
+                # Not before: a full disk makes it try again.
+                del wheel.special[0]
+        return read + some
+
+    # --- Delivering -------------------------------------------------------------------------------------------------
+
+    def _deliver_all(self, dues: list[Due]) -> None:
+        for count, due in enumerate(dues):
+            try:
+                self._deliver(due)
+            except (StoreError, NotRunning):
+                self._wheel.put_back(dues[count:])
+                raise
+
+    def _deliver(self, due: Due) -> None:
+        files = self._schedule.hour(due.hour)
+        if files is None:
+            return
+        entry = files.entry(due.number)
+        if entry is None:
+            log.error(
+                "a message that was due at %d cannot be delivered and is dropped: its entry in %s is damaged",
+                due.due_ms,
+                files.paths[0],
+            )
+            self._wheel.hours[due.hour].give_up(due.number)
+            return
+        if self._schedule.is_doubtful and not self._is_in_log(files, entry):
+            self._wheel.hours[due.hour].give_up(due.number)
+            return
+        if entry.kind == Kind.TAKES_BACK:
+            # Its second began before it could be settled: too late for what it names.
+            self._close(entry, None, SETTLED)
+            return
+        why = "its record is damaged"
+        record = self._record(files, entry)
+        try:
+            if record is not None:
+                topic, queue_id = _real_topic(record.properties), _real_queue(record.properties) or ""
+                if topic and not names.is_internal_topic(topic) and queue_id.isdecimal() and len(queue_id) < 10:
+                    self._put(entry, self._delivery(record, entry, topic, int(queue_id)))
+                    self.delivered += 1
+                    return
+                why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
+        except RecordRefused as error:
+            why = str(error)
+        log.error("the delayed message at log offset %d cannot be delivered and is dropped: %s", entry.log_offset, why)
+        self._close(entry, record, SETTLED)
+
+    def _delivery(self, record: Record, entry: Entry, topic: str, queue_id: int) -> Draft:
+        """The record under its own topic. Its properties stay, and say that their wish has been fulfilled."""
+        draft = Draft(
+            topic,
+            queue_id,
+            record.body,
+            f"{props.closed(record.properties)}{Property.TIMER_ENQUEUE_MS}\x01{record.store_time_ms}\x02"
+            f"{Property.TIMER_DEQUEUE_MS}\x01{self._clock.now_ms()}\x02",
+            record.born_time_ms,
+            record.born_host,
+            record.flag,
+            record.sysflag & _NOT_TRANSACTION,
+            record.reconsume_times,
+        )
+        draft.closes = entry.log_offset
+        return draft
+
+    def _record(self, files: HourFiles, entry: Entry) -> Record | None:
+        """The record of an entry, or its original in the log; None if both are damaged."""
+        try:
+            return unpack_record(files.record(entry))
+        except CorruptRecord:
+            page = self._store.record_at(entry.log_offset, entry.size)
+        try:
+            return unpack_record(page) if page is not None else None
+        except CorruptRecord:
+            return None
+
+    def _is_in_log(self, files: HourFiles, entry: Entry) -> bool:
+        """Whether the log has the record of an entry, or has deleted it."""
+        page = self._store.record_at(entry.log_offset, entry.size)
+        return entry.log_offset < self._store.min_log_offset or (page is not None and page == files.record(entry))
+
+    def _close(self, entry: Entry, record: Record | None, why: str) -> None:
+        """Close an entry without delivering it."""
+        self._put(entry, closing_draft(entry, record, why, now_ms=self._clock.now_ms()))
+
+    def _put(self, entry: Entry, draft: Draft) -> None:
+        if entry.log_offset in self._schedule.in_flight:
+            return
+        placed = self._store.put(draft)
+        if self._store.dispatched < placed.end_offset:
+            self._schedule.in_flight.add(entry.log_offset)
+
+    # --- What RocketMQ leaves ---------------------------------------------------------------------------------------
+
+    def _settle(self, files: HourFiles, wheel: HourWheel, number: int) -> None:
+        """Close what an entry of another kind takes back or replaces."""
+        entry = files.entry(number)
+        if entry is None or wheel.is_closed(number):
+            return
+        record = self._record(files, entry)
+        takes_back = entry.kind == Kind.TAKES_BACK
+        if record is not None:
+            topic = _real_topic(record.properties)
+            key = (_delete_key if takes_back else _unique_key)(record.properties) or ""
+            # RocketMQ 5.3.2 puts the topic in front of the key.
+            keys = (key, key.removeprefix(f"{topic}+"))
+            for other in wheel.in_slot(entry.slot_ms):
+                if other != number and (takes_back or other < number):
+                    self._settle_one(files, entry, other, topic, keys, RECALLED if takes_back else SETTLED)
+        if takes_back:
+            self._close(entry, record, SETTLED)
+
+    def _settle_one(
+        self, files: HourFiles, by: Entry, number: int, topic: str | None, keys: tuple[str, str], why: str
+    ) -> None:
+        entry = files.entry(number)
+        if (
+            entry is None
+            or entry.slot_ms != by.slot_ms
+            or entry.topic_hash != by.topic_hash
+            or entry.kind == Kind.TAKES_BACK
+        ):
+            return
+        record = self._record(files, entry)
+        if record is not None and _real_topic(record.properties) == topic and _unique_key(record.properties) in keys:
+            self._close(entry, record, why)
+
+    # --- Cleaning up ------------------------------------------------------------------------------------------------
+
+    def _retire(self, now_ms: int) -> None:
+        """Let go of hours that are over and done."""
+        safe = self._store.safe.value
+        for hour in [hour for hour, wheel in self._wheel.hours.items() if wheel.is_done]:
+            files = self._schedule.hour(hour)
+            # A second and more behind the hour's end, so that its last slot is over, too. And what has closed its
+            # messages is on the disk: with a power cut they would have to be delivered again.
+            if (hour + 1) * HOUR_MS + 2 * _LOOK_MS < now_ms and (files is None or files.last_closing < safe):
+                self._wheel.remove(hour)
+                self._marks.pop(hour, None)
+                self._schedule.retire(hour)

@@ -1,0 +1,347 @@
+"""The messages that wait for one hour: three files that only grow (I2).
+
+::
+
+    2026122418.records   whole records of the log, one behind the other: the log forgets after 72 hours, a delay may
+                         last for years
+    2026122418.index     48 bytes for each of them, in the order of the log
+    2026122418.closed    16 bytes for each that is done: log offsets of the record that closes, and of the closed one
+
+An entry of the index::
+
+    at  bytes
+     0  8      due time, ms
+     8  8      log offset of the record
+    16  8      where the record stands in the file of records
+    24  8      its queue offset in the timer topic
+    32  4      its size
+    36  4      hash of its own topic, as Java computes it
+    40  2      due time - slot (TIMER_OUT_MS)
+    42  2      kind: 1 waits, 2 waits in place of an earlier record of the same key, 3 takes back by key
+    44  4      CRC-32 of the 44 bytes before
+
+All three are folds of the log, so entries stand in the order of log offsets, and a record is found among millions by
+bisection. What was folded stays in memory until it is written out (``Tail``); readers see no difference. Which part of
+the files counts is written elsewhere (``schedule_log``): bytes behind it are overwritten.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from array import array
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from sys import byteorder
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from ternmq.delay.due import HOUR_MS
+from ternmq.store.derived.queue_files import FilePool
+
+_FIELDS: Final = struct.Struct(">qqqqiiHH")
+_ENTRY: Final = struct.Struct(">qqqqiiHHI")
+_CRC: Final = struct.Struct(">I")
+_MARK: Final = struct.Struct(">qq")
+ENTRY_BYTES: Final = _ENTRY.size
+MARK_BYTES: Final = _MARK.size
+_NAME: Final = "%Y%m%d%H"
+SUFFIXES: Final = ("index", "records", "closed")
+
+
+class Kind(enum.IntEnum):
+    """What an entry is."""
+
+    WAITS = 1
+    #: RocketMQ wrote the record again on its way to a far time ("roll"); earlier ones of its key are done with.
+    ROLLED = 2
+    #: RocketMQ's way to take back: names the key of a message in the same slot.
+    TAKES_BACK = 3
+
+
+class Entry(NamedTuple):
+    """One line of the index."""
+
+    due_ms: int
+    log_offset: int
+    at: int
+    queue_offset: int
+    size: int
+    topic_hash: int
+    early_ms: int
+    kind: int
+
+    @property
+    def slot_ms(self) -> int:
+        """The record's TIMER_OUT_MS."""
+        return self.due_ms - self.early_ms
+
+
+class Numbers(NamedTuple):
+    """Of consecutive entries: due times, log offsets and queue offsets; and which of them are not simply waiting."""
+
+    dues_ms: array[int]
+    log_offsets: array[int]
+    queue_offsets: array[int]
+    special: list[int]
+
+
+class Counts(NamedTuple):
+    """How much of an hour's files counts."""
+
+    entries: int
+    record_bytes: int
+    closed: int
+
+
+NOTHING: Final = Counts(0, 0, 0)
+
+
+def hour_name(hour: int) -> str:
+    """The name of an hour's files, in UTC.
+
+    >>> hour_name(498_162)
+    '2026103018'
+    """
+    return datetime.fromtimestamp(hour * HOUR_MS // 1000, UTC).strftime(_NAME)
+
+
+def parse_hour_name(name: str) -> int | None:
+    """The hour of a file's name without suffix; None if it is no such name."""
+    try:
+        time = datetime.strptime(name, _NAME).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    hour = int(time.timestamp()) * 1000 // HOUR_MS
+    return hour if hour_name(hour) == name else None
+
+
+class Tail:
+    """A file that only grows, its last part in memory until it is written out."""
+
+    __slots__ = ("_pool", "buffer", "is_unsynced", "path", "written")
+
+    def __init__(self, pool: FilePool, path: Path, length_bytes: int = 0) -> None:
+        self._pool = pool
+        self.path = path
+        self.written = length_bytes
+        self.buffer = bytearray()
+        self.is_unsynced = False
+
+    @property
+    def length_bytes(self) -> int:
+        return self.written + len(self.buffer)
+
+    def read(self, at: int, length_bytes: int) -> bytes:
+        """A part of it; fewer bytes at its end. Raises ``StoreError``."""
+        in_memory = at - self.written
+        if in_memory >= 0:
+            return bytes(self.buffer[in_memory : in_memory + length_bytes])
+        length_bytes = min(length_bytes, self.length_bytes - at)
+        on_disk = self._pool.get(self.path).read(at, min(length_bytes, -in_memory))
+        return on_disk if length_bytes <= -in_memory else on_disk + self.buffer[: length_bytes + in_memory]
+
+    def write_out(self) -> None:
+        """Write what is in memory; raises ``StoreError``, and then it stays there."""
+        if self.buffer:
+            self._pool.get(self.path, create_size=0).write(self.written, self.buffer)
+            self.written += len(self.buffer)
+            self.buffer = bytearray()
+            self.is_unsynced = True
+
+    def cut(self, length_bytes: int) -> None:
+        """Forget what stands behind this length."""
+        del self.buffer[max(length_bytes - self.written, 0) :]
+        self.written = min(self.written, length_bytes)
+
+
+class HourFiles:
+    """Belongs to the store's thread, like all that is derived from the log."""
+
+    __slots__ = ("_closed", "_index", "_records", "hour", "last_closing", "last_offset")
+
+    def __init__(self, pool: FilePool, directory: Path, hour: int, counts: Counts = NOTHING) -> None:
+        self.hour = hour
+        name = hour_name(hour)
+        self._index = Tail(pool, directory / f"{name}.index", counts.entries * ENTRY_BYTES)
+        self._records = Tail(pool, directory / f"{name}.records", counts.record_bytes)
+        self._closed = Tail(pool, directory / f"{name}.closed", counts.closed * MARK_BYTES)
+        #: Log offsets of the newest record, and of the newest that closes one: what is folded again comes before.
+        self.last_offset = self._last(self._index, ENTRY_BYTES, 8)
+        self.last_closing = self._last(self._closed, MARK_BYTES, 0)
+
+    @staticmethod
+    def _last(tail: Tail, unit_bytes: int, at: int) -> int:
+        length_bytes = tail.length_bytes
+        return int.from_bytes(tail.read(length_bytes - unit_bytes + at, 8), "big") if length_bytes else -1
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(
+            self._index.length_bytes // ENTRY_BYTES,
+            self._records.length_bytes,
+            self._closed.length_bytes // MARK_BYTES,
+        )
+
+    @property
+    def entry_count(self) -> int:
+        return self._index.length_bytes // ENTRY_BYTES
+
+    @property
+    def closed_count(self) -> int:
+        return self._closed.length_bytes // MARK_BYTES
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are not closed."""
+        return self.entry_count - self.closed_count
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._index.path, self._records.path, self._closed.path]
+
+    # --- Folding ------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        *,
+        due_ms: int,
+        slot_ms: int,
+        log_offset: int,
+        queue_offset: int,
+        topic_hash: int,
+        kind: Kind,
+        record: memoryview,
+    ) -> None:
+        """Take in a record that waits; its log offset is the highest so far."""
+        size = len(record)
+        line = _FIELDS.pack(
+            due_ms, log_offset, self._records.length_bytes, queue_offset, size, topic_hash, due_ms - slot_ms, kind
+        )
+        self._index.buffer += line
+        self._index.buffer += _CRC.pack(crc32(line))
+        self._records.buffer += record
+        self.last_offset = log_offset
+
+    def close(self, *, closing: int, closed: int) -> None:
+        """Note that the record at ``closing`` closes the one at ``closed``."""
+        self._closed.buffer += _MARK.pack(closing, closed)
+        self.last_closing = closing
+
+    def write_out(self) -> None:
+        """Write everything to the files. Raises ``StoreError``; what is left is written the next time."""
+        # The index last: an entry that a tool finds in the files has its record.
+        for tail in (self._records, self._closed, self._index):
+            tail.write_out()
+
+    def take_unsynced(self) -> list[Path]:
+        """Files that have grown since they were last taken."""
+        grown = [tail for tail in (self._records, self._closed, self._index) if tail.is_unsynced]
+        for tail in grown:
+            tail.is_unsynced = False
+        return [tail.path for tail in grown]
+
+    def cut(self, log_offset: int) -> None:
+        """Forget what records from ``log_offset`` on have told."""
+        if self.last_offset >= log_offset:
+            kept = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)
+            # Not by the entry behind: it may be one that never reached the disk.
+            before = self.entry(kept - 1) if kept else None
+            self._records.cut(before.at + before.size if before is not None else 0)
+            self._index.cut(kept * ENTRY_BYTES)
+        if self.last_closing >= log_offset:
+            self._closed.cut(self._bisect(self._closed, MARK_BYTES, 0, log_offset) * MARK_BYTES)
+        self.last_offset = self._last(self._index, ENTRY_BYTES, 8)
+        self.last_closing = self._last(self._closed, MARK_BYTES, 0)
+
+    # --- Reading ------------------------------------------------------------------------------------------------
+
+    def entry(self, number: int) -> Entry | None:
+        """One entry; None if the disk has damaged it."""
+        return _entry(self._index.read(number * ENTRY_BYTES, ENTRY_BYTES))
+
+    def entries(self, first: int, count: int) -> Iterator[Entry | None]:
+        """Entries by number, fewer at the end."""
+        data = self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES)
+        return (_entry(data[at : at + ENTRY_BYTES]) for at in range(0, len(data), ENTRY_BYTES))
+
+    def numbers(self, first: int, count: int) -> Numbers:
+        """What a wheel wants to know of many entries. They are not checked."""
+        data = self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES)
+        words = _words(data)
+        kinds = data[43::ENTRY_BYTES]
+        special = [number for number, kind in enumerate(kinds, first) if kind != Kind.WAITS]
+        return Numbers(words[0::6], words[1::6], words[3::6], special if kinds.strip(b"\1") else [])
+
+    def closed(self, first: int, count: int) -> array[int]:
+        """Log offsets of closed records, in the order in which they were closed."""
+        return _words(self._closed.read(first * MARK_BYTES, count * MARK_BYTES))[1::2]
+
+    def record(self, entry: Entry) -> bytes:
+        """A whole record."""
+        return self._records.read(entry.at, entry.size)
+
+    def entries_from(self, log_offset: int) -> Iterator[Entry]:
+        """The entries of records from a log offset on."""
+        if self.last_offset < log_offset:
+            return iter(())
+        first = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)
+        return (entry for entry in self.entries(first, self.entry_count - first) if entry is not None)
+
+    def closed_from(self, log_offset: int) -> array[int]:
+        """Log offsets of what was closed by records from ``log_offset`` on."""
+        if self.last_closing < log_offset:
+            return array("q")
+        first = self._bisect(self._closed, MARK_BYTES, 0, log_offset)
+        return self.closed(first, self.closed_count - first)
+
+    def find(self, log_offset: int) -> Entry | None:
+        """The entry of the record at a log offset."""
+        number = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)
+        if number < self.entry_count:
+            entry = self.entry(number)
+            if entry is not None and entry.log_offset == log_offset:
+                return entry
+        return None
+
+    def sound(self) -> Counts:
+        """How much is sound: entries up to the first that is damaged or without its record, marks likewise."""
+        entries, record_bytes = 0, 0
+        for entry in self.entries(0, self.entry_count):
+            if entry is None or entry.at != record_bytes or entry.at + entry.size > self._records.length_bytes:
+                break
+            entries += 1
+            record_bytes = entry.at + entry.size
+        closed, last = 0, -1
+        for closing, of in _MARK.iter_unpack(self._closed.read(0, self._closed.length_bytes)):
+            if closing <= last or of >= closing:
+                break
+            closed, last = closed + 1, closing
+        return Counts(entries, record_bytes, closed)
+
+    @staticmethod
+    def _bisect(tail: Tail, unit_bytes: int, at: int, log_offset: int) -> int:
+        """Number of the first unit whose log offset is not smaller."""
+        low, high = 0, tail.length_bytes // unit_bytes
+        while low < high:
+            middle = (low + high) // 2
+            if int.from_bytes(tail.read(middle * unit_bytes + at, 8), "big") < log_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _entry(line: bytes) -> Entry | None:
+    if len(line) < ENTRY_BYTES:
+        return None
+    *fields, crc = _ENTRY.unpack(line)
+    return Entry._make(fields) if crc32(line[: _FIELDS.size]) == crc else None
+
+
+def _words(data: bytes) -> array[int]:
+    words = array("q", data)
+    if byteorder == "little":
+        words.byteswap()
+    return words

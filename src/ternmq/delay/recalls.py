@@ -1,0 +1,139 @@
+"""Taking back a message before its time (I2).
+
+A recall is a record, too: it stands in the timer topic and *closes* the message that waits (``schedule_log``). To a
+RocketMQ that gets the directory it says the same in its own words: TIMER_DEL_UNIQKEY names the unique key of a message
+in the same slot.
+
+A handle (``wire.recall``) that was made here names the log offset of the waiting record, which is found by bisection;
+one that was not is looked for in its hour, in slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from ternmq import names
+from ternmq.delay.due import HOUR_MS
+from ternmq.delay.hour_files import Entry, HourFiles, Kind
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.env import Clock
+from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle
+from ternmq.message import Property
+from ternmq.store.log.draft import Draft
+from ternmq.wire import properties as props
+from ternmq.wire.ids import java_hash
+from ternmq.wire.recall import RecallHandle, parse_handle
+from ternmq.wire.record import HOST_V4_BYTES, Record, unpack_record
+
+#: Why a record closes another without delivering it.
+RECALLED: Final = "_RECALL_TAG_"
+SETTLED: Final = "_SETTLED_TAG_"
+#: Entries looked at in one turn of the loop.
+_SLICE: Final = 5_000
+#: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads them again.
+_CLOSED_MAX: Final = 200_000
+_NO_HOST: Final = bytes(HOST_V4_BYTES)
+_real_topic = props.getter(Property.REAL_TOPIC)
+_unique_key = props.getter(Property.UNIQUE_KEY)
+
+
+def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int, born_host: bytes = _NO_HOST) -> Draft:
+    """The record that closes ``entry`` without delivering it; ``record`` is what waits, as far as it can be read."""
+    properties = record.properties if record is not None else ""
+    key = _unique_key(properties) or str(entry.log_offset)
+    draft = Draft(
+        names.WHEEL_TOPIC,
+        0,
+        b"0",
+        props.join(
+            {
+                Property.TAGS: why,
+                Property.UNIQUE_KEY: key,
+                # The key of a message only if that is not to come from RocketMQ, either.
+                Property.TIMER_DELETE_KEY: key if why == RECALLED else str(entry.log_offset),
+                Property.TIMER_OUT_MS: str(entry.slot_ms),
+                Property.REAL_TOPIC: _real_topic(properties) or names.WHEEL_TOPIC,
+                Property.REAL_QUEUE_ID: "0",
+            }
+        ),
+        now_ms,
+        born_host,
+    )
+    draft.closes = entry.log_offset
+    return draft
+
+
+class Recalls:
+    """All methods belong to the broker's loop."""
+
+    def __init__(self, schedule: ScheduleLog, *, clock: Clock, broker_name: str) -> None:
+        self._schedule = schedule
+        self._clock = clock
+        self._broker_name = broker_name
+        #: What is closed of the hour that was asked for last, and how many of its marks that is.
+        self._closed: tuple[int, int, set[int]] = (-1, 0, set())
+
+    async def draft(self, topic: str, text: str, *, born_host: bytes) -> tuple[Draft, str]:
+        """The record that takes back the message of a handle, to be stored at once; and the message's unique key.
+
+        Raises ``IllegalOperation`` if there is no such message, or not any more.
+        """
+        try:
+            handle = parse_handle(text)
+        except InvalidHandle as error:
+            raise IllegalOperation(str(error)) from None
+        if handle.topic != topic:
+            raise IllegalOperation(f"recall failed, the handle is of a message to {handle.topic}, not to {topic}")
+        if handle.broker_name != self._broker_name:
+            raise IllegalOperation(
+                f"recall failed, the message is on broker {handle.broker_name}, and this is {self._broker_name}"
+            )
+        files = self._schedule.hour(handle.slot_ms // HOUR_MS)
+        found = await self._find(files, handle) if files is not None else None
+        if found is None or files is None or self._is_closed(files, found[0].log_offset):
+            raise IllegalOperation(
+                f"recall failed, the message {handle.unique_key} to {topic} does not wait on this broker: it was "
+                "delivered, was recalled before, or was never stored"
+            )
+        entry, record = found
+        return closing_draft(
+            entry, record, RECALLED, now_ms=self._clock.now_ms(), born_host=born_host
+        ), handle.unique_key
+
+    async def _find(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
+        if handle.log_offset is not None:
+            entry = files.find(handle.log_offset)
+            return _matching(files, entry, handle) if entry is not None else None
+        topic_hash = java_hash(handle.topic)
+        for first in range(0, files.entry_count, _SLICE):
+            for entry in files.entries(first, _SLICE):
+                if entry is not None and entry.slot_ms == handle.slot_ms and entry.topic_hash == topic_hash:
+                    found = _matching(files, entry, handle)
+                    # One that RocketMQ has written again stands here more than once.
+                    if found is not None and not self._is_closed(files, entry.log_offset):
+                        return found
+            await asyncio.sleep(0)
+        return None
+
+    def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
+        hour, marks, offsets = self._closed
+        if hour != files.hour or marks > files.closed_count:
+            hour, marks, offsets = files.hour, 0, set()
+        offsets.update(files.closed(marks, files.closed_count - marks))
+        self._closed = (hour, files.closed_count, offsets) if len(offsets) < _CLOSED_MAX else (-1, 0, set())
+        return log_offset in offsets or log_offset in self._schedule.in_flight
+
+
+def _matching(files: HourFiles, entry: Entry, handle: RecallHandle) -> tuple[Entry, Record] | None:
+    """The entry and its record, if they are what the handle names."""
+    if entry.slot_ms != handle.slot_ms or entry.kind == Kind.TAKES_BACK:
+        return None
+    try:
+        record = unpack_record(files.record(entry))
+    except CorruptRecord:
+        return None
+    properties = record.properties
+    if _real_topic(properties) != handle.topic or _unique_key(properties) != handle.unique_key:
+        return None
+    return entry, record

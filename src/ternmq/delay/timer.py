@@ -1,0 +1,126 @@
+"""The way in of messages with a delivery time (I2): from a send to the timer topic.
+
+A message asks for its time in one of four properties (``delay.due``). If that lies ahead, it is stored in the timer
+topic of RocketMQ 5 instead of its own, with TIMER_OUT_MS, REAL_TOPIC and REAL_QID as RocketMQ 5.2.0 writes them; the
+schedule log folds it from there (``schedule_log``), and ``delivery`` brings it back. A time in the past is now: the
+message passes as it is.
+
+What is left alone: a message that was delivered once (it has TIMER_OUT_MS), so that a consumer that sends it back gets
+it after the delay of its retry, and not after the first one again; and everything on its way to a retry topic,
+to the dead letters or to a topic of the system.
+
+Refused, as no answer could be right: a time beyond the limit, before 1970 or unreadable; a delay in a half message (its
+commit would come after its time) or together with a delay level. The codes are those of RocketMQ.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ternmq import names
+from ternmq.delay.due import asked_time, slot_of
+from ternmq.env import Clock
+from ternmq.errors import MessageIllegal, SystemFailure
+from ternmq.message import Property
+from ternmq.store.derived.dispatch import delay_level
+from ternmq.store.log.draft import Draft
+from ternmq.wire import properties as props
+from ternmq.wire.recall import RecallHandle
+from ternmq.wire.record import Sysflag
+
+#: What reveals a message with a delivery time in the text of its properties (``Intake``).
+MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
+
+_OUT: Final = f"{Property.TIMER_OUT_MS}\x01"
+_PLACE: Final = (f"{Property.REAL_TOPIC}\x01", f"{Property.REAL_QUEUE_ID}\x01")
+
+
+class Timer:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        broker_name: str,
+        is_enabled: bool,
+        max_delay_sec: int,
+    ) -> None:
+        self._clock = clock
+        self._broker_name = broker_name
+        self._is_enabled = is_enabled
+        self._max_delay_ms = max_delay_sec * 1000
+        #: The draft that was last redirected, its own topic, and its slot.
+        self._last: tuple[Draft | None, str, int] = (None, "", 0)
+
+    def redirect(self, draft: Draft) -> None:
+        """Let a draft with a delivery time wait in the timer topic.
+
+        Raises ``MessageIllegal`` for a time that cannot be kept.
+        """
+        properties, topic = draft.properties, draft.topic
+        if names.is_internal_topic(topic) and not draft.sysflag & Sysflag.PREPARED:
+            return
+        if names.is_derived_topic(topic) or (
+            _OUT in properties and props.find(properties, Property.TIMER_OUT_MS) is not None
+        ):
+            return
+        now_ms = self._clock.now_ms()
+        asked = asked_time(properties, now_ms)
+        if asked is None:
+            return
+        name, due_ms = asked
+        self._check(draft, name, due_ms - now_ms)
+        if due_ms <= now_ms:
+            return
+        if _PLACE[0] in properties or _PLACE[1] in properties:
+            # Of another delivery: a message that is sent on brings along what it had.
+            properties = props.remove(properties, Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
+        if properties[-1] != props.PAIR_END:
+            properties += props.PAIR_END
+        slot_ms = slot_of(due_ms)
+        self._last = draft, topic, slot_ms
+        draft.properties = f"{properties}{_OUT}{slot_ms}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
+        draft.topic, draft.queue_id = names.WHEEL_TOPIC, 0
+
+    def handle(self, draft: Draft, log_offset: int, unique_key: str) -> str | None:
+        """The recall handle of a draft that was redirected and stored; None without a handle of its own."""
+        redirected, topic, slot_ms = self._last
+        if redirected is not draft:
+            return None
+        return RecallHandle(topic, self._broker_name, slot_ms, unique_key, log_offset).text()
+
+    def _check(self, draft: Draft, name: str, delay_ms: int) -> None:
+        if not self._is_enabled:
+            raise SystemFailure(
+                f"the message has {name}, but this broker accepts no delivery times: set timerWheelEnable=true, or "
+                "use a delay level"
+            )
+        if draft.sysflag & Sysflag.PREPARED:
+            raise MessageIllegal(
+                f"a transactional message cannot have a delivery time ({name}): send it without one, or without a "
+                "transaction"
+            )
+        if delay_level(draft.properties, 1):
+            raise MessageIllegal(
+                f"the message has both a delay level (DELAY) and a delivery time ({name}): set one of them"
+            )
+        if delay_ms > self._max_delay_ms:
+            raise MessageIllegal(
+                f"timer message illegal, {name} asks for a delay of {delay_ms // 1000} s: the limit is "
+                f"{self._max_delay_ms // 1000} s (timerMaxDelaySec)"
+            )
+        if delay_ms <= 0 and props.find(draft.properties, Property.TIMER_DELETE_KEY) is not None:
+            raise MessageIllegal(
+                "timer message illegal, a message that takes back another must have the delivery time of that one, "
+                "and it must lie in the future"
+            )
+
+
+def check_no_time(properties: str, what: str) -> None:
+    """Raise ``MessageIllegal`` if a message asks for a delivery time that can have none: ``what`` says why."""
+    if props.find(properties, Property.TIMER_OUT_MS) is not None:
+        return
+    asked = asked_time(properties, 0)
+    if asked is not None:
+        raise MessageIllegal(f"{what} cannot have a delivery time ({asked[0]}): send it as a message of its own")
