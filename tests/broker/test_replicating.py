@@ -309,3 +309,18 @@ async def test_a_master_of_a_new_term_serves_slaves_again(tmp_path: Path, names:
         await master.roles.become(Role.MASTER, Term(2))
         await sender.sent("orders", b"1")
         await has_all(copy, master)
+
+
+async def test_a_slave_that_becomes_master_delivers_what_waits_for_its_time(tmp_path: Path, names: str) -> None:
+    """O1, O4, I2: the schedule is folded from the log on the slave, too; it delivers nothing itself."""
+    async with pair(tmp_path, names) as (master, copy), dialled(master.address) as sender:
+        await sender.sent("orders", b"at once")
+        await copies_tables(copy)
+        await sender.sent("orders", b"later", properties={"TIMER_DELAY_MS": "12000"})
+        await sender.sent("orders", b"by level", properties={"DELAY": "3"})
+        await has_all(copy, master)
+    async with broker(tmp_path / "two", names) as master, dialled(master.address) as reader:
+        async with asyncio.timeout(LONG_S):
+            while len(found := await reader.bodies("orders")) < 3:
+                await asyncio.sleep(0.05)
+        assert [b"at once", b"by level", b"later"] == [found[0], *sorted(found[1:])]
