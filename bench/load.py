@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,24 @@ def pop(system: System, directory: Path, **options: object) -> Measured:
         admin.groups.set_mode(str(options["group"]), str(options["topic"]), RequestMode.POP)
     options["pop"] = True
     return _run(system, directory, "consume", begin="first", options=options, version=POP_VERSION)
+
+
+def transactions(system: System, directory: Path, **options: object) -> tuple[Measured, int]:
+    """Transactions that are committed at once; and how many messages the topic has then, with those of the warm-up.
+
+    Java's client sends the commit one-way, so its calls alone do not tell that messages were committed.
+    """
+    measured = _run(system, directory, "send", begin="warm", options={**options, "transactional": True})
+    with SyncAdmin(system.namesrv) as admin:
+        stored = -1
+        while (now := _stored(admin, str(options["topic"]))) != stored:
+            stored = now
+            time.sleep(1.0)
+    return measured, stored
+
+
+def _stored(admin: SyncAdmin, topic: str) -> int:
+    return sum(queue.max_offset for queue in admin.topics.status(topic))
 
 
 def latency(system: System, directory: Path, **options: object) -> Measured:

@@ -4,6 +4,7 @@ Each system is started anew and gets: sync sends of 128 bytes from 64 threads; b
 the echo) push consumption of waiting messages, once to warm up and once to measure, and messages at a fixed rate whose
 time from the sender to the listener is measured. Every load warms up first.
 With ``--pop`` TernMQ is compared with RocketMQ 5.2.0 instead, and a Java client of that version pops waiting messages.
+With ``--transactions`` a Java client commits transactions, and sends plain messages for comparison.
 With ``--rounds`` the systems take turns, and the table shows medians: a machine's speed drifts within minutes.
 
 Writes a table in Markdown, and everything that was measured as JSON.
@@ -42,6 +43,8 @@ POP_SYSTEMS: Final[dict[str, Callable[[Path], AbstractContextManager[System]]]] 
     "rocketmq": partial(systems.start_rocketmq, version=systems.POP_VERSION),
     "ternmq": systems.start_ternmq,
 }
+#: With ``--transactions``: an echo has none.
+TRANSACTION_SYSTEMS: Final = {name: SYSTEMS[name] for name in ("rocketmq", "ternmq")}
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +65,12 @@ ROWS: Final = (
     Row("batch.rate", "16 threads, batches of 32: messages/s", "≥ 0.8×"),
     Row("batch.cpu_us_per_message", "… broker CPU, µs a message"),
     Row("batch.p99_us", "… p99 a batch, µs"),
+    Row("transactions.rate", "64 threads, committed transactions of 128 B: per second", "≥ 1.0×"),
+    Row("transactions.cpu_us_per_message", "… broker CPU, µs a transaction"),
+    Row("transactions.p50_us", "… p50 of a call, µs"),
+    Row("transactions.p99_us", "… p99 of a call, µs"),
+    Row("transactions.stored", "… messages in the topic after it, with the warm-up"),
+    Row("plain.rate", "64 threads, sync, 128 B, for comparison: messages/s"),
     Row("push.rate", "push consumption of waiting messages: messages/s", "≥ 1.0×"),
     Row("push.cpu_us_per_message", "… broker CPU, µs a message"),
     Row("pop.rate", "pop of waiting messages: messages/s", "≥ 0.7×"),
@@ -92,6 +101,14 @@ def measure(system: System, directory: Path, args: argparse.Namespace) -> Figure
         figures["memory_mb"] = round(system.memory_mb(), 1)
         return figures
     timing = {"warmUpS": args.warm_up, "seconds": args.seconds, "bodyBytes": 128}
+    if args.transactions:
+        keep("plain", load.send(system, directory, topic="bench-plain", threads=64, **timing))
+        measured, stored = load.transactions(system, directory, topic="bench-transactions", threads=64, **timing)
+        keep("transactions", measured)
+        print(f"  {stored} messages are committed, with those of the warm-up")
+        figures["transactions.stored"] = stored
+        figures["memory_mb"] = round(system.memory_mb(), 1)
+        return figures
     keep("sync", load.send(system, directory, topic="bench-sync", threads=64, **timing))
     keep("batch", load.send(system, directory, topic="bench-batch", threads=16, batch=32, **timing))
     if system.name != "uvloop echo":
@@ -153,12 +170,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="how often each system is measured (1)")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="which ones (all)")
     parser.add_argument("--pop", action="store_true", help="pop, beside RocketMQ 5.2.0")
+    parser.add_argument("--transactions", action="store_true", help="committed transactions, beside RocketMQ 4.9.4")
     parser.add_argument("--output", type=Path, default=Path(".cache/bench"), metavar="DIR", help="where results go")
     args = parser.parse_args()
     if args.quick:
         args.warm_up, args.seconds, args.messages = 3, 5, 100_000
 
-    known = POP_SYSTEMS if args.pop else SYSTEMS
+    known = POP_SYSTEMS if args.pop else TRANSACTION_SYSTEMS if args.transactions else SYSTEMS
     results: dict[str, list[Figures]] = {name: [] for name in args.systems if name in known}
     for round_number in range(args.rounds):
         for name in results:

@@ -36,6 +36,7 @@ LAST_LINES = {
     "producer_delayed.py": "both came",
     "producer_deliver_at.py": "came the door opens",
     "producer_settings.py": "refused: the topic name 'no blanks, please' has characters",
+    "transactions.py": "payments: [20, 35]",
     "secured.py": "a client without a key may do nothing",
     "request_reply.py": "no answer: no reply to the request to topic 'prices' within 100 ms",
 }

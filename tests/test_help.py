@@ -14,7 +14,8 @@ import ternmq
 from tests.test_sync_classes import methods, pairs
 
 EXPORTED: Final = [getattr(ternmq, name) for name in ternmq.__all__ if inspect.isclass(getattr(ternmq, name))]
-MADE_BY_APPLICATIONS: Final = [cls for cls in EXPORTED if not issubclass(cls, enum.Enum)]
+#: Not of kinds, nor of what a producer makes.
+MADE_BY_APPLICATIONS: Final = [cls for cls in EXPORTED if not issubclass(cls, enum.Enum | ternmq.Transaction)]
 #: The parts of the admin are not exported, but ``admin.topics.create`` is called by applications all the same.
 PUBLIC: Final = list(dict.fromkeys([*EXPORTED, *(cls for pair in pairs() for cls in pair)]))
 

@@ -17,7 +17,9 @@ import pytest
 import ternmq
 from ternmq.admin.admin import Admin
 from ternmq.client.blocking.loops import SyncMessages
+from ternmq.client.blocking.transaction import SyncTransaction
 from ternmq.client.consume.outlet import Messages
+from ternmq.client.send.transaction import Transaction
 
 GENERATOR: Final = Path(__file__).parent.parent / "script" / "generate_sync.py"
 
@@ -68,7 +70,7 @@ def result(function: Callable[..., Any]) -> Any:
     told = get_type_hints(function)["return"]
     if get_origin(told) is asyncio.Future:
         return Future[get_args(told)[0]]  # type: ignore[misc]  # a type that is known at run time only
-    return SyncMessages if told is Messages else told
+    return {Messages: SyncMessages, Transaction: SyncTransaction}.get(told, told)
 
 
 def test_the_synchronous_modules_are_up_to_date() -> None:

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from ternmq.client.send.hooks import SendContext, SendHook
     from ternmq.client.send.producer import Producer
     from ternmq.client.send.queue_choice import by_hash
+    from ternmq.client.send.transaction import Transaction
+    from ternmq.client.transaction_table import TransactionTable
     from ternmq.embedded import EmbeddedCluster
-    from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
+    from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt, SendStatus
     from ternmq.net.tls import TlsConfig
     from ternmq.wire.bodies.clients import MessageModel
 
@@ -55,6 +57,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "Outcome",
     "PopConfig",
     "PopConsumer",
     "Producer",
@@ -75,6 +78,8 @@ __all__ = [
     "SyncPullConsumer",
     "SyncPushConsumer",
     "TlsConfig",
+    "Transaction",
+    "TransactionTable",
     "by_hash",
     "errors",
     "split_batch",
@@ -101,8 +106,10 @@ _HOMES: Final = {
     "ternmq.client.send.producer": ("Producer",),
     "ternmq.client.consume.pull": ("PullConsumer",),
     "ternmq.client.send.queue_choice": ("by_hash",),
+    "ternmq.client.send.transaction": ("Transaction",),
+    "ternmq.client.transaction_table": ("TransactionTable",),
     "ternmq.embedded": ("EmbeddedCluster",),
-    "ternmq.message": ("Message", "MessageQueue", "ReceivedMessage", "SendReceipt", "SendStatus"),
+    "ternmq.message": ("Message", "MessageQueue", "Outcome", "ReceivedMessage", "SendReceipt", "SendStatus"),
     "ternmq.net.tls": ("TlsConfig",),
     "ternmq.wire.bodies.clients": ("MessageModel",),
 }

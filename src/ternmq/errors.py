@@ -318,6 +318,18 @@ class SendFailed(TernError):
         super().__init__(message)
 
 
+class TransactionUncertain(TernError):
+    """The end of a transaction may not have reached the broker. The broker asks a checker of the group, whose answer
+    decides: the local work is done or not, independently of this error.
+    """
+
+    retriable = False
+
+    def __init__(self, message: str, *, transaction_id: str) -> None:
+        self.transaction_id = transaction_id
+        super().__init__(message)
+
+
 class MessagesLost(TernError):
     """Messages were deleted before a reader could read them: those from queue offset ``first`` to before ``end``."""
 

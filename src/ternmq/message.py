@@ -57,6 +57,12 @@ class Property:
     TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
     #: The unique key of the message that this one takes back before its time.
     TIMER_DELETE_KEY: Final = "TIMER_DEL_UNIQKEY"
+    TRANSACTION_ID: Final = "__transactionId__"
+    TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+    TRANSACTION_PREPARED_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+    CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    #: Ours: when the half of a transaction began to wait for a producer, if it was moved since (J2).
+    TRANSACTION_WAITS_SINCE: Final = "TERN_WAITS_SINCE"
     #: Ours: the offset id of the dead letter that a message is a copy of (H2).
     RESENT_FROM: Final = "TERN_RESENT_FROM"
     #: TernMQ's own: the error of the damaged record that was sent back as a whole, as this message (H1).
@@ -77,6 +83,18 @@ TIMER_PROPERTIES: Final = (
 
 #: The MESSAGE_TYPE of the answer to a request (RocketMQ's ``MixAll.REPLY_MESSAGE_FLAG``).
 REPLY_TYPE: Final = "reply"
+
+
+class Outcome(enum.IntEnum):
+    """How a transaction ended, as a checker says it.
+
+    ``UNKNOWN`` means «not yet, or it cannot be told now»: the broker asks again.
+    """
+
+    # The bits of the sysflag, which is what the protocol carries.
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
 
 
 class MessageQueue(NamedTuple):

@@ -34,7 +34,13 @@ from tests.rules import Noting, rules_by_code, unknown_fields
 
 #: By action, each code that a broker serves. A code that is not here fails the test: think of its rule first.
 CODES: Final = {
-    Action.PUB: {Code.RECALL_MESSAGE, Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE},
+    Action.PUB: {
+        Code.END_TRANSACTION,
+        Code.RECALL_MESSAGE,
+        Code.SEND_MESSAGE,
+        Code.SEND_MESSAGE_V2,
+        Code.SEND_BATCH_MESSAGE,
+    },
     Action.SUB: {
         Code.ACK_MESSAGE,
         Code.BATCH_ACK_MESSAGE,
@@ -66,6 +72,8 @@ CODES: Final = {
         Code.DELETE_SUBSCRIPTIONGROUP,
         Code.DELETE_TOPIC_IN_BROKER,
         Code.INVOKE_BROKER_TO_RESET_OFFSET,
+        Code.LIST_TRANSACTIONS,
+        Code.RESUME_CHECK_HALF_MESSAGE,
         Code.SET_MESSAGE_REQUEST_MODE,
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,

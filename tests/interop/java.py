@@ -98,6 +98,13 @@ class Java:
             yield peer
 
     @asynccontextmanager
+    async def transactions(self, namesrv: str, *, group: str, **options: object) -> AsyncIterator[Peer]:
+        """A started ``TransactionMQProducer``; see ``Transact.java``."""
+        async with self.peer("transact", namesrv=namesrv, group=group, **options) as peer:
+            await peer.event("ready")
+            yield peer
+
+    @asynccontextmanager
     async def consumer(self, namesrv: str, *, group: str, topic: str, **options: object) -> AsyncIterator[Peer]:
         """A started ``DefaultMQPushConsumer``; see ``Push.java``."""
         async with self.peer("push", namesrv=namesrv, group=group, topic=topic, **options) as peer:

@@ -10,6 +10,7 @@ from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
 from tests.testing.pop_consumers import PopConsumerSimulation
 from tests.testing.pops import PopSimulation
+from tests.testing.transactions import TransactionSimulation
 
 #: Events before a failure that are worth a look.
 SHOWN_EVENTS: Final = 40
@@ -34,6 +35,7 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "pops": PopSimulation,
     "pop-consumers": PopConsumerSimulation,
     "replication": ReplicationSimulation,
+    "transactions": TransactionSimulation,
 }
 
 

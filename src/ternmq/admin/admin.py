@@ -18,13 +18,14 @@ from ternmq.admin.messages import MessageAdmin
 from ternmq.admin.offsets import OffsetAdmin
 from ternmq.admin.queues import Queues
 from ternmq.admin.topics import TopicAdmin
+from ternmq.admin.transactions import TransactionAdmin
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.env import Env
 
 
 class Admin:
-    """Administers a cluster: topics, groups, offsets, messages, dead letters, clients.
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients.
 
     ::
 
@@ -36,9 +37,9 @@ class Admin:
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays`` and ``admin.offsets``. Each call asks
-    the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
-    ``BrokerRefused`` if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets`` and
+    ``admin.transactions``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``,
+    ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -62,6 +63,7 @@ class Admin:
         self.dead_letters = DeadLetterAdmin(self._instance, self.topics, self.messages, queues)
         self.delays = DelayAdmin(self._instance, self.brokers, queues)
         self.offsets = OffsetAdmin(self._instance, self.brokers, self.clients, self.groups, queues)
+        self.transactions = TransactionAdmin(self._instance, self.brokers)
 
     async def __aenter__(self) -> Self:
         await self._instance.__aenter__()

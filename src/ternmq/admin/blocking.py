@@ -18,6 +18,7 @@ from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
 from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicAdmin, TopicInfo
+from ternmq.admin.transactions import OpenTransactionInfo, TransactionAdmin
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -28,7 +29,7 @@ from ternmq.wire.bodies.topics import TopicConfig
 
 
 class SyncAdmin(SyncAdminBase):
-    """Administers a cluster: topics, groups, offsets, messages, dead letters, clients.
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients.
 
     ::
 
@@ -40,9 +41,9 @@ class SyncAdmin(SyncAdminBase):
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays`` and ``admin.offsets``. Each call
-    asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be
-    reached, and ``BrokerRefused`` if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets`` and
+    ``admin.transactions``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``,
+    ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -63,6 +64,7 @@ class SyncAdmin(SyncAdminBase):
         self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
         self.delays = SyncDelayAdmin(lambda: self._admin().delays, self._run)
         self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
+        self.transactions = SyncTransactionAdmin(lambda: self._admin().transactions, self._run)
 
 
 class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
@@ -457,3 +459,28 @@ class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
         would overwrite the offsets.
         """
         return self._run(self._noun().clone(source, target, topic=topic))
+
+
+class SyncTransactionAdmin(SyncNoun[TransactionAdmin]):
+    """Open and discarded transactions: ``admin.transactions``."""
+
+    def open(self, *, group: str | None = None, count_max: int = 1000) -> list[OpenTransactionInfo]:
+        """The open transactions of all masters, the oldest of each first; ``count_max`` at most.
+
+        ``group`` chooses those of one producer group. Raises ``RequestNotSupported`` for brokers of RocketMQ, which do
+        not tell.
+        """
+        return self._run(self._noun().open(group=group, count_max=count_max))
+
+    def count(self) -> dict[str, int]:
+        """How many transactions are open, by the name of the master."""
+        return self._run(self._noun().count())
+
+    def resume(self, offset_id: str) -> None:
+        """Have a discarded transaction checked again.
+
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC.
+
+        Raises ``InvalidName`` for what is not an offset id, and ``SystemFailure`` for a message that is not there.
+        """
+        self._run(self._noun().resume(offset_id))

@@ -44,6 +44,7 @@ from ternmq.broker.handlers.relay import RelayHandlers
 from ternmq.broker.handlers.reply import ReplyHandlers
 from ternmq.broker.handlers.send import SendHandlers, SendReplies
 from ternmq.broker.handlers.slaves import SlaveHandlers
+from ternmq.broker.handlers.transaction import TransactionHandlers
 from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.replicating import Replicating, bind_port, copied_tables
 from ternmq.broker.roles import Role, Roles, Switch, Term
@@ -58,6 +59,7 @@ from ternmq.broker.services.positions import Positions
 from ternmq.broker.services.reading import Reading
 from ternmq.broker.services.retry import Retries
 from ternmq.broker.services.sending import Sending
+from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
 from ternmq.broker.tables.filters import Filters
@@ -95,6 +97,7 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
+from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
@@ -357,10 +360,25 @@ class Broker:
             is_enabled=self._store_config.timer_wheel_enable,
             max_delay_sec=self._store_config.timer_max_delay_sec,
         )
+        transactions = TransactionService(
+            config,
+            store=store,
+            take_in=lambda draft: intake.store(draft),
+            offsets=tables.offsets,
+            topics=tables.topics,
+            clients=tables.clients,
+            clock=env.clock,
+            host=store_host,
+        )
+        # In this order: delays leave halves alone, and see a message when it is committed.
         intake = Intake(
             store,
             waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={**dict.fromkeys(TIMER_MARKS, timer.redirect), DELAY_MARK: delaying.redirect},
+            redirects={
+                TRANSACTION_MARK: transactions.redirect,
+                **dict.fromkeys(TIMER_MARKS, timer.redirect),
+                DELAY_MARK: delaying.redirect,
+            },
         )
         stack.callback(intake.close)
         retries = Retries(
@@ -376,6 +394,7 @@ class Broker:
             intake=intake,
             topics=tables.topics,
             retries=retries,
+            transactions=transactions,
             stats=tables.stats,
             timer=timer,
             new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
@@ -431,6 +450,7 @@ class Broker:
         roles.add(Switch.factory(on=sending.open, off=sending.shut))
         roles.add(Switch.factory(off=lambda _: tables.locks.clear()))
         roles.add(delaying.begin)
+        roles.add(transactions.begin)
         roles.add(lambda _term: Delivery(store, schedule, alarm, clock=env.clock))
         roles.add(popping.begin)
         roles.add(replicating.begin)
@@ -496,6 +516,7 @@ class Broker:
             may_recall=config.recall_message_enable,
             clock=env.clock,
         ).routes()
+        routes |= TransactionHandlers(transactions=transactions, intake=intake).routes()
         routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
         control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
         if control.plain is not None:
@@ -509,7 +530,19 @@ class Broker:
         server = await stack.enter_async_context(
             Server.running(routes, lanes, limits=config, gate=control.gate, tls=control.tls, on_close=connection_closed)
         )
-        self._parts = (access, polls, sending, reading, popping, positions, replies, answers, members, tables.filters)
+        self._parts = (
+            access,
+            polls,
+            sending,
+            transactions,
+            reading,
+            popping,
+            positions,
+            replies,
+            answers,
+            members,
+            tables.filters,
+        )
         self._apply_others = partial(self._hand_over, tables, lanes, server, registration)
         # Before connections close: senders that wait for the disk still get an answer.
         stack.callback(store.flush_now)

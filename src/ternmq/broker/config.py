@@ -86,6 +86,21 @@ class BrokerConfig(AccessConfig):
     #: Whether messages with a delivery time can be taken back before it (I2; RocketMQ: off).
     recall_message_enable: bool = True
 
+    # --- Transactions (J1, J2) --------------------------------------------------------------------------------
+
+    #: Refuse halves, as on a broker for other messages.
+    reject_transaction_message: bool = False
+    #: How old a half is before its producer is asked how the transaction ended; a producer may ask for more.
+    transaction_time_out: int = 6_000
+    transaction_check_interval: int = 30_000
+    #: Checks that reached a producer, before the half is discarded to TRANS_CHECK_MAX_TIME_TOPIC.
+    transaction_check_max: int = 15
+    #: How long a half waits while no producer of its group is connected, before it is discarded. RocketMQ counts the
+    #: checks that it could not send, too: 15 checks, less than 8 minutes.
+    transaction_wait_max: int = 12 * 3_600_000
+    #: Open transactions; one more is told SYSTEM_BUSY. Each takes about 100 bytes of memory.
+    max_open_transactions: int = 1_000_000
+
     # --- Pop (F9) ---------------------------------------------------------------------------------------------
 
     #: Check points wait for their acks in memory first. If false, both go to the log at once, as in RocketMQ: a broker
@@ -209,6 +224,11 @@ class BrokerConfig(AccessConfig):
         _check("maxFilterTermsPerBitMap", self.max_filter_terms_per_bit_map, 0, 1_000_000)
         _check("maxFilterBytes", self.max_filter_bytes, 1 << 20, 1 << 40)
         _check("maxSubscriptionsPerGroup", self.max_subscriptions_per_group, 1, 1_000_000)
+        _check("transactionTimeOut", self.transaction_time_out, 0, 365 * 24 * 3_600_000)
+        _check("transactionCheckInterval", self.transaction_check_interval, 100, 24 * 3_600_000)
+        _check("transactionCheckMax", self.transaction_check_max, 1, 1_000_000)
+        _check("transactionWaitMax", self.transaction_wait_max, 1_000, 365 * 24 * 3_600_000)
+        _check("maxOpenTransactions", self.max_open_transactions, 1, 100_000_000)
         _check("maxSubscriptionBytes", self.max_subscription_bytes, 1 << 20, 1 << 40)
 
     @property

@@ -13,7 +13,20 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import certs, deadletters, delay, groups, logs, messages, pipelines, profiles, servers, store, topics
+from ternmq.cli import (
+    certs,
+    deadletters,
+    delay,
+    groups,
+    logs,
+    messages,
+    pipelines,
+    profiles,
+    servers,
+    store,
+    topics,
+    transactions,
+)
 from ternmq.cli.consume import consume
 from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
@@ -50,6 +63,7 @@ app.add_typer(delay.app, name="delay", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
+app.add_typer(transactions.app, name="transaction", rich_help_panel="Administration")
 store.app.command()(dump)
 app.add_typer(store.app, name="store", rich_help_panel="Administration")
 app.add_typer(certs.app, name="certs", rich_help_panel="Administration")

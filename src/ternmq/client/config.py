@@ -185,6 +185,8 @@ class ProducerConfig:
             at once, alone.
         async_bytes_max: Largest size of all bodies of ``send_nowait`` that have no answer yet. Further calls raise
             ``TooManyCalls``.
+        check_timeout_ms: How long the checker of transactions may take for one, in ms. After that the outcome counts as
+            unknown, and the broker asks again.
     """
 
     #: E1.
@@ -209,6 +211,8 @@ class ProducerConfig:
     auto_batch_wait_ms: int = 10
     auto_batch_total_bytes: int = 32 * 1024 * 1024
     async_bytes_max: int = 100 * 1024 * 1024
+    #: J2.
+    check_timeout_ms: int = 15_000
 
     def __post_init__(self) -> None:
         _check_positive(self)

@@ -78,7 +78,7 @@ class DelayLevels:
     def redirect(self, draft: Draft) -> None:
         """Store a draft with a delay level in the schedule topic. Halves are not delayed before their commit."""
         number = delay_level(draft.properties, len(self._levels))
-        if not number or draft.sysflag & Sysflag.PREPARED:
+        if not number or draft.sysflag & Sysflag.PREPARED or draft.topic == names.HALF_TOPIC:
             return
         place = {
             Property.DELAY: str(number),

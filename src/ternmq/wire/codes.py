@@ -177,6 +177,7 @@ class RequestCode(enum.IntEnum):
     # TernMQ's own, far from RocketMQ's.
     GET_DELAYED_STATS = 9_000_001
     PEEK_DELAYED_MESSAGES = 9_000_002
+    LIST_TRANSACTIONS = 9_000_003
 
 
 class ResponseCode(enum.IntEnum):

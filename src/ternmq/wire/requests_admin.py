@@ -381,3 +381,14 @@ class UpdateWhiteAddresses(Call, kw_only=True):
 
     addresses: str = field(name="globalWhiteAddrs")
     file_path: str | None = field(default=None, name="aclFileFullPath")
+
+
+# --- Transactions (J2) ----------------------------------------------------------------------------------------
+
+
+@carried_by(Code.LIST_TRANSACTIONS)
+class ListTransactions(Call, kw_only=True):
+    """LIST_TRANSACTIONS 9000003, of TernMQ: open transactions whose halves lie at or behind a queue offset."""
+
+    queue_offset: Int64 = 0
+    count_max: Int32 = 100

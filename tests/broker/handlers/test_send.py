@@ -218,18 +218,6 @@ async def test_what_no_record_can_hold_is_illegal(tmp_path: Path) -> None:
         assert await broker.records("orders") == []
 
 
-async def test_a_half_message_is_refused_not_delivered(broker: Caller) -> None:
-    """J1: until transactions are built."""
-    properties = {"UNIQ_KEY": UNIQUE, "TRAN_MSG": "true", "PGROUP": "g"}
-    responses = [await broker.send("orders", b"x", properties=properties) for _ in range(2)]
-    await broker.sent("orders", b"y", properties={"UNIQ_KEY": UNIQUE, "TRAN_MSG": "false"})
-
-    assert [ResponseCode.NO_PERMISSION] * 2 == [response.code for response in responses]
-    assert responses[0].remark is not None
-    assert "does not support transactions yet" in responses[0].remark
-    assert await broker.bodies("orders") == [b"y"]
-
-
 async def test_a_message_with_a_delay_level_waits_elsewhere(broker: Caller) -> None:
     """I1: the answer names the queue that it was sent to, as RocketMQ's does. (The first send is not the short way.)"""
     replies = [
@@ -341,7 +329,7 @@ async def test_a_half_message_in_a_batch_refuses_the_batch(broker: Caller) -> No
     """E6, J1"""
     response = await broker.send_batch("orders", [(b"1", {}), (b"2", {"TRAN_MSG": "true"})])
 
-    assert response.code == ResponseCode.NO_PERMISSION
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
     assert await broker.records("orders") == []
 
 

@@ -12,6 +12,7 @@ the topic has permission to read  yes                  yes                      
 the group may consume             yes                  yes                         no group
 not forbidden for the group (353) yes                  yes                         no group
 internal topics                   TOOLS_CONSUMER only  no                          yes
+halves of transactions            no                   no                          no
 ================================  ===================  ==========================  ======================
 
 *Internal topics* hold messages that wait for their time or for a commit, and the broker's own notes
@@ -19,6 +20,9 @@ internal topics                   TOOLS_CONSUMER only  no                       
 them and write copies; tools look at them by pulls. A query shows one record, and changes nothing. Messages of internal
 topics cannot be sent back either, and offsets on them cannot be moved: the revive log is read from such an offset on.
 RocketMQ lets clients pull and pop all of them, and lets a group pop what it may not pull.
+
+*Halves of transactions* are shown to no caller, not even to tools: a message that is not committed does not exist (J1).
+What is open is told by ``tern transaction list``, without bodies.
 """
 
 from __future__ import annotations
@@ -28,10 +32,12 @@ from enum import Enum
 from ternmq.broker.config import READ, BrokerConfig
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
-from ternmq.errors import InvalidParameter, NoPermission
-from ternmq.names import TOOLS_GROUP, is_internal_topic
+from ternmq.errors import CorruptRecord, InvalidParameter, NoPermission, NotFound
+from ternmq.names import HALF_TOPIC, TOOLS_GROUP, is_internal_topic
+from ternmq.types import Buffer
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.topics import TopicConfig
+from ternmq.wire.record import unpack_record
 
 
 class Way(Enum):
@@ -65,7 +71,10 @@ class Access:
     def may_read(self, group: SubscriptionGroupConfig | None, topic: str, way: Way) -> None:
         """Raise ``TopicMissing`` or ``NoPermission`` if a topic may not be read in this way; a query has no group."""
         if group is None or way is Way.QUERY:
-            return  # It shows single records, of all topics, and changes nothing.
+            # It shows single records, of all topics but one, and changes nothing.
+            if topic == HALF_TOPIC:
+                raise NotFound("can not find message: half messages of transactions are not shown")
+            return
         self.topic_for(group, topic, way)
 
     def topic_for(self, group: SubscriptionGroupConfig, topic: str, way: Way) -> TopicConfig:
@@ -82,7 +91,8 @@ class Access:
                 f"the consumer group[{name}] is forbidden for topic[{topic}]; an administrator can allow it again "
                 "(request code 353)"
             )
-        if is_internal_topic(topic) and not (way is Way.PULL and name == TOOLS_GROUP):
+        is_for_tools = way is Way.PULL and name == TOOLS_GROUP and topic != HALF_TOPIC
+        if is_internal_topic(topic) and not is_for_tools:
             cure = "subscribe to" if way is Way.PULL else "pop from"
             raise NoPermission(
                 f"the topic[{topic}] {way.value} message is forbidden: it is an internal topic of the broker; {cure} "
@@ -100,6 +110,15 @@ def check_queue(config: TopicConfig, queue_id: int, group: str, *, may_be_all: b
             f"queueId[{queue_id}] is illegal, topic:[{config.topic_name}] has {config.read_queue_nums} queues "
             f"to read; consumer:[{group}]"
         )
+
+
+def is_shown(record: Buffer) -> bool:
+    """Whether a record may be shown to a caller that names it: all but halves of transactions."""
+    try:
+        return unpack_record(record, check_crc=False).topic != HALF_TOPIC
+    except CorruptRecord:
+        # A damaged one is shown as it is, unless it may be a half.
+        return HALF_TOPIC.encode() not in bytes(record)
 
 
 def check_send_back(topic: str) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq.broker.config import BrokerConfig
-from ternmq.broker.services.access import Access, Way, check_queue
+from ternmq.broker.services.access import Access, Way, check_queue, is_shown
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
@@ -264,8 +264,9 @@ class Reading:
         return _existing(await self._record(log_offset, cold), log_offset)
 
     async def record(self, log_offset: int) -> memoryview | None:
-        """The record at a log offset, if there is one; read on another thread if it is old."""
-        return await self._record(log_offset, self._store.cold.record(log_offset))
+        """The record at a log offset, if there is one that is shown; read on another thread if it is old."""
+        record = await self._record(log_offset, self._store.cold.record(log_offset))
+        return record if record is not None and is_shown(record) else None
 
     def by_key(
         self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int
@@ -313,7 +314,7 @@ class Reading:
 
 
 def _existing(record: memoryview | None, log_offset: int) -> memoryview:
-    if record is None:
+    if record is None or not is_shown(record):
         raise SystemFailure(
             f"can not find message by the offset, {log_offset}: it was deleted, or belongs to another broker"
         )

@@ -17,8 +17,8 @@ Clients cannot send to topics that only the broker writes (``names.may_send``).
 The properties stay one text: what is added goes behind it, nothing is taken apart. In a batch each message is a record
 of its own with its own unique key.
 
-A message with a delay level or a delivery time is redirected by the intake (I1, I2); one with a delivery time gets a
-recall handle. Transactions are not supported yet: such messages are refused, as to deliver them at once would be wrong.
+A message with a delay level or a delivery time is redirected by the intake (I1, I2), and so is the half of a
+transaction (J1). A message with a delivery time gets a recall handle.
 
 A broker that is not the master refuses all sends (``NotMaster``). The short way needs no test for that: it is open only
 to topics that are remembered as plain, and these are forgotten when the term ends.
@@ -34,6 +34,7 @@ from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.retry import NO_DELAY, Retries
+from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.delay.timer import MARKS as TIMER_MARKS
@@ -105,6 +106,7 @@ class Sending:
         intake: Intake,
         topics: Topics,
         retries: Retries,
+        transactions: TransactionService,
         stats: Stats,
         timer: Timer,
         new_unique_key: Callable[[], str],
@@ -115,6 +117,7 @@ class Sending:
         self._safety = intake.safety
         self._topics = topics
         self._retries = retries
+        self._transactions = transactions
         self._count = stats.put
         self._handle = timer.handle
         self._new_unique_key = new_unique_key
@@ -183,6 +186,10 @@ class Sending:
             queue_id = self._choose_queue(command, config, origin)
             properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
+            if _TRANSACTION in properties:
+                properties, sysflag = self._transactions.prepare(
+                    properties, sysflag, group=command.producer_group, reconsume_times=command.reconsume_times or 0
+                )
         draft = Draft(
             topic,
             queue_id,
@@ -224,6 +231,7 @@ class Sending:
             if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
                 text, _ = self._prepare(properties.decode(errors="replace"))
                 check_no_time(text, "a message of a batch")
+                _refuse_transaction(text, "a batch")
                 parcels[number] = flag, content, text.encode()
         placed = self._intake.store_batch(
             topic,
@@ -262,6 +270,7 @@ class Sending:
         queue_id = self._choose_queue(command, self._topic_for(command, origin), origin)
         properties, _ = self._prepare(command.properties or "")
         check_no_time(properties, "a reply")
+        _refuse_transaction(properties, "a reply")
         return queue_id
 
     def store_in(self, queue_id: int, origin: Origin, command: SendFields, body: Buffer) -> Sent:
@@ -335,11 +344,6 @@ class Sending:
         if _TRANSIENT in properties:
             pairs = properties.split(props.PAIR_END)
             properties = props.PAIR_END.join([pair for pair in pairs if not pair.startswith(_TRANSIENT)])
-        if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
-            raise NoPermission(
-                "this broker does not support transactions yet; commit your local work first, then send the "
-                "message without a transaction"
-            )
         unique_key = props.find(properties, Property.UNIQUE_KEY)
         if unique_key is None:
             unique_key = self._new_unique_key()
@@ -360,3 +364,9 @@ class Sending:
         elif self._writable and not topic.startswith(names.SPARK_PREFIX):
             self._plain_queues[topic] = config.write_queue_nums
         return topic, queue_id, sysflag, properties
+
+
+def _refuse_transaction(properties: str, what: str) -> None:
+    """Raise ``MessageIllegal`` for a message that cannot be part of a transaction."""
+    if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
+        raise MessageIllegal(f"{what} cannot be part of a transaction; send the message alone")

@@ -56,6 +56,9 @@ class Connection(Protocol):
 
     address: str
 
+    @property
+    def is_full(self) -> bool: ...
+
     def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
 
     async def call(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from ternmq.client.blocking.sends import SyncSending
 from ternmq.client.config import ClientConfig, ProducerConfig
+from ternmq.client.send.checks import Checker
 from ternmq.client.send.hooks import SendHook
 from ternmq.client.send.outgoing import Outgoing
 from ternmq.client.send.producer import REQUEST_TIMEOUT_MS, Producer
@@ -39,6 +40,10 @@ class SyncProducer(SyncSending):
             Clients with equal settings share connections.
         config: Settings of the producer: time-outs, retries, compression, batches. Default: ``ProducerConfig()``.
         hooks: Objects that are called before and after each attempt to send, in this order.
+        checker: For transactions: a function, plain or ``async``, that is given the message of a transaction that was
+            not ended, and returns an ``Outcome``. Plain functions run in threads. Needed for ``transaction``.
+        topics: Topics of its transactions. Their brokers learn of this producer when it starts, so that it is asked
+            about transactions that an earlier process has left, also before it sends to these topics itself.
     """
 
     def __init__(
@@ -49,8 +54,20 @@ class SyncProducer(SyncSending):
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
         hooks: Sequence[SendHook] = (),
+        checker: Checker | None = None,
+        topics: Sequence[str] = (),
     ) -> None:
-        super().__init__(Producer(group, name_servers=name_servers, client=client, config=config, hooks=hooks))
+        super().__init__(
+            Producer(
+                group,
+                name_servers=name_servers,
+                client=client,
+                config=config,
+                hooks=hooks,
+                checker=checker,
+                topics=topics,
+            )
+        )
 
     def send(
         self,

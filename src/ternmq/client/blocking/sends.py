@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from ternmq.client.blocking.base import SyncClient
+from ternmq.client.blocking.transaction import SyncTransaction
 from ternmq.client.send.producer import Producer
 from ternmq.client.send.queue_choice import Selector
 from ternmq.client.send.validate import check_message
@@ -40,6 +41,40 @@ class SyncSending(SyncClient[Producer]):
         return thread.start(
             lambda: self._async.send_nowait(message, queue=queue, selector=selector, timeout_ms=timeout_ms)
         )
+
+    def transaction(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+        check_after_s: int | None = None,
+    ) -> SyncTransaction:
+        """A ``message`` that is delivered if and only if the local work of the block is committed.
+
+        Entering the block sends the message, which no consumer sees yet. The end of the block commits it, an exception
+        rolls it back. When the program dies in between, brokers ask the ``checker`` of any producer of this group,
+        first after 6 s or ``check_after_s``. The local work must be noted with ``tx.id`` where the checker finds it. A
+        checker that is a plain function is called in a thread, and may make synchronous calls.
+
+        ``queue`` and ``selector`` are those of ``send``; ``timeout_ms`` is the limit for the begin, and again for the
+        end. Raises ``ConfigError`` without a ``checker`` and ``InvalidMessage`` for a message with a delay at once.
+        Entering raises what ``send`` raises; the end raises ``TransactionUncertain`` when the broker cannot be told,
+        and then the checker decides.
+
+        ::
+
+            with producer.transaction(Message("orders", b"paid")) as tx:
+                database.pay(order, transaction_id=tx.id)
+        """
+        thread = self._open_thread()
+        transaction = self._do(
+            lambda: self._async.transaction(
+                message, queue=queue, selector=selector, timeout_ms=timeout_ms, check_after_s=check_after_s
+            )
+        )
+        return SyncTransaction(transaction, thread)
 
     def _not_running(self) -> str:
         return f"the producer {self.group!r} is not running; send inside `with SyncProducer(…)`"

@@ -33,6 +33,7 @@ from ternmq.client.connect.name_servers import NameServers
 from ternmq.client.connect.routes import MASTER_ID, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, ConsumerMember
 from ternmq.client.consume.decode import Inflater
+from ternmq.client.send.checks import CheckDesk
 from ternmq.client.send.replies import Requests
 from ternmq.client.send.time_limits import TimeLimits
 from ternmq.env import Env
@@ -89,9 +90,12 @@ class ClientInstance:
         self.inflater = Inflater(config.decompressed_bytes_max)
         #: Requests that wait for a reply here (E7).
         self.requests = Requests(self.env.clock, self.inflater)
+        #: What answers for transactions here (J2).
+        self.checks = CheckDesk(self.inflater)
         self._requests: dict[int, Route] = {
             **Answers(self._consumers, self.inflater).routes(_LANE),
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(self.requests.replied, _LANE, ANY_CALLER),
+            RequestCode.CHECK_TRANSACTION_STATE: Route(self.checks.asked, _LANE, ANY_CALLER),
         }
         #: Producer group → how many producers of it are open.
         self._producers: dict[str, int] = {}

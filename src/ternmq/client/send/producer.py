@@ -14,6 +14,7 @@ are stored in the order of their sends, if each is awaited before the next.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -23,6 +24,7 @@ from ternmq.client.config import COMPRESSIONS, ClientConfig, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.connect.routes import TopicRoute
+from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook
 from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink, split_receipt
@@ -30,13 +32,17 @@ from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
 from ternmq.client.send.sender import Pick, Sender
-from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue
+from ternmq.client.send.transaction import Transaction, transaction_properties
+from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue, check_transaction
 from ternmq.env import Env
-from ternmq.errors import NotRunning
+from ternmq.errors import ConfigError, NotRunning, TernError
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
-from ternmq.names import RETRY_PREFIX, check_group
+from ternmq.names import AUTO_CREATE_TOPIC, RETRY_PREFIX, check_group, check_topic
 from ternmq.tasks import Tasks
 from ternmq.wire.compress import compress
+from ternmq.wire.record import Sysflag
+
+log = logging.getLogger(__name__)
 
 #: How long a request waits for its reply.
 REQUEST_TIMEOUT_MS: Final = 3_000
@@ -63,6 +69,10 @@ class Producer:
             Clients with equal settings share connections.
         config: Settings of the producer: time-outs, retries, compression, batches. Default: ``ProducerConfig()``.
         hooks: Objects that are called before and after each attempt to send, in this order.
+        checker: For transactions: a function, plain or ``async``, that is given the message of a transaction that was
+            not ended, and returns an ``Outcome``. Plain functions run in threads. Needed for ``transaction``.
+        topics: Topics of its transactions. Their brokers learn of this producer when it starts, so that it is asked
+            about transactions that an earlier process has left, also before it sends to these topics itself.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
@@ -74,6 +84,8 @@ class Producer:
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
         hooks: Sequence[SendHook] = (),
+        checker: Checker | None = None,
+        topics: Sequence[str] = (),
         env: Env | None = None,
     ) -> None:
         self.group = check_group(group)
@@ -81,6 +93,11 @@ class Producer:
         self._client = client or ClientConfig(name_servers)
         self._namespace = self._client.namespace
         self._hooks = tuple(hooks)
+        if checker is not None:
+            check_checker(checker)
+        self._checker = checker
+        # A text is a sequence, too, of topics of one letter.
+        self._topics = (check_topic(topics),) if isinstance(topics, str) else tuple(map(check_topic, topics))
         self._env = env
         self._compression = COMPRESSIONS[self.config.compression]
         # A missing package shows now, not with the first large message.
@@ -95,10 +112,20 @@ class Producer:
         instance = await stack.enter_async_context(ClientInstance.shared(self._client, env=self._env))
         tasks = await stack.enter_async_context(Tasks())
         group = wrap(self._namespace, self.group)
-        self._running = _Running(Sender(instance, group, self.config, self._hooks), tasks, stack)
+        self._running = running = _Running(Sender(instance, group, self.config, self._hooks), tasks, stack)
         if self.config.auto_batch:
-            self._running.gatherer = Gatherer(self.config, self._send_together)
+            running.gatherer = Gatherer(self.config, self._send_together)
         instance.register_producer(group)
+        if self._checker is not None:
+            running.checks = Checks(
+                self._checker,
+                tasks,
+                group=self.group,
+                namespace=self._namespace,
+                timeout_ms=self.config.check_timeout_ms,
+            )
+            instance.checks.add(group, running.checks)
+            tasks.create_task(self._be_known(instance))
         return self
 
     async def __aexit__(
@@ -113,6 +140,9 @@ class Producer:
                 await asyncio.wait([send.receipt for send in flying])
         finally:
             self._running = None
+            if running.checks is not None:
+                running.sender.instance.checks.remove(wrap(self._namespace, self.group), running.checks)
+                running.checks.close()
             for send in list(running.sender.flying):
                 send.abandon()
             await running.sender.instance.unregister_producer(wrap(self._namespace, self.group))
@@ -295,6 +325,68 @@ class Producer:
         timeout_ms = timeout_ms or self.config.send_timeout_ms
         return await running.requester.reply(outgoing, request.broker_name, timeout_ms=timeout_ms)
 
+    # --- Transactions (J1, J2) -------------------------------------------------------------------------------
+
+    def transaction(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+        check_after_s: int | None = None,
+    ) -> Transaction:
+        """A ``message`` that is delivered if and only if the local work of the block is committed.
+
+        Entering the block sends the message, which no consumer sees yet. The end of the block commits it, an exception
+        rolls it back. When the program dies in between, brokers ask the ``checker`` of any producer of this group,
+        first after 6 s or ``check_after_s``. The local work must be noted with ``tx.id`` where the checker finds it.
+
+        ``queue`` and ``selector`` are those of ``send``; ``timeout_ms`` is the limit for the begin, and again for the
+        end. Raises ``ConfigError`` without a ``checker`` and ``InvalidMessage`` for a message with a delay at once.
+        Entering raises what ``send`` raises; the end raises ``TransactionUncertain`` when the broker cannot be told,
+        and then the checker decides.
+
+        ::
+
+            async with producer.transaction(Message("orders", b"paid")) as tx:
+                await database.pay(order, transaction_id=tx.id)
+        """
+        running = self._now_running()
+        if running.checks is None:
+            raise ConfigError(
+                f"the producer {self.group!r} has no checker, which transactions need; give it one: "
+                "Producer(…, checker=…)"
+            )
+        check_message(message, body_bytes_max=self.config.body_bytes_max)
+        check_transaction(message, check_after_s)
+        group = wrap(self._namespace, self.group)
+        system = transaction_properties(group, check_after_s)
+        return Transaction(
+            message,
+            sender=running.sender,
+            group=group,
+            checks=running.checks,
+            prepare=lambda: self._prepare(running.sender, message, system, sysflag=Sysflag.PREPARED),
+            pick=self._pick(message, queue, selector),
+            timeout_ms=timeout_ms or self.config.send_timeout_ms,
+        )
+
+    async def _be_known(self, instance: ClientInstance) -> None:
+        """Ask for the routes of the topics of transactions, until they are known: heartbeats go to their brokers."""
+        topics = [wrap(self._namespace, topic) for topic in self._topics] or [AUTO_CREATE_TOPIC]
+        while topics:
+            for topic in list(topics):
+                # A topic without a route may get one when its broker is back, with open transactions.
+                try:
+                    await instance.routes.of(topic)
+                    topics.remove(topic)
+                except TernError as error:
+                    log.info("cannot find the brokers of topic %s yet: %s", topic, error)
+            if topics:
+                await asyncio.sleep(self._client.poll_name_server_interval_ms / 1000)
+        await instance.heartbeat()
+
     async def send_prepared(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> SendReceipt:
         """Send an ``outgoing`` message that ``outgoing.prepare`` made, for features whose messages carry system
         properties. ``timeout_ms`` is the limit for all attempts.
@@ -346,12 +438,14 @@ class Producer:
         system: Mapping[str, str] | None = None,
         *,
         namespace: str | None = None,
+        sysflag: int = 0,
     ) -> Outgoing:
         outgoing = prepare(
             message,
             message_id=sender.instance.unique_ids.next(),
             namespace=self._namespace if namespace is None else namespace,
             system=system,
+            sysflag=sysflag,
         )
         if len(message.body) >= self.config.compress_from_bytes:
             shrink(outgoing, kind=self._compression, level=self.config.compress_level)
@@ -378,13 +472,15 @@ class Producer:
 class _Running:
     """What a producer has between its start and its end."""
 
-    __slots__ = ("gatherer", "requester", "sender", "stack")
+    __slots__ = ("checks", "gatherer", "requester", "sender", "stack")
 
     def __init__(self, sender: Sender, tasks: Tasks, stack: AsyncExitStack) -> None:
         self.sender = sender
         self.stack = stack
         self.requester = Requester(sender, tasks)
         self.gatherer: Gatherer | None = None
+        #: Without a checker, None.
+        self.checks: Checks | None = None
 
 
 def _as_seen(route: TopicRoute, topic: str) -> list[MessageQueue]:

@@ -78,7 +78,7 @@ class Sender:
         self._faults = LatencyFaults() if config.send_latency_fault_enable else None
 
     async def deliver(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> SendReceipt:
-        """Send and wait for the answer. ``pick`` fixes the queue.
+        """Send and wait for the answer. ``pick`` fixes the queue, and then nothing is retried.
 
         Raises ``BrokerRefused`` for an answer that no retry would change, ``SendFailed`` when several attempts failed,
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to

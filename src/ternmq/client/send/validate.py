@@ -12,7 +12,7 @@ from typing import Final
 
 from ternmq.errors import InvalidMessage
 from ternmq.message import RESERVED_PROPERTIES, Message, MessageQueue, Property
-from ternmq.names import RETRY_PREFIX, check_topic, may_send
+from ternmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_topic, may_send
 
 #: E1; RocketMQ's ``maxMessageSize``. Brokers have the same limit.
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -164,3 +164,24 @@ def _refuse_reserved(message: Message) -> None:
             attribute = _ATTRIBUTES.get(name)
             cure = f"set Message.{attribute} instead" if attribute else "choose another name"
             raise InvalidMessage(f"the property {name!r} is reserved; {cure}")
+
+
+#: A year.
+_CHECK_AFTER_S_MAX: Final = 365 * 24 * 3600
+
+
+def check_transaction(message: Message, check_after_s: int | None) -> None:
+    """Raise ``InvalidMessage`` for a message that cannot be part of a transaction.
+
+    Java's client drops the delay of such a message without a word. RocketMQ's broker would let the half itself wait,
+    and check it nowhere.
+    """
+    if message.delay_level:
+        raise InvalidMessage(
+            f"the message to {message.topic!r} has delay_level={message.delay_level}, which a transaction cannot have; "
+            "send it without a delay, and let the consumer send a delayed message on"
+        )
+    if message.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+        raise InvalidMessage(f"a message to {message.topic!r} cannot be part of a transaction; use a topic of your own")
+    if check_after_s is not None and not 0 < check_after_s <= _CHECK_AFTER_S_MAX:
+        raise InvalidMessage(f"invalid check_after_s {check_after_s}: expected 1 to {_CHECK_AFTER_S_MAX} seconds")

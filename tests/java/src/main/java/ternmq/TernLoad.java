@@ -19,8 +19,12 @@ import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * Load for the benchmark: {@code java ternmq.TernLoad send|consume|latency}, options as one JSON line on standard input.
@@ -28,7 +32,8 @@ import org.apache.rocketmq.common.message.Message;
  * <p>{@code send}: {@code threads} threads share one producer, so one connection, and send synchronously (with
  * {@code batch} &gt; 1, that many messages at a time) for {@code warmUpS} and then {@code seconds}, or until
  * {@code count} messages are sent. An event {@code warm} marks the begin of what counts, {@code measured} its end, so
- * that whoever drives this can read the broker's CPU time at both.
+ * that whoever drives this can read the broker's CPU time at both. With {@code transactional}, each message is a
+ * transaction that its local part commits at once.
  *
  * <p>{@code consume}: a push consumer with the client's default settings takes {@code count} waiting messages; its rate
  * runs from the first message to the last. With {@code pop} it leaves the sharing of queues to the broker (5.2.0 only),
@@ -64,7 +69,8 @@ public final class TernLoad {
     }
 
     private static void send(Options options) throws Exception {
-        var producer = new DefaultMQProducer("ternmq-load");
+        boolean transactional = options.flag("transactional", false);
+        DefaultMQProducer producer = transactional ? committing() : new DefaultMQProducer("ternmq-load");
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setDefaultTopicQueueNums(8);
         producer.setVipChannelEnabled(false);
@@ -101,6 +107,23 @@ public final class TernLoad {
         producer.shutdown();
     }
 
+    /** A producer whose local transactions commit, now and when they are checked. */
+    private static TransactionMQProducer committing() {
+        var producer = new TransactionMQProducer("ternmq-load-transactions");
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object unused) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        return producer;
+    }
+
     /** One thread of load; keeps the latency of each call that began and ended within the time that counts. */
     private static final class Sender extends Thread {
         private final DefaultMQProducer producer;
@@ -134,7 +157,9 @@ public final class TernLoad {
             long before = System.nanoTime();
             while (before < end && messagesLeft.addAndGet(-batch) >= 0) {
                 try {
-                    if (batch == 1) {
+                    if (producer instanceof TransactionMQProducer transactional) {
+                        transactional.sendMessageInTransaction(new Message(topic, body), null);
+                    } else if (batch == 1) {
                         producer.send(new Message(topic, body));
                     } else {
                         List<Message> messages = new ArrayList<>(batch);

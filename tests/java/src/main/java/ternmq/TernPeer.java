@@ -32,6 +32,7 @@ public final class TernPeer {
             Options options = Options.parse(input.readLine());
             switch (command) {
                 case "produce" -> Produce.run(options, input);
+                case "transact" -> Transact.run(options, input);
                 case "push" -> Push.run(options, input);
                 case "litepull" -> LitePull.run(options, input);
                 case "pull" -> Pull.run(options);
@@ -44,7 +45,7 @@ public final class TernPeer {
                         .invoke(null, options, input);
                 case "admin" -> Admin.run(options);
                 default -> throw new IllegalArgumentException(
-                        "unknown command «" + command + "»: use produce, push, litepull, pull, pop, reply, query, filter or admin");
+                        "unknown command «" + command + "»: use produce, transact, push, litepull, pull, pop, reply, query, filter or admin");
             }
             if (!command.equals("admin")) {
                 Events.emit("done", Map.of());

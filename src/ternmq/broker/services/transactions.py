@@ -1,0 +1,182 @@
+"""Transactions as the broker offers them (J1, J2): one object for its whole life, that knows the one of this term.
+
+The work is done by ``ternmq.transaction``; here are the settings, the way to producers, and what holds between terms:
+no transaction can be ended then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq import names
+from ternmq.broker.config import BrokerConfig
+from ternmq.broker.roles import Term
+from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.topics import Topics
+from ternmq.env import Clock
+from ternmq.errors import NoPermission, NotMaster, StoreError
+from ternmq.message import Property
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.store import MessageStore
+from ternmq.transaction import half as halves
+from ternmq.transaction.checker import Checker
+from ternmq.transaction.half import Half
+from ternmq.transaction.transactions import Ending, Rules, Transactions
+from ternmq.types import Buffer
+from ternmq.wire import properties as props
+from ternmq.wire.record import Sysflag
+
+#: Halves that are shown by one answer: each must be read.
+LISTED_MAX: Final = 1_000
+_HOUR_MS: Final = 3_600_000
+
+
+@dataclass(slots=True, frozen=True)
+class Listed:
+    """Open transactions, oldest first; ``next_offset`` is where the following ones begin, -1 behind the last."""
+
+    halves: list[Half]
+    next_offset: int
+    open_count: int
+
+
+class TransactionService:
+    """All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        take_in: Callable[[Draft], Placed],
+        offsets: Offsets,
+        topics: Topics,
+        clients: Clients,
+        clock: Clock,
+        host: bytes,
+    ) -> None:
+        self._store = store
+        self._take_in = take_in
+        self._offsets = offsets
+        self._topics = topics
+        self._clients = clients
+        self._clock = clock
+        self._host = host
+        self._checker: Checker | None = None
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._config = config
+        if self._checker is not None:
+            self._checker.apply(self._rules())
+
+    def begin(self, _term: Term) -> Checker:
+        """What checks in this term (``roles.RunnerFactory``)."""
+        transactions = Transactions(
+            self._store,
+            take_in=self._take_in,
+            offsets=self._offsets,
+            make_discard_topic=lambda: self._topics.ensure(names.CHECK_MAX_TOPIC, queues=1),
+            clock=self._clock,
+            host=self._host,
+        )
+        self._checker = Checker(
+            transactions,
+            rules=self._rules(),
+            producers=self._clients.producer_peers,
+            clock=self._clock,
+            broker_name=self._config.broker_name,
+            retention_ms=self._store.config.file_reserved_time * _HOUR_MS,
+        )
+        return self._checker
+
+    def _rules(self) -> Rules:
+        config = self._config
+        return Rules(
+            immunity_ms=config.transaction_time_out,
+            interval_ms=config.transaction_check_interval,
+            checks_max=config.transaction_check_max,
+            wait_max_ms=config.transaction_wait_max,
+        )
+
+    # --- For sends --------------------------------------------------------------------------------------------------
+
+    def prepare(self, properties: str, sysflag: int, *, group: str, reconsume_times: int) -> tuple[str, int]:
+        """Properties and sysflag of a message that has the property TRAN_MSG. Raises ``NoPermission``.
+
+        The property decides, as in RocketMQ, and the sysflag follows. A message that failed and is sent again by its
+        consumer brings the property along; it is not part of a transaction any more.
+        """
+        is_retry = reconsume_times > 0 and props.find(properties, Property.DELAY) is not None
+        if (props.find(properties, Property.TRANSACTION) or "").lower() != "true" or is_retry:
+            return properties, sysflag & ~Sysflag.TRANSACTION_MASK
+        if self._config.reject_transaction_message:
+            raise NoPermission(
+                f"the broker[{self._config.broker_name}] sending transaction message is forbidden; it is "
+                "configured with rejectTransactionMessage"
+            )
+        if props.find(properties, Property.PRODUCER_GROUP) is None:
+            properties = props.with_(props.closed(properties), Property.PRODUCER_GROUP, group)
+        return properties, sysflag & ~Sysflag.TRANSACTION_MASK | Sysflag.PREPARED
+
+    def redirect(self, draft: Draft) -> None:
+        """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
+        open_max, checker = self._config.max_open_transactions, self._checker
+        if checker is not None and len(checker.transactions.ledger.open) >= open_max:
+            halves.refuse_half(draft, open_max)
+        halves.redirect(draft)
+
+    # --- For producers and tools ------------------------------------------------------------------------------------
+
+    def end(self, ending: Ending) -> int | Awaitable[int]:
+        """Commit or roll back a transaction; the log offset to wait for. See ``Transactions.end``."""
+        transactions = self._transactions()
+        if transactions.is_folded and self._store.cold.record(ending.log_offset) is None:
+            return transactions.end(ending, self._store.record_at(ending.log_offset))
+        return self._end_later(transactions, ending)
+
+    async def _end_later(self, transactions: Transactions, ending: Ending) -> int:
+        await transactions.folded()
+        return transactions.end(ending, await self._record(ending.log_offset))
+
+    async def resume(self, log_offset: int, offset_id: str) -> None:
+        """Check a discarded half again."""
+        transactions = self._transactions()
+        await transactions.folded()
+        transactions.resume(await self._record(log_offset), offset_id)
+
+    async def listed(self, queue_offset: int, count_max: int) -> Listed:
+        """Open transactions whose halves lie at ``queue_offset`` or behind."""
+        transactions = self._transactions()
+        await transactions.folded()
+        await transactions.caught_up()
+        open_halves = transactions.ledger.open
+        wanted = sorted(at for at in open_halves if at >= queue_offset)
+        count_max = max(1, min(count_max, LISTED_MAX))
+        found: list[Half] = []
+        for at in wanted[:count_max]:
+            one = transactions.find(at)
+            if one is not None and not isinstance(one, tuple):
+                one = await one
+            if one is not None:
+                found.append(one[1])
+        next_offset = wanted[count_max] if len(wanted) > count_max else -1
+        return Listed(found, next_offset, len(open_halves))
+
+    def _transactions(self) -> Transactions:
+        if self._checker is None:
+            raise NotMaster("this broker is not the master: end the transaction at the master")
+        return self._checker.transactions
+
+    async def _record(self, log_offset: int) -> Buffer | None:
+        cold = self._store.cold.record(log_offset)
+        if cold is None:
+            return self._store.record_at(log_offset)
+        try:
+            return await asyncio.wrap_future(cold)
+        except StoreError:
+            return self._store.record_at(log_offset)

@@ -1,0 +1,505 @@
+"""The transactions of one term as master: how they end, and what is noted of them (J1, J2).
+
+The log is the truth: halves and ops are folded from their queues (``ledger``) when the term begins, and read on from
+there. One object per term; a new master folds anew.
+
+How a transaction ends, in one turn of the loop::
+
+    commit     the message is stored under its own topic ─▶ an op record closes the half
+    rollback                                                an op record closes the half
+
+*Once, and always.* The message comes before the op, so a crash in between cannot lose it. The half is then open again,
+though its message is stored; a check would have it stored twice. So every half that was open when the term began is
+*in doubt*: before it is checked or committed, its message is looked for by its unique key, and if it is there the half
+is only closed (``_has_message``). A store without an index has one candidate, the last record of its log: nothing is
+appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before it writes
+them, may leave those of some seconds. They are found only by an index.)
+
+When the op cannot be written (the disk is full), it is written later (``_unclosed``); until then the progress in the
+queue stays before this half.
+
+*Progress* is noted for the group CID_RMQ_SYS_TRANS, as RocketMQ does, but only up to what was on the disk before: after
+a power cut no half may lie before the progress whose op is lost.
+
+Where this differs from RocketMQ: a transaction that was ended is ended. There, a second commit stores the message
+again, and so does one that names an older copy of the half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ternmq import names
+from ternmq.env import Clock
+from ternmq.errors import CorruptRecord, NotRunning, StoreError, SystemBusy, SystemFailure, TernError
+from ternmq.message import Outcome, Property
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.read.query import Entry
+from ternmq.store.store import MessageStore
+from ternmq.transaction import half as halves
+from ternmq.transaction.half import GROUP, QUEUE_ID, Half
+from ternmq.transaction.ledger import Ledger
+from ternmq.types import Buffer
+from ternmq.wire import properties as props
+from ternmq.wire.record import Record, unpack_record, unpack_records
+
+log = logging.getLogger(__name__)
+
+#: Entries of a queue that are read in a row: some 2 ms of the loop for ops, which must be decoded.
+SLICE: Final = 200
+#: Requests that may wait until the queues are folded.
+_WAITING_MAX: Final = 10_000
+#: A message has one record, and its retries others under other topics; of the same key there may be more.
+_SAME_KEY_MAX: Final = 32
+#: A reader who starts anew should not have to read more entries than this, or four for each open half.
+LAG_MAX: Final = 100_000
+_LAG_PER_OPEN: Final = 4
+#: Halves that are moved in one turn for that.
+_MOVES_MAX: Final = 100
+
+
+@dataclass(slots=True, frozen=True)
+class Ending:
+    """A request to end a transaction."""
+
+    group: str
+    outcome: Outcome
+    #: Where the half is, as its producer was told by the answer to its send, or by a check.
+    log_offset: int
+    queue_offset: int
+    #: The unique key of the message; empty where a client does not say it.
+    transaction_id: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Rules:
+    """Settings of the check-back (J2)."""
+
+    #: No half is checked before this age, unless its producer asks for longer.
+    immunity_ms: int
+    #: Pause between two checks.
+    interval_ms: int
+    #: Checks that reached a producer, before a half is discarded.
+    checks_max: int
+    #: How long a half waits for a producer of its group, before it is discarded.
+    wait_max_ms: int
+
+
+class OffsetTable(Protocol):
+    def get(self, group: str, topic: str, queue_id: int) -> int: ...
+
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None: ...
+
+
+class Transactions:
+    """All methods belong to the broker's loop; the store is open."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        take_in: Callable[[Draft], Placed],
+        offsets: OffsetTable,
+        make_discard_topic: Callable[[], object],
+        clock: Clock,
+        host: bytes,
+    ) -> None:
+        """``take_in`` stores what becomes visible, through the broker's redirects: a commit may be delayed."""
+        self.store = store
+        self._take_in = take_in
+        self._offsets = offsets
+        self._make_discard_topic = make_discard_topic
+        self._clock = clock
+        self._host = host
+        self.ledger = Ledger(
+            self._begin_of(names.HALF_TOPIC),
+            self._begin_of(names.OP_HALF_TOPIC),
+        )
+        #: Open halves whose message may be stored, and those of them for which it was not looked for yet.
+        self._in_doubt: set[int] = set()
+        self._unsearched: set[int] = set()
+        #: Closed halves whose op record could not be written yet.
+        self._unclosed: set[int] = set()
+        #: Progress that is noted when the log is safe up to the third number.
+        self._to_note: tuple[int, int, int] | None = None
+        #: Without an index: the last record that was there when the term began.
+        self._last = None if store.config.message_index_enable else self._last_record()
+        self._folded = asyncio.Event()
+        self._waiting = 0
+        self._stopped: TernError | None = None
+
+    # --- The fold when the term begins ------------------------------------------------------------------------------
+
+    async def fold(self) -> None:
+        """Read both queues from where they are not done with, in slices. To be called first."""
+        await self.caught_up()
+        while entries := self.store.entries(names.OP_HALF_TOPIC, QUEUE_ID, self.ledger.next_op, SLICE):
+            for entry, cold in [(entry, self.store.cold.record(entry.log_offset)) for entry in entries]:
+                page: Buffer | None = None
+                if cold is not None:
+                    try:
+                        page = await asyncio.wrap_future(cold)
+                    except StoreError:
+                        page = None
+                self._fold_op(page if page is not None else self._page(entry))
+            await asyncio.sleep(0)
+        open_halves = sorted(self.ledger.open)
+        self._in_doubt.update(open_halves)
+        self._unsearched.update(open_halves)
+        # Which of them are copies, so that who names an older one is understood.
+        for number, queue_offset in enumerate(open_halves, 1):
+            found = self.find(queue_offset)
+            if found is not None and not isinstance(found, tuple):
+                found = await found
+            if found is not None and self._last is not None and self._has_message(found[1]):
+                # Now: in the next term, another record will be the last.
+                self.close(queue_offset)
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+        if self.ledger.open:
+            log.info("%d transactions are open", len(self.ledger.open))
+        self._folded.set()
+
+    def _fold_op(self, page: Buffer | None) -> None:
+        closed: list[int] = []
+        if page is not None:
+            try:
+                record = unpack_record(page)
+                closed = halves.closed_by(record.body, props.find(record.properties, Property.TAGS))
+            except CorruptRecord as error:
+                log.error("an op record of transactions cannot be read, and is skipped: %s", error)
+        self.ledger.op(closed)
+
+    def catch_up(self, count_max: int = SLICE) -> bool:
+        """Read new entries of the half queue; whether there may be more. Only entries: no record is decoded."""
+        ledger, store = self.ledger, self.store
+        low = store.min_offset(names.HALF_TOPIC, QUEUE_ID)
+        if ledger.next_half < low:
+            ledger.skip_to(low, 0)
+        entries = store.entries(names.HALF_TOPIC, QUEUE_ID, ledger.next_half, count_max)
+        for entry in entries:
+            ledger.half(ledger.next_half, entry.log_offset)
+        return bool(entries)
+
+    async def caught_up(self) -> None:
+        """Read all new entries, in slices."""
+        while True:
+            if not self.catch_up():
+                return
+            await asyncio.sleep(0)
+
+    def _catch_up_all(self) -> None:
+        ledger, max_offset = self.ledger, self.store.max_offset
+        while ledger.next_half < max_offset(names.HALF_TOPIC, QUEUE_ID) and self.catch_up():
+            pass
+
+    def _begin_of(self, topic: str) -> int:
+        """From where a queue is to be read: its progress, or its begin; never outside of it."""
+        low, high = self.store.min_offset(topic, QUEUE_ID), self.store.max_offset(topic, QUEUE_ID)
+        return min(max(self._offsets.get(GROUP, topic, QUEUE_ID), low), high)
+
+    def _last_record(self) -> bytes | None:
+        """The last record of the log that is in a queue."""
+        store = self.store
+        last = max(
+            (
+                entry
+                for topic, queue_id in store.queues()
+                for entry in store.entries(topic, queue_id, store.max_offset(topic, queue_id) - 1, 1)
+            ),
+            default=None,
+        )
+        page = self._page(last) if last is not None else None
+        return bytes(page) if page is not None else None
+
+    async def folded(self) -> None:
+        """Return when the fold is done. Raises ``SystemBusy`` when too many wait, or why the term is over."""
+        if not self._folded.is_set():
+            if self._waiting >= _WAITING_MAX:
+                raise SystemBusy(
+                    f"[OVERLOAD]system busy: {self._waiting} requests wait until the open transactions are "
+                    "read; retry later"
+                )
+            self._waiting += 1
+            try:
+                await self._folded.wait()
+            finally:
+                self._waiting -= 1
+        if self._stopped is not None:
+            raise self._stopped
+
+    @property
+    def is_folded(self) -> bool:
+        return self._folded.is_set() and self._stopped is None
+
+    def stop(self, reason: TernError) -> None:
+        """The term is over."""
+        self._stopped = reason
+        self._folded.set()
+
+    # --- The end of a transaction -----------------------------------------------------------------------------------
+
+    def end(self, ending: Ending, page: Buffer | None) -> int:
+        """Commit or roll back. ``page`` is the record at ``ending.log_offset``.
+
+        Returns the log offset to wait for, 0 if nothing had to be written. Raises ``SystemFailure`` with RocketMQ's
+        words for a transaction that is unknown, of another group or ended otherwise; and what ``take_in`` raises, when
+        the transaction is open as before.
+        """
+        record, half = self._named(ending, page)
+        self._catch_up_all()
+        queue_offset = self.ledger.current(half.queue_offset, half.first)
+        if queue_offset is None:
+            self._ended_before(ending, half)
+            return 0
+        if queue_offset in self._in_doubt and self._has_message(half):
+            end_offset = self.close(queue_offset)
+            if ending.outcome is not Outcome.COMMIT:
+                raise _was_committed(half)
+            return end_offset
+        if ending.outcome is Outcome.COMMIT:
+            committed_end = self._take_in(halves.committed(record, half)).end_offset
+            return max(committed_end, self.close(queue_offset))
+        return self.close(queue_offset)
+
+    def _named(self, ending: Ending, page: Buffer | None) -> tuple[Record, Half]:
+        """The half that a request names; raises ``SystemFailure`` if it is not the caller's."""
+        missing = (
+            f"Find prepared transaction message failed: there is no half message at {ending.log_offset}; it was "
+            "deleted, or belongs to another broker"
+        )
+        if page is None:
+            raise SystemFailure(missing)
+        try:
+            record = unpack_record(page)
+            if record.topic != names.HALF_TOPIC:
+                raise SystemFailure(missing)
+            half = halves.read_half(record)
+        except CorruptRecord as error:
+            raise SystemFailure(f"Find prepared transaction message failed: {error}") from None
+        if half.group != ending.group:
+            raise SystemFailure(
+                f"The producer group wrong: this transaction belongs to another group than {ending.group!r}; end it "
+                "by a producer of the group that began it"
+            )
+        if record.queue_offset != ending.queue_offset:
+            raise SystemFailure(
+                f"The transaction state table offset wrong: the half message at {ending.log_offset} has "
+                f"queue offset {record.queue_offset}, not {ending.queue_offset}"
+            )
+        if ending.transaction_id and ending.transaction_id != half.unique_key:
+            raise SystemFailure(
+                f"The transaction id wrong: the half message at {ending.log_offset} is not part of transaction "
+                f"{ending.transaction_id!r}"
+            )
+        return record, half
+
+    def _ended_before(self, ending: Ending, half: Half) -> None:
+        """A producer that repeats itself, since an answer was lost, is right; one that says the opposite is not."""
+        was_committed = self._has_message(half)
+        if not was_committed and not self.store.config.message_index_enable:
+            raise SystemFailure(
+                f"Find prepared transaction message failed: the transaction {half.unique_key} has ended before; how, "
+                "cannot be told without an index (messageIndexEnable)"
+            )
+        if ending.outcome is Outcome.COMMIT and not was_committed:
+            raise SystemFailure(
+                f"Find prepared transaction message failed: the transaction {half.unique_key} was rolled back or "
+                f"discarded before; see {names.CHECK_MAX_TOPIC} for discarded ones"
+            )
+        if ending.outcome is Outcome.ROLLBACK and was_committed:
+            raise _was_committed(half)
+
+    def close(self, queue_offset: int) -> int:
+        """Note in the log that a half is done with; returns where the log ends then, 0 if it could not be written."""
+        self._in_doubt.discard(queue_offset)
+        self._unsearched.discard(queue_offset)
+        try:
+            return self._write_op(queue_offset)
+        except (StoreError, NotRunning) as error:
+            self.ledger.close(queue_offset)
+            self._unclosed.add(queue_offset)
+            log.warning("cannot note the end of a transaction now: %s; retrying", error)
+            return 0
+
+    def _write_op(self, queue_offset: int) -> int:
+        placed = self.store.put(halves.op_record(queue_offset, now_ms=self._clock.now_ms(), host=self._host))
+        self.ledger.op((queue_offset,))
+        return placed.end_offset
+
+    # --- In doubt ---------------------------------------------------------------------------------------------------
+
+    def is_committed(self, half: Half) -> bool:
+        """Whether the message of an open half was stored before this term, so that the half has only to be closed.
+
+        It is looked for once: what is stored later is stored by ``end``, which looks for itself.
+        """
+        if half.queue_offset not in self._unsearched:
+            return False
+        self._unsearched.discard(half.queue_offset)
+        return self._has_message(half)
+
+    def _has_message(self, half: Half) -> bool:
+        return any(halves.is_commit_of(record, half) for record in self._candidates(half))
+
+    def _candidates(self, half: Half) -> Iterator[Record]:
+        """Records that may be the message of a half."""
+        if self._last is not None:
+            yield unpack_record(self._last, check_crc=False)
+        # A message with a delay waits under another topic.
+        for topic in (half.topic, names.SCHEDULE_TOPIC):
+            found = self.store.query(
+                topic, half.unique_key, count_max=_SAME_KEY_MAX, begin_ms=0, end_ms=self._clock.now_ms() + 1
+            )
+            yield from itertools.chain.from_iterable(map(unpack_records, found.buffers))
+
+    # --- What the checker does with halves --------------------------------------------------------------------------
+
+    def find(self, queue_offset: int) -> Awaitable[tuple[Record, Half] | None] | tuple[Record, Half] | None:
+        """An open half; None if it is closed by now or cannot be read, and then it is closed. Awaited if it is cold."""
+        log_offset = self.ledger.open.get(queue_offset)
+        if log_offset is None:
+            return None
+        cold = self.store.cold.record(log_offset)
+        if cold is not None:
+            return self._find_cold(queue_offset, log_offset, asyncio.wrap_future(cold))
+        return self._examine(queue_offset, self.store.record_at(log_offset))
+
+    async def _find_cold(
+        self, queue_offset: int, log_offset: int, cold: Awaitable[bytes | None]
+    ) -> tuple[Record, Half] | None:
+        page: Buffer | None
+        try:
+            page = await cold
+        except StoreError:
+            page = self.store.record_at(log_offset)
+        return self._examine(queue_offset, page)
+
+    def _examine(self, queue_offset: int, page: Buffer | None) -> tuple[Record, Half] | None:
+        ledger = self.ledger
+        if queue_offset not in ledger.open:
+            return None
+        why = "it was deleted from the log"
+        try:
+            if page is not None:
+                record = unpack_record(page)
+                if record.topic == names.HALF_TOPIC and record.queue_offset == queue_offset:
+                    half = halves.read_half(record)
+                    if half.first != queue_offset and ledger.current(half.first, half.first) != queue_offset:
+                        # Of an earlier term, that may have died before its original was closed.
+                        older = ledger.copied(half.first, queue_offset, record.log_offset)
+                        if older is not None:
+                            self.close(older)
+                    return (record, half) if queue_offset in ledger.open else None
+                why = "there is another record in its place"
+        except CorruptRecord as error:
+            why = str(error)
+        log.error("the half message at queue offset %d cannot be read and is dropped: %s", queue_offset, why)
+        self.close(queue_offset)
+        return None
+
+    def copy(self, record: Record, half: Half, *, checks: int, since_ms: int | None = None) -> Half:
+        """Write an open half again, at the end of its queue. Raises ``StoreError`` or ``NotRunning``."""
+        self._catch_up_all()
+        placed = self.store.put(halves.copy(record, half, checks=checks, since_ms=since_ms))
+        was_in_doubt = half.queue_offset in self._in_doubt
+        self.ledger.copied(half.first, placed.queue_offset, placed.log_offset)
+        self.close(half.queue_offset)
+        if was_in_doubt:
+            self._in_doubt.add(placed.queue_offset)
+        return Half(
+            queue_offset=placed.queue_offset,
+            log_offset=placed.log_offset,
+            first=half.first,
+            topic=half.topic,
+            queue_id=half.queue_id,
+            group=half.group,
+            unique_key=half.unique_key,
+            checks=checks,
+            immunity_ms=half.immunity_ms,
+            born_time_ms=half.born_time_ms,
+            store_time_ms=placed.store_time_ms,
+            since_ms=placed.store_time_ms if since_ms is None else since_ms,
+        )
+
+    def discard(self, record: Record, half: Half, why: str) -> None:
+        """Give a half up: its record goes to another topic, where an administrator finds it."""
+        self._make_discard_topic()
+        self.store.put(halves.discarded(record))
+        self.close(half.queue_offset)
+        log.error(
+            "the transaction %s of group %s to topic %s is discarded to %s: %s",
+            half.unique_key,
+            half.group,
+            half.topic,
+            names.CHECK_MAX_TOPIC,
+            why,
+        )
+
+    def resume(self, page: Buffer | None, offset_id: str) -> None:
+        """Check a discarded half again, from the first time on (323)."""
+        try:
+            record = unpack_record(page) if page is not None else None
+            if record is None or record.topic != names.CHECK_MAX_TOPIC:
+                raise SystemFailure(
+                    f"there is no discarded half message {offset_id!r}; give the offset id of a message of "
+                    f"{names.CHECK_MAX_TOPIC}"
+                )
+            half = halves.read_half(record)
+        except CorruptRecord as error:
+            raise SystemFailure(f"the message {offset_id!r} cannot be checked again: {error}") from None
+        if self._has_message(half):
+            raise _was_committed(half)
+        self._catch_up_all()
+        placed = self.store.put(halves.resumed(record))
+        self._catch_up_all()
+        # It may be resumed twice, and committed once.
+        self._in_doubt.add(placed.queue_offset)
+
+    # --- Progress ---------------------------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """To be called every second: read what is new, write what could not be written, note the progress."""
+        self._catch_up_all()
+        try:
+            while self._unclosed:
+                queue_offset = min(self._unclosed)
+                self._write_op(queue_offset)
+                self._unclosed.remove(queue_offset)
+            self._move_oldest()
+        except (StoreError, NotRunning) as error:
+            log.debug("cannot tend the open transactions now: %s", error)
+        self._note_progress()
+
+    def _move_oldest(self) -> None:
+        """Move halves that have waited long to the end of the queue, when much was read past them."""
+        ledger = self.ledger
+        if ledger.lag <= max(LAG_MAX, _LAG_PER_OPEN * len(ledger.open)):
+            return
+        for queue_offset in ledger.oldest(_MOVES_MAX):
+            found = self._examine(queue_offset, self.store.record_at(ledger.open[queue_offset]))
+            if found is not None:
+                record, half = found
+                self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
+
+    def _note_progress(self) -> None:
+        if self._to_note is not None and self.store.safe.value >= self._to_note[2]:
+            half_offset, op_offset, _ = self._to_note
+            self._to_note = None
+            for topic, queue_offset in ((names.HALF_TOPIC, half_offset), (names.OP_HALF_TOPIC, op_offset)):
+                if self._offsets.get(GROUP, topic, QUEUE_ID) != queue_offset:
+                    self._offsets.commit(GROUP, topic, QUEUE_ID, queue_offset)
+        if self._to_note is None:
+            self._to_note = (*self.ledger.progress(keep=self._unclosed), self.store.written)
+
+    def _page(self, entry: Entry) -> memoryview | None:
+        return self.store.record_at(entry.log_offset, entry.size)
+
+
+def _was_committed(half: Half) -> SystemFailure:
+    return SystemFailure(f"the transaction {half.unique_key} was committed before; its message is in {half.topic}")

@@ -1,0 +1,68 @@
+"""Open transactions and discarded ones, as administrators see them (J2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ternmq import Admin, EmbeddedCluster, Message, Outcome, Producer, PullConsumer, ReceivedMessage
+from ternmq.errors import InvalidName, SystemFailure
+from ternmq.names import CHECK_MAX_TOPIC
+from tests.client.send.test_transaction import bodies, is_settled, until
+
+
+def unknown(_: ReceivedMessage) -> Outcome:
+    return Outcome.UNKNOWN
+
+
+async def test_open_transactions_are_listed(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """J2: of all brokers and groups, or of one group."""
+    await admin.topics.create("orders", queues=1)
+    async with (
+        Producer("shop", name_servers=cluster.name_servers, checker=unknown) as shop,
+        Producer("bank", name_servers=cluster.name_servers, checker=unknown) as bank,
+    ):
+        queues = await shop.queues("orders")
+        async with (
+            shop.transaction(Message("orders", b"1"), queue=queues[0]) as first,
+            bank.transaction(Message("orders", b"2"), queue=queues[1]) as second,
+        ):
+            found = await admin.transactions.open()
+            assert [("broker-a", first.id, "shop", 0), ("broker-b", second.id, "bank", 0)] == [
+                (one.broker, one.transaction_id, one.group, one.checks) for one in found
+            ]
+            assert [second.id] == [one.transaction_id for one in await admin.transactions.open(group="bank")]
+            assert 1 == len(await admin.transactions.open(count_max=1))
+            assert {"broker-a": 1, "broker-b": 1} == await admin.transactions.count()
+    assert [] == await admin.transactions.open()
+
+
+async def test_a_discarded_transaction_is_resumed(cluster: EmbeddedCluster) -> None:
+    """J2: after it was checked too often; then its producer knows, and it is delivered."""
+    settings = {"transactionTimeOut": "0", "transactionCheckInterval": "100", "transactionCheckMax": "2"}
+    knows = False
+
+    async def checker(_: ReceivedMessage) -> Outcome:
+        return Outcome.COMMIT if knows else Outcome.UNKNOWN
+
+    async with (
+        EmbeddedCluster(settings=settings) as quick,
+        Admin(quick.name_servers) as admin,
+        Producer("shop", name_servers=quick.name_servers, checker=checker) as producer,
+    ):
+        transaction = await producer.transaction(Message("orders", b"paid")).__aenter__()
+        producer._now_running().checks.ended(transaction.id)  # type: ignore[union-attr]  # as if its process had died
+        await until(lambda: is_settled(quick))
+        assert ([], [b"paid"]) == (await bodies(quick), await bodies(quick, CHECK_MAX_TOPIC))
+        async with PullConsumer("readers", name_servers=quick.name_servers) as consumer:
+            [queue] = await consumer.queues(CHECK_MAX_TOPIC)
+            [discarded] = (await consumer.pull(queue, 0)).messages
+        knows = True
+        await admin.transactions.resume(discarded.offset_id)
+        await until(lambda: is_settled(quick))
+        assert [b"paid"] == await bodies(quick)
+        with pytest.raises(SystemFailure, match="was committed before"):
+            await admin.transactions.resume(discarded.offset_id)
+        with pytest.raises(SystemFailure, match="no discarded half message"):
+            await admin.transactions.resume(transaction.receipt.offset_id)
+        with pytest.raises(InvalidName):
+            await admin.transactions.resume("x")

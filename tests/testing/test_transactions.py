@@ -1,0 +1,31 @@
+"""Transactions in a cluster that breaks: 60 lives from seeds (J1, J2).
+
+``script/soak transactions`` runs them for hours, and replays one (``--seed N --seeds 1 --trace``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testing.seeds import live, live_twice
+
+PORTION = 15
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """What programs have to say about their thousand deaths is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 60, PORTION))
+def test_messages_are_delivered_if_and_only_if_the_local_work_was_committed(first: int) -> None:
+    """J1, J2: producers and brokers die at every step, another member answers; checkers hang, raise, lie, are gone."""
+    live_twice("transactions", first)
+    for seed in range(first + 1, first + PORTION):
+        live("transactions", seed)

@@ -1,0 +1,299 @@
+"""How transactions end, and what survives a crash (J1, J2)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from ternmq import names
+from ternmq.errors import DiskFull, NotRunning, SystemFailure
+from ternmq.message import Outcome
+from ternmq.store.log.draft import Draft, Placed
+from ternmq.wire import properties as props
+from ternmq.wire.record import Record, Sysflag
+from ternmq.wire.requests import CheckTransaction
+from tests.transaction.world import Asked, Killed, World, in_virtual_time
+
+
+def test_a_commit_makes_the_message_visible_and_a_rollback_does_not() -> None:
+    """J1: both leave an op record in the form of 4.9."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid, failed, later = world.send(b"paid"), world.send(b"failed"), world.send(b"later")
+        assert [] == world.bodies()
+        world.end(paid, Outcome.COMMIT)
+        world.end(failed, Outcome.ROLLBACK)
+
+        [record] = world.records()
+        assert (b"paid", Sysflag.COMMIT, paid.log_offset) == (
+            bytes(record.body),
+            record.sysflag & Sysflag.TRANSACTION_MASK,
+            record.prepared_transaction_offset,
+        )
+        assert [b"0", b"1"] == world.bodies(names.OP_HALF_TOPIC)
+        assert {later.queue_offset} == set(world.transactions.ledger.open)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_what_ends_twice_ends_once() -> None:
+    """J1: a producer that repeats itself is right, one that says the opposite is refused; nothing is stored twice."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid, failed = world.send(b"paid"), world.send(b"failed")
+        for _ in range(3):
+            world.end(paid, Outcome.COMMIT)
+            world.end(failed, Outcome.ROLLBACK)
+        with pytest.raises(SystemFailure, match="was committed before"):
+            world.end(paid, Outcome.ROLLBACK)
+        with pytest.raises(SystemFailure, match="was rolled back or discarded before"):
+            world.end(failed, Outcome.COMMIT)
+
+        assert [b"paid"] == world.bodies()
+        assert 2 == len(world.bodies(names.OP_HALF_TOPIC))
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_transaction_that_is_not_the_callers_is_refused_with_a_sentence() -> None:
+    """J1, bad input: unknown, of another group, wrong offsets, wrong id, no half at all. It stays open."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        plain = world.store.put(Draft("orders", 0, b"plain", "", 0, b"\0" * 8))
+        for wrong, words in (
+            (replace(paid, log_offset=paid.log_offset + 1), "Find prepared transaction message failed"),
+            (replace(paid, log_offset=1 << 60), "Find prepared transaction message failed"),
+            (replace(paid, log_offset=-1), "Find prepared transaction message failed"),
+            (replace(paid, log_offset=plain.log_offset), "there is no half message"),
+            (replace(paid, group="thieves"), "The producer group wrong"),
+            (replace(paid, queue_offset=1), "The transaction state table offset wrong"),
+            (replace(paid, transaction_id="other"), "The transaction id wrong"),
+        ):
+            with pytest.raises(SystemFailure, match=words):
+                world.end(wrong, Outcome.COMMIT)
+        assert 1 == world.open
+        world.end(replace(paid, transaction_id=""), Outcome.COMMIT)
+        assert [b"plain", b"paid"] == world.bodies()
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_delay_level_counts_from_the_commit() -> None:
+    """J1, I1: the half waits for its commit, then the message for its delay."""
+
+    async def program() -> None:
+        world = World(message_delay_level="10s")
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid", DELAY="1")
+        assert [] == world.records(names.SCHEDULE_TOPIC)
+        world.end(paid, Outcome.COMMIT)
+        [waiting] = world.records(names.SCHEDULE_TOPIC)
+        assert "orders" == props.find(waiting.properties, "REAL_TOPIC")
+        assert [] == world.bodies()
+        world.end(paid, Outcome.COMMIT)
+        assert 1 == len(world.records(names.SCHEDULE_TOPIC))
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("puts", [0, 1])
+def test_a_broker_that_dies_between_message_and_op_stores_the_message_once(puts: int, index: bool) -> None:
+    """J1: dies before the message, or between it and the op; then the producer, asked again, says commit."""
+
+    async def program() -> None:
+        world = World(message_index_enable=index)
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        world.puts_left = puts
+        with pytest.raises(Killed):
+            world.end(paid, Outcome.COMMIT)
+        await world.kill()
+        world.start()
+        await world.folded()
+        assert puts == len(world.bodies())
+
+        def answer(check: CheckTransaction, _: Record) -> None:
+            asyncio.get_running_loop().call_soon(world.answer, check, Outcome.COMMIT)
+
+        world.producers = [Asked(answer)]
+        await asyncio.sleep(31)
+        assert ([b"paid"], 0) == (world.bodies(), world.open)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_messages_that_rocketmq_5_committed_without_their_ops_are_not_stored_again() -> None:
+    """J1: it collects ops for 3 s, and may die before. Our checker finds the messages by their keys."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        sent = [world.send(b"%d" % number) for number in range(5)]
+        for one in sent[:4]:
+            world.puts_left = 1
+            with pytest.raises(Killed):
+                world.end(one, Outcome.COMMIT)
+        await world.kill()
+        world.start()
+        await world.folded()
+        assert 5 == world.open
+        world.end(sent[0], Outcome.COMMIT)
+        with pytest.raises(SystemFailure, match="was committed before"):
+            world.end(sent[1], Outcome.ROLLBACK)
+        await asyncio.sleep(31)
+        assert 1 == world.open
+        assert [b"0", b"1", b"2", b"3"] == world.bodies()
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_an_op_that_finds_no_space_is_written_later() -> None:
+    """J1: the message is stored, the transaction has ended; progress waits for the op."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        put, puts = world.store.put, 0
+
+        def full(draft: Draft) -> Placed:
+            nonlocal puts
+            puts += 1
+            if puts > 1:
+                raise DiskFull("the disk is full")
+            return put(draft)
+
+        world.store.put = full
+        world.end(paid, Outcome.COMMIT)
+        await asyncio.sleep(20)
+        assert ([b"paid"], [], 0) == (world.bodies(), world.bodies(names.OP_HALF_TOPIC), world.open)
+        assert world.progress[0] <= 0
+        world.store.put = put
+        await asyncio.sleep(20)
+        assert ([b"paid"], [b"0"]) == (world.bodies(), world.bodies(names.OP_HALF_TOPIC))
+        assert (1, 1) == world.progress
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_progress_never_passes_what_a_power_cut_can_take() -> None:
+    """J1, C6: a half whose op is lost must be found again, or its message would be lost with the commit."""
+
+    async def program() -> None:
+        for seed in range(30):
+            world = World(seed)
+            world.start()
+            await world.folded()
+            sent = [world.send(b"%d" % number) for number in range(20)]
+            world.store.flush_now()
+            for one in sent:
+                world.end(one, Outcome.COMMIT)
+                if world.random.random() < 0.3:
+                    await asyncio.sleep(world.random.random() * 3)
+            world.transactions.tend()
+            world.transactions.tend()
+            world.offsets.save()
+            await world.cut_power()
+            world.start()
+            await world.folded()
+            for one in sent:
+                world.end(one, Outcome.COMMIT)
+            assert sorted(b"%d" % number for number in range(20)) == sorted(world.bodies()), seed
+            await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_start_reads_only_what_is_not_done_with() -> None:
+    """J1: progress of halves and ops is kept as RocketMQ keeps it."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        sent = [world.send(b"%d" % number) for number in range(300)]
+        for one in sent:
+            if one is not sent[250]:
+                world.end(one, Outcome.COMMIT)
+        await asyncio.sleep(20)
+        # The last op that names a half behind the open one came when all before were done with.
+        assert (250, 250) == world.progress
+        await world.stop()
+        world.start()
+        await world.folded()
+        assert [250] == list(world.transactions.ledger.open)
+        world.end(sent[250], Outcome.COMMIT)
+        await asyncio.sleep(20)
+        assert (300, 300) == world.progress
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_the_end_of_a_term_answers_those_that_wait() -> None:
+    """J2: no transaction is ended by a master that is none."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        waiting = asyncio.ensure_future(world.folded())
+        world.checker.stop(NotRunning("another broker is the master"))
+        with pytest.raises(NotRunning):
+            await waiting
+        await world.kill()
+
+    in_virtual_time(program())
+
+
+def test_one_open_half_does_not_hold_the_queue_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J2: it is moved to the end when much was read past it, without counting a check, and its wait goes on."""
+    monkeypatch.setattr("ternmq.transaction.transactions.LAG_MAX", 50)
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        orphan = world.send(b"orphan", group="gone")
+        began_ms = world.clock.now_ms()
+        for number in range(200):
+            world.end(world.send(b"%d" % number), Outcome.ROLLBACK)
+        await asyncio.sleep(20)
+        assert world.progress[0] >= 200
+        [at] = world.transactions.ledger.open
+        _, half = world.transactions.find(at)  # type: ignore[misc]
+        assert (0, orphan.queue_offset, began_ms) == (half.checks, half.first, half.since_ms)
+        await world.stop()
+        world.start()
+        await world.folded()
+        # Under its first name, too.
+        world.end(orphan, Outcome.COMMIT)
+        assert [b"orphan"] == world.bodies()
+        [record] = world.records()
+        assert props.find(record.properties, "TERN_WAITS_SINCE") is None
+        await world.stop()
+
+    in_virtual_time(program())
