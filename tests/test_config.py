@@ -276,12 +276,11 @@ class TestUnknownSettings:
         """Issue 13, 14: each with what happens instead. Who brings a file with replication over must not learn later
         that there is none."""
         asked = {
-            "enableDLegerCommitLog=True": "only copy",
+            "enableDLegerCommitLog=True": "one master, and slaves",
             "storePathConsumeQueue=/disk2/queues": "below storePathRootDir",
             "storePathIndex=/disk3/index": "below storePathRootDir",
             "transientStorePoolEnable=true": "to the mapped log directly",
-            "brokerIP2=10.0.0.2": "there are no slaves",
-            "slaveReadEnable=true": "from this broker",
+            "slaveReadEnable=true": "slaves always serve reads",
             "disableConsumeIfConsumerReadSlowly=true": "can always read",
         }
         load(BrokerConfig, flags=[*asked, "enableControllerMode=false", "brokerRole=ASYNC_MASTER"])

@@ -31,6 +31,7 @@ from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, 
 from ternmq.config import rocketmq_name
 from ternmq.embedded import EmbeddedCluster
 from ternmq.namesrv.config import NamesrvConfig
+from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 from tests.cli.conftest import ENVIRONMENT, TERN
 from tests.no_delays import NO_DELAYS
@@ -242,6 +243,7 @@ def shown_default(value: object) -> str:
 CONFIGS: dict[str, Any] = {
     "BrokerConfig": BrokerConfig(broker_name="host"),
     "StoreConfig": StoreConfig(),
+    "ReplicationConfig": ReplicationConfig(),
     "NamesrvConfig": NamesrvConfig(),
     "ClientConfig": ClientConfig(NAME_SERVER),
     "ProducerConfig": ProducerConfig(),
@@ -256,7 +258,7 @@ CONFIGS: dict[str, Any] = {
 def test_every_setting_is_documented_and_every_documented_one_exists(name: str) -> None:
     """T2: a default that stands in backticks is the real one; others are told in words."""
     config = CONFIGS[name]
-    spelled = rocketmq_name if name in ("BrokerConfig", "StoreConfig", "NamesrvConfig") else str
+    spelled = rocketmq_name if name in ("BrokerConfig", "StoreConfig", "ReplicationConfig", "NamesrvConfig") else str
     documented = dict(settings_tables())[name]
 
     assert {spelled(field.name) for field in dataclasses.fields(config)} == documented.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -29,6 +30,21 @@ async def test_several_brokers_are_one_cluster() -> None:
     assert [("DefaultCluster", "broker-a"), ("DefaultCluster", "broker-b"), ("DefaultCluster", "broker-c")] == [
         (broker.cluster, broker.name) for broker in brokers
     ]
+
+
+async def test_brokers_may_have_slaves() -> None:
+    """O1, O2, T5: a message that is acknowledged by a synchronous master is on its slave."""
+    async with EmbeddedCluster(slaves=1, settings={"brokerRole": "SYNC_MASTER"}) as cluster:
+        (master,), (slave,) = cluster.brokers, cluster.slaves
+        assert master.replicating is not None
+        assert slave.replicating is not None
+        async with Producer("shop", name_servers=cluster.name_servers) as producer:
+            async with asyncio.timeout(60):
+                while (await producer.send(Message("orders", b"hello"))).status is not SendStatus.OK:
+                    await asyncio.sleep(0.05)
+            assert master.replicating.log_end == slave.replicating.log_end
+    with pytest.raises(ConfigError, match="slaves"):
+        EmbeddedCluster(slaves=9)
 
 
 def test_without_asyncio_it_runs_in_a_thread_of_its_own() -> None:

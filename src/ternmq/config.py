@@ -48,7 +48,7 @@ ENV_CLIENTS: Final = frozenset(
     }
 )
 #: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
-SECTIONS: Final = frozenset({"broker", "store", "namesrv"})
+SECTIONS: Final = frozenset({"broker", "store", "replication", "namesrv"})
 
 #: Names a file of more settings, as RocketMQ has it.
 _TLS_FILE: Final = "tlsconfigfile"
@@ -333,6 +333,8 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
     if kind == tuple[Path, ...]:
         # Commas in RocketMQ's files; a list of TOML arrives with semicolons.
         return tuple(Path(part.strip()).expanduser() for part in re.split("[,;]", text) if part.strip())
+    if kind == tuple[str, ...]:
+        return tuple(part.strip() for part in re.split("[,;]", text) if part.strip())
     if kind is str:
         return text
     raise TypeError(f"settings of type {kind} are not supported; add the type to {__name__}")

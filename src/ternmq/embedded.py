@@ -48,6 +48,7 @@ from ternmq.env import Env
 from ternmq.errors import ConfigError, NotRunning
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 
 HOST: Final = "127.0.0.1"
@@ -65,7 +66,8 @@ _FEATURES: Final = {"enablePropertyFilter": "true"}
 
 #: Settings that differ from broker to broker, in the form of ``Setting.name``.
 _CHOSEN_HERE: Final = frozenset(
-    {"listenport", "bindaddress", "brokername", "brokerip1", "namesrvaddr", "storepathrootdir"}
+    {"listenport", "bindaddress", "brokername", "brokerid", "brokerip1", "namesrvaddr", "storepathrootdir"}
+    | {"halistenport", "hamasteraddress"}
 )
 
 
@@ -78,6 +80,8 @@ class EmbeddedCluster:
 
     Args:
         brokers: How many brokers to start, 1 to 26; they are called ``broker-a``, ``broker-b`` and so on.
+        slaves: How many slaves each broker has, 0 to 8. They copy its messages, and consumers read from them while the
+            broker is gone.
         settings: Settings of all servers, under RocketMQ's names or ours: ``{"autoCreateTopicEnable": False}``. An
             unknown one raises ``ConfigError``.
         directory: Where to keep the stores, so that a later cluster can open them again. None: in a temporary
@@ -89,23 +93,28 @@ class EmbeddedCluster:
         self,
         *,
         brokers: int = 1,
+        slaves: int = 0,
         settings: Mapping[str, object] | None = None,
         directory: Path | str | None = None,
         env: Env | None = None,
     ) -> None:
         if not 1 <= brokers <= 26:
             raise ConfigError(f"invalid brokers={brokers}: expected 1 to 26")
+        if not 0 <= slaves <= 8:
+            raise ConfigError(f"invalid slaves={slaves}: expected 0 to 8")
         flags = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
         _check(Settings.gather(flags=flags))
         self._flags = [*(f"{key}={value}" for key, value in (_SMALL_FILES | _FEATURES).items()), *flags]
         self._broker_count = brokers
+        self._slave_count = slaves
         self._directory = Path(directory) if directory is not None else None
         self._env = env or Env()
         self._exit = AsyncExitStack()
         self._thread: _ClusterThread | None = None
         self._name_server: NameServer | None = None
-        #: The running brokers. They belong to the cluster's loop.
+        #: The running brokers, and their slaves, those of one broker together. They belong to the cluster's loop.
         self.brokers: list[Broker] = []
+        self.slaves: list[Broker] = []
 
     @property
     def name_servers(self) -> str:
@@ -124,23 +133,32 @@ class EmbeddedCluster:
             self._name_server = await stack.enter_async_context(name_server)
             for number in range(self._broker_count):
                 name = f"broker-{chr(ord('a') + number)}"
-                own = Settings.gather(
-                    flags=[
-                        *self._flags,
-                        f"bindAddress={HOST}",
-                        f"brokerIP1={HOST}",
-                        "listenPort=0",
-                        f"brokerName={name}",
-                        f"namesrvAddr={self.name_servers}",
-                        f"storePathRootDir={directory / name}",
-                    ]
-                )
-                config = own.build(BrokerConfig)
-                credentials = own_credentials(config, os.environ)
-                broker = Broker(config, own.build(StoreConfig), self._env, credentials=credentials)
+                broker = self._broker(name, directory / name)
                 self.brokers.append(await stack.enter_async_context(broker))
+                for slave_id in range(1, self._slave_count + 1):
+                    path = directory / f"{name}-slave-{slave_id}"
+                    slave = self._broker(name, path, f"brokerId={slave_id}", "brokerRole=SLAVE")
+                    self.slaves.append(await stack.enter_async_context(slave))
             self._exit = stack.pop_all()
         return self
+
+    def _broker(self, name: str, path: Path, *more: str) -> Broker:
+        own = Settings.gather(
+            flags=[
+                *self._flags,
+                f"bindAddress={HOST}",
+                f"brokerIP1={HOST}",
+                "listenPort=0",
+                f"brokerName={name}",
+                f"namesrvAddr={self.name_servers}",
+                f"storePathRootDir={path}",
+                *more,
+            ]
+        )
+        config = own.build(BrokerConfig)
+        credentials = own_credentials(config, os.environ)
+        replication = own.build(ReplicationConfig)
+        return Broker(config, own.build(StoreConfig), self._env, replication=replication, credentials=credentials)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -149,6 +167,7 @@ class EmbeddedCluster:
             await self._exit.__aexit__(kind, error, trace)
         finally:
             self.brokers.clear()
+            self.slaves.clear()
             self._name_server = None
 
     def __enter__(self) -> Self:
@@ -164,7 +183,7 @@ class EmbeddedCluster:
 
 
 def _check(settings: Settings) -> None:
-    kinds = (BrokerConfig, StoreConfig, NamesrvConfig)
+    kinds = (BrokerConfig, StoreConfig, ReplicationConfig, NamesrvConfig)
     for setting in settings.strangers(*kinds):
         near = nearest(setting, *kinds)
         raise ConfigError(f"unknown setting {setting.key!r}" + (f"; did you mean {near!r}?" if near else ""))

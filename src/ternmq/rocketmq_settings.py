@@ -164,7 +164,7 @@ REFUSED: Final = {
     "useTLS": Instead("this switch of Java clients is not supported yet: set tls.enable=true instead", _OFF),
 }
 
-_NO_REPLICATION: Final = "replication is not supported yet: this broker keeps the only copy of its messages"
+_NO_REPLICATION: Final = "not supported yet: a broker has one master, and slaves that copy its log (brokerRole)"
 _NO_CONTROLLER: Final = "controllers are not supported yet: the role of this broker is fixed"
 _NO_TRANSACTIONS: Final = "transactions are not supported yet: transactional messages are refused"
 _AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
@@ -175,8 +175,6 @@ _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see
 UNKEPT: Final = {
     # Replication and roles.
     "allAckInSyncStateSet": Instead(_NO_REPLICATION, _OFF),
-    "brokerIP2": Instead("replication is not supported yet: there are no slaves that could use this address"),
-    "brokerRole": Instead(_NO_REPLICATION, frozenset({"async_master"})),
     "controllerAddr": Instead(_NO_CONTROLLER, frozenset({""})),
     "dLegerPeers": Instead(_NO_REPLICATION, frozenset({""})),
     "duplicationEnable": Instead(_NO_REPLICATION, _OFF),
@@ -184,13 +182,9 @@ UNKEPT: Final = {
     "enableControllerMode": Instead(_NO_CONTROLLER, _OFF),
     "enableDLegerCommitLog": Instead(_NO_REPLICATION, _OFF),
     "enableSlaveActingMaster": Instead(_NO_REPLICATION, _OFF),
-    "haListenPort": Instead("replication is not supported yet: the broker does not listen on this port"),
-    "haMasterAddress": Instead(_NO_REPLICATION, frozenset({""})),
-    "inSyncReplicas": Instead(_NO_REPLICATION, _ONE),
-    "lockInStrictMode": Instead("replication is not supported yet: queue locks are kept on this broker only", _OFF),
-    "minInSyncReplicas": Instead(_NO_REPLICATION, _ONE),
+    "lockInStrictMode": Instead("queue locks are kept on the master only", _OFF),
     "notifyMinBrokerIdChanged": Instead("brokers are not notified when a master is lost", _OFF),
-    "slaveReadEnable": Instead("slaves are not supported yet: consumers read all messages from this broker", _OFF),
+    "slaveReadEnable": Instead("a master does not send consumers to its slaves yet; slaves always serve reads", _OFF),
     "supportActingMaster": Instead(
         "acting masters are not supported: without a master, queues can be read but not written", _OFF
     ),

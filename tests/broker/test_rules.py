@@ -84,6 +84,7 @@ CODES: Final = {
     Action.ANY: {
         Code.GET_ALL_CONSUMER_OFFSET,
         Code.GET_ALL_DELAY_OFFSET,
+        Code.GET_BROKER_HA_STATUS,
         Code.GET_ALL_MESSAGE_REQUEST_MODE,
         Code.GET_ALL_PRODUCER_INFO,
         Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,19 @@ def test_up_stops_cleanly_and_finds_everything_again(tmp_path: Path, start: Star
     assert not (tmp_path / "data" / "broker-a" / "abort").exists()
     second = start(*arguments)
     assert "kept\n" == tern("consume", "orders", "--no-follow", "-n", second.name_server).stdout
+
+
+def test_up_with_slaves_keeps_two_copies(tmp_path: Path, start: Start) -> None:
+    """O1, O2, T1: a synchronous master and its slave; the directories have the same log."""
+    arguments = ("up", "--dir", str(tmp_path), "--port", "0", "--broker-port", "0", "--slaves", "1")
+    up = start(*arguments, "--set", "brokerRole=SYNC_MASTER", "--set", "mappedFileSizeCommitLog=1048576")
+    assert {"broker-a", "broker-a-slave-1"} == set(up.ready["brokers"])
+    copy = tmp_path / "broker-a-slave-1" / "commitlog" / f"{0:020}"
+    limit = time.monotonic() + 60
+    while not (copy.exists() and b"a message with two copies" in copy.read_bytes()) and time.monotonic() < limit:
+        assert 0 == tern("send", "orders", "a message with two copies", "-n", up.name_server).returncode
+    assert 0 == up.end(signal.SIGTERM)
+    assert copy.read_bytes() == (tmp_path / "broker-a" / "commitlog" / f"{0:020}").read_bytes()
 
 
 def test_a_broker_that_dies_is_reported_and_ends_up(tmp_path: Path, start: Start) -> None:

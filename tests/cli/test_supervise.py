@@ -10,7 +10,7 @@ from ternmq.cli.supervise import BrokerPlan, plan_brokers
 from ternmq.errors import ConfigError
 
 
-def plans(*, count: int = 1, first_port: int = 10911) -> list[BrokerPlan]:
+def plans(*, count: int = 1, first_port: int = 10911, slaves: int = 0) -> list[BrokerPlan]:
     return plan_brokers(
         count=count,
         directory=Path("data"),
@@ -18,6 +18,7 @@ def plans(*, count: int = 1, first_port: int = 10911) -> list[BrokerPlan]:
         host="127.0.0.1",
         name_server="127.0.0.1:9876",
         settings=["flushDiskType=SYNC_FLUSH"],
+        slaves=slaves,
     )
 
 
@@ -37,6 +38,27 @@ def test_brokers_have_names_ports_and_directories_of_their_own() -> None:
     )
     assert "broker-b" == second.name
     assert {"listenPort=10931", f"storePathRootDir={Path('data/broker-b')}"} < set(second.settings)
+
+
+def test_slaves_have_the_name_of_their_broker_and_ports_between() -> None:
+    """O1: the last value of a setting counts."""
+    names = [plan.name for plan in plans(count=2, slaves=2)]
+    assert [
+        "broker-a",
+        "broker-a-slave-1",
+        "broker-a-slave-2",
+        "broker-b",
+        "broker-b-slave-1",
+        "broker-b-slave-2",
+    ] == names
+    _, _, third, *_ = plans(count=2, slaves=2)
+    settings = dict(each.split("=") for each in third.settings)
+    assert ("broker-a", "2", "SLAVE", "10919") == tuple(
+        settings[key] for key in ("brokerName", "brokerId", "brokerRole", "listenPort")
+    )
+    assert str(Path("data/broker-a-slave-2")) == settings["storePathRootDir"]
+    with pytest.raises(ConfigError, match="--slaves"):
+        plans(slaves=5)
 
 
 def test_port_zero_takes_free_ports_for_all() -> None:

@@ -174,11 +174,12 @@ def broker(
     small: bool = True,
     heap_mb: int = 512,
     flags: Sequence[str] = jvm.SMALL,
+    has_route: bool = True,
 ) -> Iterator[Server]:
     """A RocketMQ master that the name server at ``namesrv`` (RocketMQ's or ours) has a route to.
 
     The store stays in ``directory`` afterwards: a second start finds it again. ``small=False`` leaves file sizes and
-    limits as RocketMQ has them.
+    limits as RocketMQ has them. Without ``has_route`` it is a slave, whose topics have no route.
     """
     port = port or free_port(neighbours=(-2, 1))
     store = directory / "store"
@@ -204,7 +205,11 @@ def broker(
     first = namesrv.split(";", maxsplit=1)[0]
     try:
         # A broker's own name is a topic of it, so this route says that this broker has registered.
-        _wait(server, "the broker is registered", lambda: _route_code(first, name) == _SUCCESS and _answers(server))
+        _wait(
+            server,
+            "the broker is registered",
+            lambda: (not has_route or _route_code(first, name) == _SUCCESS) and _answers(server),
+        )
         yield server
     finally:
         server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
-from ternmq.message import Message, ReceivedMessage
+from ternmq.message import Message, ReceivedMessage, SendStatus
 from tests.client.listening import Collector
 from tests.interop.java import Java
 
@@ -123,3 +124,20 @@ async def test_mqadmin_asks_consumers_of_both_languages(cluster: EmbeddedCluster
     assert "CR_THROW_EXCEPTION" in ours_said
     assert "once is enough" in ours_said
     assert "CR_SUCCESS" in java_said
+
+
+async def test_mqadmin_shows_how_far_slaves_are(tmp_path: Path) -> None:
+    """O1: haStatus exists from 5.x on."""
+    java = Java("5.2.0", tmp_path)
+    async with EmbeddedCluster(slaves=1, settings={"brokerRole": "SYNC_MASTER"}) as cluster:
+        (master,), (slave,) = cluster.brokers, cluster.slaves
+        async with Producer("shop", name_servers=cluster.name_servers) as producer, asyncio.timeout(60):
+            while (await producer.send(Message("orders", b"hello"))).status is not SendStatus.OK:
+                await asyncio.sleep(0.05)
+        assert master.replicating is not None
+        told = await java.admin(cluster.name_servers, "haStatus", "-b", master.address)
+        assert f"#MasterCommitLogMaxOffset\t{master.replicating.log_end}" in told
+        assert "#SlaveNum\t1" in told
+        assert "OK" in told
+        told = await java.admin(cluster.name_servers, "haStatus", "-b", slave.address)
+        assert f"#CommitLogMaxOffset\t{master.replicating.log_end}" in told

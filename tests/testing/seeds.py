@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from tests.replication.simulation import ReplicationSimulation
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
@@ -33,6 +34,7 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "delays": DelaySimulation,
     "pops": PopSimulation,
     "pop-consumers": PopConsumerSimulation,
+    "replication": ReplicationSimulation,
     "transactions": TransactionSimulation,
 }
 

@@ -46,6 +46,7 @@ from ternmq.broker.handlers.send import SendHandlers, SendReplies
 from ternmq.broker.handlers.slaves import SlaveHandlers
 from ternmq.broker.handlers.transaction import TransactionHandlers
 from ternmq.broker.registration import Identity, Registration
+from ternmq.broker.replicating import Replicating, bind_port, copied_tables
 from ternmq.broker.roles import Role, Roles, Switch, Term
 from ternmq.broker.services.access import Access
 from ternmq.broker.services.catalog import Catalog
@@ -86,6 +87,9 @@ from ternmq.net.gate import Gate
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
 from ternmq.net.server import Server
+from ternmq.replication.config import BrokerRole, ReplicationConfig
+from ternmq.replication.handshake import Place
+from ternmq.replication.metadata import Caller
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.follower import OnProgress
 from ternmq.store.disk.base import Disk
@@ -211,14 +215,17 @@ class Broker:
         store_config: StoreConfig,
         env: Env | None = None,
         *,
+        replication: ReplicationConfig | None = None,
         gate: Gate | None = None,
         credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
-        """``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers are
-        signed with ``credentials``.
+        """``replication`` says whether this is a master or a slave; without it, a master that waits for no slave.
+
+        ``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers and to
+        the master are signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
 
@@ -227,6 +234,9 @@ class Broker:
         """
         self.config = with_room_for(config, store_config)
         self._store_config = store_config
+        self._replication = replication or ReplicationConfig()
+        if self._replication.broker_role is BrokerRole.SLAVE and not config.broker_id:
+            raise ConfigError("invalid brokerId 0: a broker with brokerRole=SLAVE needs an id of its own, 1 or more")
         self._env = env or Env()
         self._gate = gate
         self._credentials = credentials
@@ -239,6 +249,9 @@ class Broker:
         self.roles = Roles(broker_id=config.broker_id)
         self.port = config.listen_port
         self.address = ""
+        self._ha_address = ""
+        #: What this broker does for its copies, or as one; it exists when the broker runs.
+        self.replicating: Replicating | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -262,6 +275,11 @@ class Broker:
         ip = await asyncio.to_thread(own_ip, config)
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
+        log_port = bind_port(self._replication, config.bind_address, config.listen_port, self.port)
+        if log_port is not None:
+            stack.callback(log_port.close)
+        host = self._replication.broker_ip2 or config.broker_ip1 or ip
+        self._ha_address = format_address(host, log_port.getsockname()[1] if log_port is not None else self.port + 1)
 
         # Files: first the tables, whose rules the store needs. They are written when it is open, and not before: a
         # start on a directory that cannot be used must not change it.
@@ -318,7 +336,17 @@ class Broker:
             popping.moved(group, topic, queue_id)
             polls.moved(group, topic, queue_id)
 
-        registration = self._registration(tables.topics)
+        place = Place(config.broker_cluster_name, config.broker_name, config.broker_id, self.address)
+        replicating = self.replicating = Replicating(
+            self._replication,
+            place=place,
+            store=store,
+            disk=disk,
+            env=env,
+            bound=log_port,
+            caller=Caller(self._credentials, config.client_tls()),
+        )
+        registration = self._registration(tables.topics, replicating)
         roles = self.roles = Roles(broker_id=config.broker_id, announce=self._announce(registration))
         stack.callback(polls.close)
         access = Access(config, topics=tables.topics, groups=tables.groups)
@@ -425,6 +453,7 @@ class Broker:
         roles.add(transactions.begin)
         roles.add(lambda _term: Delivery(store, schedule, alarm, clock=env.clock))
         roles.add(popping.begin)
+        roles.add(replicating.begin)
 
         # Handlers: from requests to services, and from results to replies.
         replies = SendReplies(config, store_host=store_host)
@@ -488,7 +517,7 @@ class Broker:
             clock=env.clock,
         ).routes()
         routes |= TransactionHandlers(transactions=transactions, intake=intake).routes()
-        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body).routes()
+        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
         control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
         if control.plain is not None:
             routes |= AclHandlers(
@@ -519,7 +548,11 @@ class Broker:
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
         await stack.enter_async_context(roles)
-        await roles.become(Role.MASTER, Term(1), broker_id=config.broker_id)
+        role = Role.SLAVE if replicating.is_slave else Role.MASTER
+        await roles.become(role, Term(1), broker_id=config.broker_id)
+        if replicating.is_slave:
+            copied = copied_tables(tables.topics, tables.groups, tables.offsets, delivered, popping.modes)
+            tasks.create_task(replicating.follow(copied, registration.identity_changed))
         tasks.create_task(every(lambda: self.config.flush_consumer_offset_interval / 1000, tables.offsets.save))
         for seconds, work in (
             (FILTERS_SAVE_S, tables.filters.save),
@@ -595,18 +628,17 @@ class Broker:
     def _identity(self) -> Identity:
         """What name servers know of this broker, in its present role."""
         config = self.config
-        host, _, _ = self.address.rpartition(":")
         return Identity(
             config.broker_cluster_name,
             config.broker_name,
             self.roles.broker_id,
             self.address,
             # Where slaves fetch the log (O1).
-            f"{host}:{self.port + 1}",
+            self._ha_address,
             config.broker_permission,
         )
 
-    def _registration(self, topics: Topics) -> Registration:
+    def _registration(self, topics: Topics, replicating: Replicating) -> Registration:
         config = self.config
         return Registration(
             config.name_servers,
@@ -614,6 +646,7 @@ class Broker:
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
+            on_master=replicating.registered if replicating.is_slave else None,
             credentials=self._credentials,
             tls=config.client_tls(),
         )
@@ -667,7 +700,7 @@ class Broker:
                 store=store,
                 topics=topics,
                 server=server,
-                settings=lambda: (self.config, self._store_config),
+                settings=lambda: (self.config, self._store_config, self._replication),
                 store_path=self._store_config.store_path_root_dir,
                 delays=delaying.state,
                 clock=clock,

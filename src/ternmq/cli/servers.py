@@ -22,12 +22,14 @@ from ternmq.errors import ConfigError, TernError
 if TYPE_CHECKING:
     from ternmq.broker.config import BrokerConfig
     from ternmq.namesrv.config import NamesrvConfig
+    from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
 #: Settings that ``tern up`` sets for each broker, and the option to change them.
 _CHOSEN_BY_UP: Final = {
     "listenport": "use --broker-port (the ports of brokers are 20 apart)",
     "brokername": "the brokers are named broker-a, broker-b, …; for other names use `tern broker`",
+    "brokerid": "use --slaves; for other ids use `tern broker`",
     "storepathrootdir": "use --dir",
     "namesrvaddr": "use --port; to use other name servers run `tern broker -n`",
 }
@@ -45,6 +47,7 @@ def up(
         typer.Option("--broker-port", help="Port of broker-a; the others follow in steps of 20. 0: any free ports."),
     ] = 10911,
     brokers: Annotated[int, typer.Option("--brokers", help="Number of brokers; each is a process.")] = 1,
+    slaves: Annotated[int, typer.Option("--slaves", help="Number of slaves of each broker, which copy it.")] = 0,
     host: Annotated[
         str,
         typer.Option(
@@ -67,6 +70,8 @@ def up(
         tern up
 
         tern up --brokers 2 --dir /var/lib/ternmq --set flushDiskType=SYNC_FLUSH
+
+        tern up --slaves 1 --set brokerRole=SYNC_MASTER
     """
     logs.set_up(log_level, label="up")
     serve(
@@ -75,6 +80,7 @@ def up(
             port=port,
             broker_port=broker_port,
             brokers=brokers,
+            slaves=slaves,
             host=host,
             flags=settings or [],
             output=Output(as_json=as_json),
@@ -89,6 +95,7 @@ async def _up(
     port: int,
     broker_port: int,
     brokers: int,
+    slaves: int,
     host: str,
     flags: Sequence[str],
     output: Output,
@@ -99,6 +106,7 @@ async def _up(
     from ternmq.env import Env
     from ternmq.namesrv.config import NamesrvConfig
     from ternmq.namesrv.server import NameServer
+    from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
     for option, number in (("--port", port), ("--broker-port", broker_port)):
@@ -114,10 +122,11 @@ async def _up(
     for setting in settings.given:
         if not setting.shared and setting.name in _CHOSEN_BY_UP:
             raise ConfigError(f"{setting.key} cannot be set with `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
-    settings.report_strangers(BrokerConfig, StoreConfig, NamesrvConfig)
+    settings.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, NamesrvConfig)
     # Built here to find errors before any server runs; the brokers build theirs again.
     settings.build(BrokerConfig)
     settings.build(StoreConfig)
+    settings.build(ReplicationConfig)
     namesrv_config = settings.build(NamesrvConfig)
     kv_path = namesrv_config.kv_config_path or directory / "namesrv" / "kvConfig.json"
     namesrv_config = dataclasses.replace(namesrv_config, listen_port=port, kv_config_path=kv_path)
@@ -128,9 +137,10 @@ async def _up(
     async with NameServer(namesrv_config, Env()) as name_server:
         listens_on = namesrv_config.bind_address
         dialled = LOOPBACK if listens_on in _ANYWHERE else listens_on
-        strangers = {id(setting) for setting in settings.strangers(BrokerConfig, StoreConfig)}
+        strangers = {id(setting) for setting in settings.strangers(BrokerConfig, StoreConfig, ReplicationConfig)}
         plans = plan_brokers(
             count=brokers,
+            slaves=slaves,
             directory=directory,
             first_port=broker_port,
             host=host,
@@ -235,18 +245,24 @@ def broker(
         tern broker -c broker.conf -n 10.0.0.1:9876
 
         tern broker -n 127.0.0.1:9876 --set brokerName=broker-b --set listenPort=10931
+
+        tern broker -n 10.0.0.1:9876 --set brokerName=broker-a --set brokerRole=SLAVE --set brokerId=1
     """
     from ternmq.broker.config import BrokerConfig
+    from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
     logs.set_up(log_level)
     flags = [*([f"namesrvAddr={name_server}"] if name_server else []), *(settings or [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
-    given.report_strangers(BrokerConfig, StoreConfig)
-    serve(_broker(given.build(BrokerConfig), given.build(StoreConfig), Output(as_json=as_json)))
+    given.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig)
+    built = given.build(BrokerConfig), given.build(StoreConfig), given.build(ReplicationConfig)
+    serve(_broker(*built, Output(as_json=as_json)))
 
 
-async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output: Output) -> None:
+async def _broker(
+    broker_config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig, output: Output
+) -> None:
     from ternmq.auth.access import own_credentials
     from ternmq.broker.broker import Broker
     from ternmq.env import Env
@@ -254,7 +270,9 @@ async def _broker(broker_config: BrokerConfig, store_config: StoreConfig, output
 
     credentials = own_credentials(broker_config, os.environ)
     with late_bar("recover") as tell:
-        async with Broker(broker_config, store_config, Env(), credentials=credentials, on_progress=tell) as broker:
+        async with Broker(
+            broker_config, store_config, Env(), replication=replication, credentials=credentials, on_progress=tell
+        ) as broker:
             name, store = broker_config.broker_name, store_config.store_path_root_dir
             listens_on = format_address(broker_config.bind_address, broker.port)
             output.item(

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 BROKERS_MAX: Final = 26
 #: Room for a broker's VIP port (− 2), its replication port (+ 1) and future ones.
 PORTS_APART: Final = 20
+#: Slaves have their ports between those of the brokers.
+SLAVES_MAX: Final = 4
+SLAVE_PORTS_APART: Final = 4
 #: A clean stop writes offsets and flushes the log; after this time the disk is stuck, and waiting does not help.
 STOP_TIMEOUT_S: Final = 30.0
 
@@ -57,9 +60,21 @@ class Report(msgspec.Struct, omit_defaults=True):
 
 
 def plan_brokers(
-    *, count: int, directory: Path, first_port: int, host: str, name_server: str, settings: Sequence[str]
+    *,
+    count: int,
+    directory: Path,
+    first_port: int,
+    host: str,
+    name_server: str,
+    settings: Sequence[str],
+    slaves: int = 0,
 ) -> list[BrokerPlan]:
-    """Brokers ``broker-a``, ``broker-b``, … with their own ports and directories; ``settings`` are for all."""
+    """Brokers ``broker-a``, ``broker-b``, … with their own ports and directories; ``settings`` are for all.
+
+    Each has so many slaves: ``broker-a-slave-1`` and so on, which copy it.
+    """
+    if not 0 <= slaves <= SLAVES_MAX:
+        raise ConfigError(f"invalid --slaves {slaves}: expected 0 to {SLAVES_MAX}")
     if not 1 <= count <= BROKERS_MAX:
         raise ConfigError(f"invalid --brokers {count}: expected 1 to {BROKERS_MAX}")
     port_last = first_port + PORTS_APART * (count - 1)
@@ -79,6 +94,15 @@ def plan_brokers(
             f"namesrvAddr={name_server}",
         )
         plans.append(BrokerPlan(name, (f"brokerIP1={host}", *settings, *own)))
+        for slave_id in range(1, slaves + 1):
+            slave = f"{name}-slave-{slave_id}"
+            more = (
+                f"listenPort={port + SLAVE_PORTS_APART * slave_id if port else 0}",
+                f"storePathRootDir={directory / slave}",
+                f"brokerId={slave_id}",
+                "brokerRole=SLAVE",
+            )
+            plans.append(BrokerPlan(slave, (f"brokerIP1={host}", *settings, *own, *more)))
     return plans
 
 

@@ -24,6 +24,7 @@ from ternmq.cli.supervise import Report
 from ternmq.config import Settings
 from ternmq.env import Env
 from ternmq.errors import TernError
+from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 
 
@@ -33,16 +34,18 @@ def main(log_level: str, flags: Sequence[str]) -> int:
         settings = Settings.gather(env=os.environ, flags=flags)
         config = settings.build(BrokerConfig)
         logs.set_up(log_level, label=config.broker_name)
-        serve(_broker(config, settings.build(StoreConfig)))
+        serve(_broker(config, settings.build(StoreConfig), settings.build(ReplicationConfig)))
     except (TernError, OSError) as error:
         _tell(Report(error=sentence_of(error)))
         return 1
     return 0
 
 
-async def _broker(config: BrokerConfig, store_config: StoreConfig) -> None:
+async def _broker(config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig) -> None:
     credentials = own_credentials(config, os.environ)
-    async with Broker(config, store_config, Env(), credentials=credentials, on_progress=_steps(_tell)) as broker:
+    async with Broker(
+        config, store_config, Env(), replication=replication, credentials=credentials, on_progress=_steps(_tell)
+    ) as broker:
         _tell(Report(ready=broker.address))
         await _supervisor_gone()
 

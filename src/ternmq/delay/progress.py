@@ -69,6 +69,12 @@ class DelayProgress:
             safe.forget(self._ticket)
         self._ticket = safe.call_when(self._log_end, lambda: self._file.save(lambda: copy))
 
+    def copy(self, offsets: DelayOffsets) -> None:
+        """Have the progress of a master (O4)."""
+        if offsets.offset_table != self._offsets:
+            self._offsets = dict(offsets.offset_table)
+            self._is_changed = True
+
     def body(self) -> DelayOffsets:
         """The table in its wire form, as it is now (for the file, and for slaves)."""
         return DelayOffsets(data_version=self._version, offset_table=dict(self._offsets))

@@ -50,6 +50,13 @@ class RequestModes:
         table = {topic: dict(groups) for topic, groups in self._table.items()}
         return RequestModesBody(message_request_mode_map=table)
 
+    def copy(self, modes: RequestModesBody) -> None:
+        """Have the modes of a master (O4)."""
+        table = {topic: dict(groups) for topic, groups in modes.message_request_mode_map.items()}
+        if table != self._table:
+            self._table = table
+            self._file.save(self._copy)
+
     async def saved(self) -> None:
         """Wait until all changes are on disk; raises ``TableUnsaved``."""
         await self._file.saved()

@@ -354,6 +354,11 @@ class MessageStore:
         self._replica.when_dispatched(log_offset, callback)
 
     @property
+    def log(self) -> Log:
+        """The log, for replication: slaves fetch views of it, and it tells where it begins."""
+        return self._log
+
+    @property
     def written(self) -> int:
         """Where the log ends."""
         return self._log.end

@@ -38,6 +38,7 @@ from ternmq.config import Settings
 from ternmq.env import Env
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 from ternmq.testing.clock import SimulatedClock
 from ternmq.testing.disk import SimulatedDisk
@@ -237,11 +238,19 @@ class Cluster:
         """A broker; ``settings`` under RocketMQ's names: ``flushDiskType="SYNC_FLUSH"``."""
 
         async def run(node: Node) -> None:
-            flags = [f"{key}={_text(value)}" for key, value in {**SMALL_FILES, **settings}.items()]
-            flags += [f"brokerName={name}", f"brokerIP1={node.ip}", f"listenPort={BROKER_PORT}"]
+            flags = [f"{key}={_text(value)}" for key, value in {**SMALL_FILES, "brokerName": name, **settings}.items()]
+            flags += [f"brokerIP1={node.ip}", f"listenPort={BROKER_PORT}"]
             own = Settings.gather(flags=[*flags, f"namesrvAddr={self.name_servers}"])
             disk, files = node.disk, DiskFiles(node.disk)
-            async with Broker(own.build(BrokerConfig), own.build(StoreConfig), node.env, disk=disk, files=files):
+            replication = own.build(ReplicationConfig)
+            async with Broker(
+                own.build(BrokerConfig),
+                own.build(StoreConfig),
+                node.env,
+                replication=replication,
+                disk=disk,
+                files=files,
+            ):
                 node.is_ready()
                 await node.stopping.wait()
 

@@ -138,8 +138,8 @@ class BrokerHandlers:
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.written),
             "remainHowManyDataToFlush": f"{store.written - store.flushed.value} B",
-            # Queues are written with the log, in the same turn of the loop.
-            "dispatchBehindBytes": "0",
+            # Of a slave; a master writes queues with the log, in the same turn of the loop.
+            "dispatchBehindBytes": str(store.written - store.dispatched),
             "earliestMessageTimeStamp": str(self._earliest_ms()),
             # Of several directories the emptiest counts, as new segments can go there.
             "commitLogDiskRatio": str(min(logs.values())),

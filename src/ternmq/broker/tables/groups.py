@@ -146,6 +146,16 @@ class Groups:
         self._table[config.group_name] = config
         self._save()
 
+    def copy(self, table: GroupTable) -> None:
+        """Have the groups of a master, and no others but those of the system (O4)."""
+        if table.data_version == self.data_version:
+            return
+        own = {group: SubscriptionGroupConfig(group_name=group) for group in OWN_GROUPS}
+        self._table = own | {name: _bounded(group) for name, group in table.subscription_group_table.items()}
+        self._forbidden = table.forbidden_table
+        self.data_version = table.data_version
+        self._file.save(self._copy)
+
     def delete(self, group: str) -> None:
         """Forget a group; unknown ones are forgotten already. Raises ``InvalidParameter`` for one of the system's."""
         if group in OWN_GROUPS:

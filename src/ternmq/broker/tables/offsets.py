@@ -55,12 +55,20 @@ class Offsets:
         saved = self._file.load(lambda data: decode(data, ConsumerOffsets))
         if saved is None:
             return
-        self.data_version = saved.data_version or DataVersion()
-        for key, queues in saved.offset_table.items():
+        self._take(saved)
+
+    def copy(self, offsets: ConsumerOffsets) -> None:
+        """Have the offsets of a master. Groups and topics that it does not have stay, as in RocketMQ (O4)."""
+        self._take(offsets)
+        self._dirty = True
+
+    def _take(self, offsets: ConsumerOffsets) -> None:
+        self.data_version = offsets.data_version or DataVersion()
+        for key, queues in offsets.offset_table.items():
             # RocketMQ 5 has groups with the separator in their names: ``topic@group@broadcast``.
             topic, separator, group = key.partition(SEPARATOR)
             if separator and topic and group:
-                self._table[group, topic] = queues
+                self._table[group, topic] = dict(queues)
 
     def save(self) -> None:
         """Hand the table to the file's thread, if anything changed since the last time."""

@@ -195,6 +195,17 @@ class Topics:
         self._save()
         self.on_change(config)
 
+    def copy(self, table: TopicTable) -> None:
+        """Have the topics of a master, and no others but those of the system (O4)."""
+        if table.data_version == self.data_version:
+            return
+        own = {topic: config for topic, config in self._table.items() if self.is_protected(topic)}
+        self._table = own | table.topic_config_table
+        self._own_count = sum(not names.is_derived_topic(topic) for topic in self._table)
+        self.data_version = table.data_version
+        self._file.save(self._copy)
+        self.on_change(None)
+
     def delete(self, topic: str) -> None:
         """Forget a topic; unknown ones are forgotten already. Raises ``InvalidParameter`` for a system topic."""
         if self.is_protected(topic):

@@ -1,0 +1,154 @@
+"""What two TernMQ nodes tell each other before the log flows, and what the master makes of it (O1).
+
+::
+
+    slave                                        master
+      | ── probe ─────────────────────────────────▶ |
+      | ◀─────────────── MasterHello ────────────── |   who it is, from where to where its log reaches
+      | ── SlaveHello ────────────────────────────▶ |   the same, and samples of the log (``replication.history``)
+      | ◀─────────────── Verdict ────────────────── |   where the log flows from, or why it does not
+
+A slave is refused when it would keep or overwrite records that the master does not have: when its log is longer, or
+holds other records. It never cuts its log by itself. A refusal has a code for programs and a sentence with the cure.
+
+Texts are JSON. A node ignores fields that it does not know, and refuses another version.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, TypeVar
+
+import msgspec
+
+from ternmq.errors import RemoteProtocolError
+from ternmq.replication.history import Comparison, Sample
+
+VERSION: Final = 1
+
+
+class Refusal(enum.Enum):
+    """Why a slave may not follow."""
+
+    VERSION = "VERSION"
+    #: It is a slave of another broker, or no slave.
+    OTHER_BROKER = "OTHER_BROKER"
+    OTHER_SEGMENTS = "OTHER_SEGMENTS"
+    #: It has more than its master.
+    AHEAD = "AHEAD"
+    #: The master does not have any more what it needs next.
+    GONE = "GONE"
+    #: Before its end stand other records than in the master's log.
+    OTHER_HISTORY = "OTHER_HISTORY"
+
+
+class Place(msgspec.Struct, frozen=True, rename="camel"):
+    """A node of a broker set."""
+
+    cluster: str
+    broker: str
+    broker_id: int
+    #: ``ip:port`` of its remoting port.
+    address: str
+
+
+class MasterHello(msgspec.Struct, frozen=True, rename="camel"):
+    version: int
+    place: Place
+    segment_bytes: int
+    begin: int
+    end: int
+
+
+class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
+    version: int
+    place: Place
+    segment_bytes: int
+    #: Both 0 while there is no log at all; equal where a log has begun, and has no record yet.
+    begin: int
+    end: int
+    samples: list[Sample] = []
+    #: An empty slave wants the last segment only, as a slave of RocketMQ gets it.
+    from_last_file: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """``start`` is where the log flows from; below 0 it does not, and ``refusal`` says why."""
+
+    start: int = -1
+    refusal: Refusal | None = None
+    reason: str = ""
+
+
+T = TypeVar("T", MasterHello, SlaveHello, Verdict)
+
+encode: Final = msgspec.json.Encoder().encode
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Raises ``RemoteProtocolError``."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
+
+
+def first_check(slave: SlaveHello, master: MasterHello) -> Verdict | None:
+    """What is refused whatever the logs hold; None if they must be compared."""
+    ours, theirs = master.place, slave.place
+    if slave.version != VERSION:
+        return Verdict(
+            refusal=Refusal.VERSION,
+            reason=f"the slave speaks version {slave.version} of the handshake and the master version {VERSION}; "
+            "install the same version of TernMQ on both",
+        )
+    if (theirs.cluster, theirs.broker) != (ours.cluster, ours.broker) or theirs.broker_id == ours.broker_id:
+        return Verdict(
+            refusal=Refusal.OTHER_BROKER,
+            reason=f"{theirs.broker[:100]!r} of cluster {theirs.cluster[:100]!r} with id {theirs.broker_id} cannot be "
+            f"a slave of {ours.broker!r} of cluster {ours.cluster!r} with id {ours.broker_id}; give it the same "
+            "brokerName and brokerClusterName, a brokerId of its own above 0, and the address of its own master",
+        )
+    if slave.segment_bytes != master.segment_bytes:
+        return Verdict(
+            refusal=Refusal.OTHER_SEGMENTS,
+            reason=f"the slave has log files of {slave.segment_bytes} bytes and the master of {master.segment_bytes}; "
+            "set mappedFileSizeCommitLog of an empty slave to the master's value",
+        )
+    if slave.begin < 0 or slave.end < slave.begin:
+        return Verdict(refusal=Refusal.OTHER_HISTORY, reason="the log of the slave ends before it begins")
+    return None
+
+
+def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Verdict:
+    """Whether a slave follows, and from where; ``comparison`` is of its samples and the master's log."""
+    if not slave.end:
+        last = max(master.begin, (master.end - 1) // master.segment_bytes * master.segment_bytes)
+        return Verdict(start=last if slave.from_last_file else master.begin)
+    if comparison.differs_at >= 0:
+        return Verdict(
+            refusal=Refusal.OTHER_HISTORY,
+            reason=f"the logs differ: equal up to log offset {comparison.equal_up_to} at most, and different at "
+            f"{comparison.differs_at}. Both nodes were masters at some time, or one was restored from a copy. Keep the "
+            "directory of the node whose messages count; empty that of the other, which then copies all",
+        )
+    if slave.end > master.end:
+        return Verdict(
+            refusal=Refusal.AHEAD,
+            reason=f"the slave has {slave.end - master.end} bytes that the master does not have (its log ends at "
+            f"{slave.end}, the master's at {master.end}): the master lost the end of its log. To keep these messages, "
+            "start the slave as master and empty the directory of the other; to drop them, empty the slave's directory",
+        )
+    if slave.end < master.begin:
+        return Verdict(
+            refusal=Refusal.GONE,
+            reason=f"the slave needs the log from {slave.end} on, and the master has deleted all before "
+            f"{master.begin}; empty the directory of the slave, which then copies all that the master has",
+        )
+    if not comparison.equal and slave.begin < slave.end:
+        return Verdict(
+            refusal=Refusal.OTHER_HISTORY,
+            reason=f"no part of the slave's log up to {slave.end} can be compared with the master's, which begins at "
+            f"{master.begin}; empty the directory of the slave, which then copies all that the master has",
+        )
+    return Verdict(start=slave.end)

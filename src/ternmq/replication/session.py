@@ -1,0 +1,330 @@
+"""One connection of a slave to its master: greets, takes in the log, acknowledges it (O1, O2; ``replication.slave``).
+
+All that happens when bytes arrive happens in that turn of the loop. Three things go on beside it: ``run`` watches the
+time, samples of the log are read on a thread, and what was appended is folded in short steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from ternmq.errors import NetworkError, RemoteProtocolError, StoreError, TernError
+from ternmq.replication import handshake, history
+from ternmq.replication.config import ReplicationConfig
+from ternmq.replication.handshake import MasterHello, Place, Refusal, SlaveHello, Verdict
+from ternmq.replication.stream import PROBE, Text, Transfer, TransferDecoder, pack_report, pack_text
+from ternmq.store.config import FlushDiskType
+from ternmq.store.disk.base import Disk
+from ternmq.store.log.protocol import Log, Piece
+from ternmq.store.store import MessageStore
+from ternmq.tasks import Tasks
+
+#: How long a TernMQ master may take to answer the probe before it is taken for one of RocketMQ, which never does.
+PROBE_S: Final = 2.0
+#: A step of the fold, and how many bytes it may be behind before nothing more is read.
+FOLD_S: Final = 0.003
+FOLD_BEHIND_MAX: Final = 16 << 20
+
+
+class Refused(TernError):
+    """The master does not let this slave follow; the sentence is the master's."""
+
+    def __init__(self, refusal: Refusal, reason: str) -> None:
+        self.refusal = refusal
+        super().__init__(reason)
+
+
+@dataclass(slots=True, frozen=True)
+class Copy:
+    """The log that a slave has, and who it is."""
+
+    store: MessageStore
+    log: Log
+    disk: Disk
+    config: ReplicationConfig
+    place: Place
+
+    @property
+    def is_sync_flush(self) -> bool:
+        """Whether the slave acknowledges only what is on its disk."""
+        return self.store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def hello(self, samples: list[history.Sample]) -> SlaveHello:
+        return SlaveHello(
+            handshake.VERSION,
+            self.place,
+            self.log.segment_bytes,
+            begin=self.log.begin,
+            end=self.log.end,
+            samples=samples,
+            from_last_file=self.config.sync_from_last_file,
+        )
+
+
+class Owner(Protocol):
+    """What a session tells."""
+
+    #: Set when the connection has brought anything.
+    has_fetched: bool
+
+    def greets(self) -> None: ...
+
+    def is_ours(self, address: str, place: Place) -> None:
+        """The master at ``address`` is of TernMQ, and says who it is."""
+        ...
+
+    async def range_of_master(self) -> tuple[int, int] | None:
+        """Where the log of a RocketMQ master begins and ends, as its tools see it; None if that is not known."""
+        ...
+
+    def follows(self, address: str, log_offset: int, *, is_ours: bool) -> None:
+        """The log comes from now on."""
+        ...
+
+
+class Session(asyncio.Protocol):
+    """One connection to a master."""
+
+    def __init__(self, copy: Copy, owner: Owner, address: str, tasks: Tasks) -> None:
+        self._copy = copy
+        self._owner = owner
+        self._address = address
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._decoder = TransferDecoder()
+        self._transport: asyncio.Transport | None = None
+        #: Why the connection has ended.
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        #: The master has answered the probe; the log may come.
+        self._is_ours = False
+        self._flows = False
+        self._folds = False
+        self._is_paused = False
+        self._heard_at = self._reported_at = self._loop.time()
+        self._reported = -1
+        self._ticket: int | None = None
+
+    async def run(self, *, may_be_rocketmq: bool) -> None:
+        """Greet, then report until the connection ends; raises why it did."""
+        config = self._copy.config
+        self._owner.greets()
+        self._write(pack_report(PROBE))
+        await self._wait(PROBE_S)
+        if not self._is_ours and not self._over.done():
+            if not may_be_rocketmq:
+                raise NetworkError("the master did not answer in time", address=self._address)
+            await self._check_range()
+        # It may have answered meanwhile.
+        if not self._is_ours and not self._over.done():
+            self._begin(self._copy.store.written)
+            self._report(self._copy.store.written)
+        # A quarter: a sign of life must be there before the interval is over.
+        turn_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 4000
+        while not self._over.done():
+            await self._wait(turn_s)
+            now = self._loop.time()
+            if now - self._heard_at > config.ha_housekeeping_interval / 1000:
+                raise NetworkError(
+                    f"nothing was heard from the master for {config.ha_housekeeping_interval} ms", address=self._address
+                )
+            if self._flows and now - self._reported_at >= config.ha_send_heartbeat_interval / 2000:
+                self._report(max(self._reported, 0))
+        self._over.result()
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Until the connection ends, or for so long."""
+        await asyncio.wait([self._over], timeout=timeout_s)
+
+    def close(self) -> None:
+        self._flows = False
+        if self._ticket is not None:
+            self._copy.store.flushed.forget(self._ticket)
+            self._ticket = None
+        if not self._over.cancel() and not self._over.cancelled():
+            # It was raised, or is not wanted any more.
+            self._over.exception()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self, error: BaseException) -> None:
+        self._flows = False
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    # --- Protocol ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not checked: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        reason = f"the connection was lost: {error}" if error is not None else "the master closed the connection"
+        self._end(NetworkError(reason, address=self._address))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        before = self._copy.store.written
+        try:
+            for event in self._decoder.feed(data):
+                if self._over.done():
+                    return
+                if isinstance(event, Text):
+                    self._told(event.data)
+                else:
+                    self._take(event)
+        except TernError as error:
+            self._end(error)
+        if self._copy.store.written > before:
+            self._owner.has_fetched = True
+            self._acknowledge()
+            self._fold_soon()
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    # --- Greeting ---------------------------------------------------------------------------------------------------
+
+    def _told(self, data: bytes) -> None:
+        if not self._is_ours:
+            master = handshake.decode(data, MasterHello)
+            self._owner.is_ours(self._address, master.place)
+            if self._flows:
+                # It took longer than a master of RocketMQ is given. With the next connection it gets its time.
+                raise NetworkError("the master answered too late; connecting again", address=self._address)
+            self._is_ours = True
+            self._check(master)
+            self._tasks.create_task(self._greet(), name="replication: read samples of the log")
+            return
+        verdict = handshake.decode(data, Verdict)
+        if verdict.refusal is not None:
+            raise Refused(verdict.refusal, verdict.reason)
+        if self._flows:
+            raise RemoteProtocolError("the master sent a second verdict")
+        written = self._copy.store.written
+        if verdict.start < 0 or (written and verdict.start != written):
+            raise RemoteProtocolError(f"the master sends its log from {verdict.start}, but {written} was asked for")
+        self._begin(verdict.start)
+
+    def _check(self, master: MasterHello) -> None:
+        """What a slave can see by itself, in the same words as its master."""
+        refused = handshake.first_check(self._copy.hello([]), master)
+        if refused is not None and refused.refusal is not None:
+            raise Refused(refused.refusal, refused.reason)
+
+    async def _check_range(self) -> None:
+        """A RocketMQ master sends nothing, and does not say why, if its log does not reach as far (back) as ours."""
+        known, written = await self._owner.range_of_master(), self._copy.store.written
+        if known is None or not written:
+            return
+        begin, end = known
+        if written > end:
+            raise Refused(
+                Refusal.AHEAD,
+                f"this log ends at {written}, and that of the master at {end}: it does not have these messages. To "
+                "keep them, make this broker the master; to drop them, empty its store directory",
+            )
+        if written < begin:
+            raise Refused(
+                Refusal.GONE,
+                f"this log ends at {written}, and the master has deleted all before {begin}. Empty the store directory "
+                "of this broker: it then copies the last file of the master",
+            )
+
+    async def _greet(self) -> None:
+        commit_log = self._copy.log
+        wanted = history.ranges(commit_log.begin, commit_log.end, segment_bytes=commit_log.segment_bytes)
+        places = [(at, piece) for at, length in wanted if (piece := commit_log.piece(at, length)) is not None]
+        try:
+            samples = await asyncio.to_thread(_read_samples, self._copy.disk, places)
+        except StoreError as error:
+            self._end(error)
+            return
+        self._write(pack_text(handshake.encode(self._copy.hello(samples))))
+
+    # --- Following --------------------------------------------------------------------------------------------------
+
+    def _begin(self, log_offset: int) -> None:
+        self._flows = True
+        self._reported = self._copy.store.written
+        self._owner.follows(self._address, log_offset, is_ours=self._is_ours)
+
+    def _take(self, transfer: Transfer) -> None:
+        store = self._copy.store
+        log_offset, data = transfer
+        if not self._flows:
+            raise RemoteProtocolError("the master sent its log before it was asked to")
+        if not store.written and data:
+            self._begin_log(log_offset)
+        if store.written and log_offset != store.written:
+            raise RemoteProtocolError(
+                f"the master sends its log from {log_offset}, but this one ends at {store.written}; connecting again"
+            )
+        if data:
+            store.append_raw(log_offset, data)
+
+    def _begin_log(self, log_offset: int) -> None:
+        segment_bytes = self._copy.log.segment_bytes
+        if log_offset % segment_bytes:
+            raise Refused(
+                Refusal.OTHER_SEGMENTS,
+                f"the master's last file begins at log offset {log_offset}, and log files here have {segment_bytes} "
+                "bytes; set mappedFileSizeCommitLog to the master's value",
+            )
+        if log_offset:
+            self._copy.store.begin_at(log_offset)
+
+    def _acknowledge(self) -> None:
+        store = self._copy.store
+        if not self._copy.is_sync_flush or store.flushed.value >= store.written:
+            self._report(store.written)
+        elif self._ticket is None:
+            self._ticket = store.flushed.call_when(store.written, self._flushed)
+
+    def _flushed(self) -> None:
+        self._ticket = None
+        if self._flows:
+            store = self._copy.store
+            if store.flushed.value < store.written:
+                self._report(store.flushed.value)
+            self._acknowledge()
+
+    def _report(self, log_offset: int) -> None:
+        self._reported = log_offset
+        self._reported_at = self._loop.time()
+        self._write(pack_report(log_offset))
+
+    # --- Folding ----------------------------------------------------------------------------------------------------
+
+    def _fold_soon(self) -> None:
+        if not self._folds:
+            self._folds = True
+            self._loop.call_soon(self._fold)
+
+    def _fold(self) -> None:
+        self._folds = False
+        store = self._copy.store
+        try:
+            is_done = store.follow(FOLD_S)
+        except StoreError as error:
+            self._end(error)
+            return
+        if self._transport is not None:
+            behind_bytes = store.written - store.dispatched
+            if not is_done and behind_bytes > FOLD_BEHIND_MAX and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
+            elif self._is_paused and (is_done or behind_bytes < FOLD_BEHIND_MAX // 2):
+                self._is_paused = False
+                self._transport.resume_reading()
+        if not is_done:
+            self._fold_soon()
+
+
+def _read_samples(disk: Disk, places: list[tuple[int, Piece]]) -> list[history.Sample]:
+    """Samples of the log; on a thread."""
+    found = (history.sample(log_offset, disk.read_at(*piece)) for log_offset, piece in places)
+    return [each for each in found if each is not None]

@@ -1,0 +1,182 @@
+"""Which slaves a TernMQ master lets follow, and what it says to the others (O1)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+
+from ternmq.errors import RemoteProtocolError
+from ternmq.replication.handshake import (
+    VERSION,
+    MasterHello,
+    Place,
+    Refusal,
+    SlaveHello,
+    Verdict,
+    decode,
+    encode,
+    first_check,
+    judge,
+)
+from ternmq.replication.history import (
+    SAMPLED_BYTES_MAX,
+    SAMPLES_MAX,
+    WINDOW_BYTES,
+    Comparison,
+    Sample,
+    check_bounds,
+    compare,
+    digest,
+    ranges,
+    sample,
+)
+
+SEGMENT = 1 << 20
+MASTER = MasterHello(VERSION, Place("c", "broker-a", 0, "10.0.0.1:10911"), SEGMENT, 2 * SEGMENT, 5 * SEGMENT + 77)
+SLAVE = SlaveHello(
+    VERSION, Place("c", "broker-a", 1, "10.0.0.2:10911"), SEGMENT, begin=2 * SEGMENT, end=4 * SEGMENT, samples=[]
+)
+EQUAL = Comparison(equal=3, equal_up_to=4 * SEGMENT)
+NOTHING = Comparison()
+
+
+def changed(slave: SlaveHello = SLAVE, **changes: object) -> SlaveHello:
+    return msgspec.structs.replace(slave, **changes)
+
+
+def test_a_slave_with_the_same_history_goes_on_where_it_ends() -> None:
+    """O1."""
+    assert Verdict(start=4 * SEGMENT) == judge(SLAVE, MASTER, EQUAL)
+    assert first_check(SLAVE, MASTER) is None
+
+
+def test_an_empty_slave_gets_everything_or_the_last_file() -> None:
+    """O1: everything, unless it wants what RocketMQ would send."""
+    empty = changed(begin=0, end=0)
+    assert Verdict(start=2 * SEGMENT) == judge(empty, MASTER, NOTHING)
+    assert Verdict(start=5 * SEGMENT) == judge(changed(empty, from_last_file=True), MASTER, NOTHING)
+    nothing_yet = msgspec.structs.replace(MASTER, begin=0, end=0)
+    assert Verdict(start=0) == judge(changed(empty, from_last_file=True), nothing_yet, NOTHING)
+
+
+def test_a_slave_that_has_only_begun_goes_on_where_it_began() -> None:
+    """O1: it was stopped before the first record was complete; there is nothing to compare."""
+    assert Verdict(start=3 * SEGMENT) == judge(changed(begin=3 * SEGMENT, end=3 * SEGMENT), MASTER, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("slave", "comparison", "refusal"),
+    [
+        (changed(end=5 * SEGMENT + 78), EQUAL, Refusal.AHEAD),
+        (changed(begin=0, end=2 * SEGMENT - 1), NOTHING, Refusal.GONE),
+        (SLAVE, Comparison(equal=1, equal_up_to=9, differs_at=10), Refusal.OTHER_HISTORY),
+        (changed(end=9 * SEGMENT), Comparison(equal=1, equal_up_to=9, differs_at=10), Refusal.OTHER_HISTORY),
+        (SLAVE, NOTHING, Refusal.OTHER_HISTORY),
+    ],
+)
+def test_a_slave_that_would_keep_or_overwrite_records_is_refused(
+    slave: SlaveHello, comparison: Comparison, refusal: Refusal
+) -> None:
+    """O1: ahead, too far behind, another history, or nothing that tells."""
+    verdict = judge(slave, MASTER, comparison)
+    assert (-1, refusal) == (verdict.start, verdict.refusal)
+    assert "empty" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("slave", "refusal"),
+    [
+        (changed(version=VERSION + 1), Refusal.VERSION),
+        (changed(segment_bytes=SEGMENT * 2), Refusal.OTHER_SEGMENTS),
+        (changed(place=Place("c", "broker-b", 1, "")), Refusal.OTHER_BROKER),
+        (changed(place=Place("other", "broker-a", 1, "")), Refusal.OTHER_BROKER),
+        (changed(place=Place("c", "broker-a", 0, "")), Refusal.OTHER_BROKER),
+        (changed(begin=10, end=9), Refusal.OTHER_HISTORY),
+    ],
+)
+def test_a_node_that_is_no_slave_of_this_master_is_refused(slave: SlaveHello, refusal: Refusal) -> None:
+    """O1, O2: a wrong address in a config file must not mix two logs."""
+    verdict = first_check(slave, MASTER)
+    assert verdict is not None
+    assert refusal is verdict.refusal
+
+
+def test_texts_survive_the_wire_and_damage_is_an_error() -> None:
+    """O1."""
+    with_sample = changed(samples=[Sample(1, 2, "ab")])
+    assert with_sample == decode(encode(with_sample), SlaveHello)
+    assert MASTER == decode(encode(MASTER), MasterHello)
+    refused = Verdict(refusal=Refusal.AHEAD, reason="more")
+    assert refused == decode(encode(refused), Verdict)
+    for data in (b"", b"{", b"[]", b'{"version":"x"}', b"\xff\xfe"):
+        with pytest.raises(RemoteProtocolError):
+            decode(data, MasterHello)
+    with pytest.raises(RemoteProtocolError):
+        decode(b'{"refusal":"NO_SUCH"}', Verdict)
+
+
+# --- Samples ---------------------------------------------------------------------------------------------------------
+
+
+def samples_of(data: bytes, *, begin: int = 0, segment_bytes: int = SEGMENT) -> list[Sample]:
+    wanted = ranges(begin, len(data), segment_bytes=segment_bytes)
+    found = [sample(at, data[at : at + length]) for at, length in wanted]
+    return [each for each in found if each is not None]
+
+
+def against(data: bytes, samples: list[Sample]) -> Comparison:
+    return compare(samples, lambda each: digest(data[each.log_offset : each.end]) if each.end <= len(data) else None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_copy_is_recognised_and_a_changed_log_too(seed: int) -> None:
+    """O1: a difference near the end is always found, however long both went on afterwards."""
+    chance = Random(seed)
+    log = chance.randbytes(chance.choice((1, 100, 5000, 300_000)))
+    longer = log + chance.randbytes(chance.choice((0, 1, 5000)))
+    same = against(longer, samples_of(log))
+    assert (-1, len(log.rstrip(b"\0"))) == (same.differs_at, same.equal_up_to)
+    assert same.equal
+    at = chance.randrange(max(0, len(log) - WINDOW_BYTES), len(log))
+    other = bytearray(longer)
+    other[at] ^= 1
+    differing = against(bytes(other), samples_of(log))
+    assert 0 <= differing.differs_at <= at
+
+
+def test_what_stands_behind_a_blank_does_not_count() -> None:
+    """O1: a recovered slave has zeros there, and its master may have anything."""
+    segment = 4096
+    ours = b"r" * 4000 + b"blank!!!" + bytes(88)
+    theirs = ours[:4008] + b"x" * 88
+    comparison = against(theirs + b"more", samples_of(ours, segment_bytes=segment))
+    assert (1, -1) == (comparison.equal, comparison.differs_at)
+
+
+def test_samples_tell_about_where_logs_part() -> None:
+    """O1: older samples narrow it down; all are few."""
+    chance = Random(4)
+    log = chance.randbytes(1 << 20)
+    other = log[:300_000] + chance.randbytes(len(log) - 300_000)
+    samples = samples_of(log, segment_bytes=4096)
+    assert len(samples) <= SAMPLES_MAX
+    assert not check_bounds(samples, segment_bytes=4096)
+    found = against(other, samples)
+    assert found.equal_up_to <= 300_000 <= found.differs_at + 4096
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [Sample(0, 10, "")] * (SAMPLES_MAX + 1),
+        [Sample(0, SAMPLED_BYTES_MAX + 1, "")],
+        [Sample(-1, 10, "")],
+        [Sample(0, 0, "")],
+        [Sample(SEGMENT - 1, 2, "")],
+    ],
+)
+def test_samples_that_would_cost_much_are_refused(samples: list[Sample]) -> None:
+    """O1: a master reads no more for a stranger than for a slave."""
+    assert check_bounds(samples, segment_bytes=SEGMENT)

@@ -1,0 +1,92 @@
+"""Tables that a slave copies from its master (O4)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ternmq.errors import SystemFailure
+from ternmq.net.endpoint import bind
+from ternmq.net.gate import ANY_CALLER
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.net.server import Server
+from ternmq.replication.metadata import Caller, MetadataSync, Table, log_range
+from ternmq.tasks import Tasks
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply, Request
+from tests.replication.world import until
+
+
+class OldMaster:
+    """A RocketMQ 4.9 master in miniature: no request modes, no file of delay offsets yet."""
+
+    def __init__(self) -> None:
+        self.topics = b"topics"
+        self.fails = False
+
+    def routes(self) -> dict[int, Route]:
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: Route(self.all_topics, "work", ANY_CALLER),
+            RequestCode.GET_ALL_DELAY_OFFSET: Route(self.delays, "work", ANY_CALLER),
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Route(self.groups, "work", ANY_CALLER),
+            RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, "work", ANY_CALLER),
+        }
+
+    def all_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        if self.fails:
+            raise SystemFailure("the disk is on fire")
+        return Reply(body=self.topics)
+
+    def delays(self, _peer: Peer, _request: Request[object]) -> Reply:
+        raise SystemFailure("No delay offset in this broker")
+
+    def groups(self, _peer: Peer, _request: Request[object]) -> Reply:
+        return Reply(body=b"groups")
+
+    def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
+        return Reply(body=b'{"table":{"commitLogMinOffset":"4096","commitLogMaxOffset":"9999"}}')
+
+
+@asynccontextmanager
+async def old_master() -> AsyncIterator[tuple[OldMaster, str]]:
+    master = OldMaster()
+    async with Server.running(master.routes(), Lanes([LaneConfig("work")])) as server:
+        bound = bind("127.0.0.1", 0)
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        await server.serve(bound)
+        yield master, address
+
+
+async def test_a_table_that_the_master_does_not_have_does_not_hold_up_the_others() -> None:
+    """O4: a master of 4.9 knows no request modes, and has no delay offsets before its first delayed message."""
+    taken: dict[str, bytes] = {}
+    tables = [
+        Table(name, code, lambda data, name=name: taken.update({name: data}))  # type: ignore[misc]
+        for name, code in (
+            ("topics", RequestCode.GET_ALL_TOPIC_CONFIG),
+            ("delays", RequestCode.GET_ALL_DELAY_OFFSET),
+            ("modes", RequestCode.GET_ALL_MESSAGE_REQUEST_MODE),
+            ("groups", RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG),
+        )
+    ]
+    async with old_master() as (master, address), Tasks() as tasks:
+        sync = MetadataSync(tables, lambda: address, Caller(), period_s=0.01)
+        tasks.create_task(sync.run())
+        await until(lambda: sync.rounds)
+        assert {"topics": b"topics", "groups": b"groups"} == taken
+        assert not sync.trouble
+
+        master.fails = True
+        await until(lambda: sync.trouble)
+        assert "the disk is on fire" in sync.trouble
+        master.fails, master.topics = False, b"more topics"
+        await until(lambda: taken["topics"] == b"more topics")
+        await until(lambda: not sync.trouble)
+
+
+async def test_a_master_tells_where_its_log_begins_and_ends() -> None:
+    """O1: by the numbers for tools; one that cannot be reached does not."""
+    async with old_master() as (_, address):
+        assert (4096, 9999) == await log_range(address, Caller())
+    assert await log_range(address, Caller()) is None
