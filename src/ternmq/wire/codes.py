@@ -174,10 +174,10 @@ class RequestCode(enum.IntEnum):
     POLLING_INFO = 200055
     POP_ROLLBACK = 200056
     BATCH_ACK_MESSAGE = 200151
-    # TernMQ's own, far from RocketMQ's.
-    GET_DELAYED_STATS = 9_000_001
-    PEEK_DELAYED_MESSAGES = 9_000_002
-    LIST_TRANSACTIONS = 9_000_003
+    # TernMQ's own. The binary header form has 16 bits for a code.
+    GET_DELAYED_STATS = 15001
+    PEEK_DELAYED_MESSAGES = 15002
+    LIST_TRANSACTIONS = 15003
 
 
 class ResponseCode(enum.IntEnum):

@@ -388,7 +388,7 @@ class UpdateWhiteAddresses(Call, kw_only=True):
 
 @carried_by(Code.LIST_TRANSACTIONS)
 class ListTransactions(Call, kw_only=True):
-    """LIST_TRANSACTIONS 9000003, of TernMQ: open transactions whose halves lie at or behind a queue offset."""
+    """LIST_TRANSACTIONS 15003, of TernMQ: open transactions whose halves lie at or behind a queue offset."""
 
     queue_offset: Int64 = 0
     count_max: Int32 = 100

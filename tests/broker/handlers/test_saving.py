@@ -126,7 +126,7 @@ async def test_a_topic_of_a_killed_broker_is_found_again_by_its_messages(tmp_pat
 
 async def test_sends_create_topics_up_to_a_limit_and_administrators_any(tmp_path: Path) -> None:
     """Issue 13, 5: autoCreateTopicMax. The refusal names both cures."""
-    config = broker_config(auto_create_topic_max=12)
+    config = broker_config(auto_create_topic_max=16)
     async with Broker(config, store_config(tmp_path)) as broker, connecting(broker) as connect:
         client = await connect()
         codes = []

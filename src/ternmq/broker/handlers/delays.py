@@ -1,4 +1,4 @@
-"""Messages with a delivery time: taken back 370, counted 61 and 9000001, looked at 9000002 (I2)."""
+"""Messages with a delivery time: taken back 370, counted 61 and 15001, looked at 15002 (I2)."""
 
 from __future__ import annotations
 

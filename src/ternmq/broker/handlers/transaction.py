@@ -1,4 +1,4 @@
-"""Ends of transactions, 37, and what tools ask about them, 323 and 9000003 (J1, J2).
+"""Ends of transactions, 37, and what tools ask about them, 323 and 15003 (J1, J2).
 
 Java's and Go's clients send END_TRANSACTION one-way and learn nothing of a refusal: the next check settles it. Ours
 waits for the answer.

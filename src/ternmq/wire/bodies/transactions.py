@@ -22,7 +22,7 @@ class OpenTransaction(Body, frozen=True, kw_only=True):
 
 
 class OpenTransactions(Body, frozen=True, kw_only=True):
-    """LIST_TRANSACTIONS 9000003."""
+    """LIST_TRANSACTIONS 15003."""
 
     transactions: list[OpenTransaction] = always(list)
     #: Where to ask for more; -1: there are none.
