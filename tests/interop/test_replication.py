@@ -79,7 +79,7 @@ async def has_log(server: Server, master: Serving) -> None:
     """Wait until a slave of RocketMQ has the master's log, and has said so."""
     end = master.store.written
     expected = log_of(master.store.config.store_path_root_dir, end)
-    await until(lambda: master.master.replicas.replicated.value >= end)
+    await until(lambda: any(each.acked >= end for each in master.master.status()))
     assert expected == log_of(server.store, end)
 
 
