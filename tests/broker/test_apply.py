@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ternmq.broker.broker import FIXED, Broker
+from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.settings import FIXED
 from ternmq.errors import ConfigError
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.properties import parse

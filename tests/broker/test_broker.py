@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ternmq.broker.broker import Broker, every, own_ip
+from ternmq.broker.broker import Broker, every
+from ternmq.broker.settings import own_ip
 from ternmq.errors import ConfigError, NetworkError, StoreLocked
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer

@@ -11,19 +11,15 @@ Everything but the store's and the chores' threads runs on one loop. ``_mount`` 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from ternmq.auth.access import AccessControl
-from ternmq.auth.config import SECURITY
 from ternmq.auth.handlers import AclHandlers
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
@@ -60,13 +56,9 @@ from ternmq.broker.services.reading import Reading
 from ternmq.broker.services.retry import Retries
 from ternmq.broker.services.sending import Sending
 from ternmq.broker.services.transactions import TransactionService
-from ternmq.broker.tables.clients import Clients
+from ternmq.broker.settings import FIXED, own_ip, with_room_for
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
-from ternmq.broker.tables.filters import Filters
-from ternmq.broker.tables.groups import Groups
-from ternmq.broker.tables.locks import Locks
-from ternmq.broker.tables.offsets import Offsets
-from ternmq.broker.tables.stats import Stats
+from ternmq.broker.tables.tables import Tables
 from ternmq.broker.tables.topics import Topics
 from ternmq.config import rocketmq_name
 from ternmq.delay.alarm import Alarm
@@ -78,11 +70,11 @@ from ternmq.delay.recalls import Recalls
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.timer import MARKS as TIMER_MARKS
 from ternmq.delay.timer import Timer
-from ternmq.env import Clock, Env
+from ternmq.env import Env
 from ternmq.errors import ConfigError, NetworkError, NotMaster
 from ternmq.files import RETRY_S as FILES_RETRY_S
-from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFile, TableFiles, do_now
-from ternmq.net.endpoint import bind, outward_ip, split_address
+from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFiles, do_now
+from ternmq.net.endpoint import bind
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route, format_address
@@ -101,7 +93,6 @@ from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.frame import FRAME_BYTES_LIMIT
 from ternmq.wire.ids import UniqueIds
 from ternmq.wire.record import pack_host
 
@@ -120,80 +111,8 @@ NOT_ON_VIP: Final = frozenset(
         RequestCode.POLLING_INFO,
     }
 )
-#: What a frame has besides the largest body: the rest of the record, and a header with its properties, escaped.
-FRAME_EXTRA_BYTES: Final = 1024 * 1024
-#: Settings that names, addresses and files are made of: they count from the next start.
-FIXED: Final = (
-    "broker_name",
-    "broker_cluster_name",
-    "broker_id",
-    "broker_ip1",
-    "bind_address",
-    "listen_port",
-    "namesrv_addr",
-    "revive_queue_num",
-    "trace_topic_enable",
-    "msg_trace_topic_name",
-    "default_topic_queue_nums",
-    "enable_property_filter",
-    "enable_calc_filter_bit_map",
-    "expect_consumer_num_use_filter",
-    "max_error_rate_of_bloom_filter",
-    "max_filter_bytes",
-    # Who may call: files of accounts and certificates are reloaded, their settings are not.
-    *SECURITY,
-)
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
-
-
-@dataclass(slots=True, frozen=True)
-class Tables:
-    """What a broker knows: four tables with a file each under ``config/``, three in memory only."""
-
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    clients: Clients
-    filters: Filters
-    locks: Locks
-    stats: Stats
-
-    @classmethod
-    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile], *, delay_levels: int) -> Tables:
-        """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
-        clients = Clients(
-            clock, silence_max_ms=config.channel_expired_timeout, said_bytes_max=config.max_subscription_bytes
-        )
-        tables = cls(
-            Topics(
-                file("topics.json"),
-                clock,
-                broker_name=config.broker_name,
-                cluster_name=config.broker_cluster_name,
-                auto_create=config.auto_create_topic_enable,
-                auto_create_max=config.auto_create_topic_max,
-                default_queues=config.default_topic_queue_nums,
-                revive_queues=config.revive_queue_num,
-                trace_topic=config.msg_trace_topic_name if config.trace_topic_enable else "",
-                delay_levels=delay_levels,
-            ),
-            Groups(
-                file("subscriptionGroup.json"),
-                clock,
-                broker_name=config.broker_name,
-                auto_create=config.auto_create_subscription_group,
-                auto_create_max=config.auto_create_subscription_group_max,
-            ),
-            Offsets(file("consumerOffset.json"), clock),
-            clients,
-            Filters(file("consumerFilter.json"), clock, clients, config),
-            Locks(clock),
-            Stats(clock),
-        )
-        for saved in (tables.topics, tables.groups, tables.offsets, tables.filters):
-            saved.load()
-        return tables
 
 
 class _Part(Protocol):
@@ -533,6 +452,7 @@ class Broker:
         self._parts = (
             access,
             polls,
+            intake,
             sending,
             transactions,
             reading,
@@ -541,9 +461,9 @@ class Broker:
             replies,
             answers,
             members,
-            tables.filters,
+            tables,
         )
-        self._apply_others = partial(self._hand_over, tables, lanes, server, registration)
+        self._apply_others = partial(self._hand_over, lanes, server, registration)
         # Before connections close: senders that wait for the disk still get an answer.
         stack.callback(store.flush_now)
         tasks = await stack.enter_async_context(Tasks())
@@ -599,18 +519,8 @@ class Broker:
             part.apply(config)
         self._apply_others(config)
 
-    def _hand_over(
-        self, tables: Tables, lanes: Lanes, server: Server, registration: Registration, config: BrokerConfig
-    ) -> None:
+    def _hand_over(self, lanes: Lanes, server: Server, registration: Registration, config: BrokerConfig) -> None:
         """To parts that know nothing of a broker's settings."""
-        tables.topics.apply(auto_create=config.auto_create_topic_enable, auto_create_max=config.auto_create_topic_max)
-        tables.groups.apply(
-            auto_create=config.auto_create_subscription_group,
-            auto_create_max=config.auto_create_subscription_group_max,
-        )
-        tables.clients.apply(
-            silence_max_ms=config.channel_expired_timeout, said_bytes_max=config.max_subscription_bytes
-        )
         lanes.apply(flow.lanes(config))
         server.usage.apply(config)
         registration.apply(
@@ -719,55 +629,6 @@ class Broker:
                 port,
                 error,
             )
-
-
-def with_room_for(config: BrokerConfig, store_config: StoreConfig) -> BrokerConfig:
-    """The settings, with frames that hold every message and every answer that the store's settings allow.
-
-    Raises ``ConfigError`` where no frame could.
-    """
-    for key, wanted_bytes in (
-        ("maxMessageSize", store_config.max_message_size),
-        ("maxTransferBytesOnMessageInMemory", store_config.max_transfer_bytes_on_message_in_memory),
-        ("maxTransferBytesOnMessageInDisk", store_config.max_transfer_bytes_on_message_in_disk),
-    ):
-        frame_bytes = wanted_bytes + FRAME_EXTRA_BYTES
-        if frame_bytes > FRAME_BYTES_LIMIT:
-            raise ConfigError(
-                f"invalid {key} {wanted_bytes}: expected at most {FRAME_BYTES_LIMIT - FRAME_EXTRA_BYTES}, the "
-                "largest possible frame"
-            )
-        if frame_bytes > config.frame_max_length:
-            log.warning(
-                "%s = %d needs frames of %d bytes; frameMaxLength is raised to this value. Java clients need it, too "
-                "(-Dcom.rocketmq.remoting.frameMaxLength=%d)",
-                key,
-                wanted_bytes,
-                frame_bytes,
-                frame_bytes,
-            )
-            config = dataclasses.replace(config, frame_max_length=frame_bytes)
-    return config
-
-
-def own_ip(config: BrokerConfig) -> str:
-    """The numeric address under which clients reach this broker. Blocks while names are looked up.
-
-    Raises ``ConfigError`` when ``brokerIP1`` or a name server's address cannot be.
-    """
-    if config.broker_ip1:
-        try:
-            return str(socket.getaddrinfo(config.broker_ip1, None, type=socket.SOCK_STREAM)[0][4][0])
-        except OSError as error:
-            reason = error.strerror or error
-            raise ConfigError(
-                f"invalid brokerIP1 {config.broker_ip1!r}: {reason}; give an address that clients can reach"
-            ) from None
-    for address in config.name_servers:
-        host, port = split_address(address)
-        with suppress(OSError):
-            return outward_ip(host, port)
-    return "127.0.0.1"
 
 
 async def every(seconds: float | Callable[[], float], work: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
 from ternmq.broker.services.intake import Intake
 from ternmq.env import SystemClock
 from ternmq.errors import MessageIllegal, ServiceNotAvailable, SystemBusy
@@ -140,6 +141,8 @@ async def test_only_so_many_may_wait_for_the_disk(store: MessageStore) -> None:
         under_test.store(draft())
     with pytest.raises(SystemBusy):
         store_batch(under_test, b"x")
+    under_test.apply(BrokerConfig(send_thread_pool_queue_capacity=3))
+    under_test.store(draft())
 
     store.flush_now()
     under_test.when_safe(under_test.store(draft()).end_offset, told.append)

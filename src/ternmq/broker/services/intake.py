@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from ternmq.broker.config import BrokerConfig
 from ternmq.errors import (
     DiskFull,
     MessageIllegal,
@@ -50,6 +51,9 @@ class Intake:
         self._waiting_max = waiting_max
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._waiting_max = config.send_thread_pool_queue_capacity
 
     def store(self, draft: Draft) -> Placed:
         """Make a record of a draft. Raises ``MessageIllegal``, ``ServiceNotAvailable`` (disk full), ``SystemBusy``, or
