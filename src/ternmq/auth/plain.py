@@ -29,7 +29,7 @@ from ternmq.wire.auth import ACCESS_KEY, SIGNATURE, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
 
-#: Name topics and groups of others, or settings.
+#: Name topics, groups and machines of others, or settings.
 LISTS: Final = frozenset(
     {
         Code.GET_ALL_CONSUMER_OFFSET,
@@ -41,11 +41,16 @@ LISTS: Final = frozenset(
         Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         Code.GET_BROKER_CONFIG,
         Code.GET_BROKER_CONSUME_STATS,
+        Code.GET_BROKER_HA_STATUS,
         Code.GET_KVLIST_BY_NAMESPACE,
         Code.GET_NAMESRV_CONFIG,
+        Code.GET_PRODUCER_CONNECTION_LIST,
+        Code.GET_TIMER_METRICS,
         Code.GET_TOPICS_BY_CLUSTER,
     }
 )
+#: The same, for requests that name no topic.
+_LISTS_OF_ALL: Final = frozenset({Code.GET_DELAYED_STATS})
 #: Admin requests by which brokers stay registered. They change nothing that an administrator decided, and are many.
 _REGISTRATIONS: Final = frozenset(
     {Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION, Code.BROKER_HEARTBEAT}
@@ -134,7 +139,8 @@ class PlainAcl:
             )
             if what in account.passed:
                 return
-        if (rule.action is Action.ADMIN or request.code in LISTS) and not account.is_admin:
+        is_list = request.code in LISTS or (request.code in _LISTS_OF_ALL and not fields.get(rule.topic or ""))
+        if (rule.action is Action.ADMIN or is_list) and not account.is_admin:
             reason = "this request needs an account with admin: true"
             raise self._denied(caller, request, "admin", account.access_key, reason)
         for need in rule.needs(fields, request.body):

@@ -35,7 +35,7 @@ class DelayHandlers:
         return {
             RequestCode.RECALL_MESSAGE: Route(self.recall, SEND, Rule(Action.PUB, topic="topic")),
             RequestCode.GET_TIMER_METRICS: Route(self.metrics, ADMIN, ANY_CALLER),
-            RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, ANY_CALLER),
+            RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, Rule(Action.ANY, topic="topic")),
             RequestCode.PEEK_DELAYED_MESSAGES: Route(self.peek, QUERY, of_topic),
         }
 

@@ -29,6 +29,7 @@ from typing import Final, Protocol
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import InvalidParameter
+from ternmq.net.gate import Access
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
 from ternmq.wire.header import Header, Response
@@ -55,6 +56,9 @@ class Connection(Protocol):
     """What is asked of a client's connection; a ``net.peer.Peer``."""
 
     address: str
+
+    @property
+    def access(self) -> Access | None: ...
 
     @property
     def is_full(self) -> bool: ...
