@@ -55,8 +55,8 @@ _LISTS_OF_ALL: Final = frozenset({Code.GET_DELAYED_STATS})
 _REGISTRATIONS: Final = frozenset(
     {Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION, Code.BROKER_HEARTBEAT}
 )
-#: Stands for all keys that are not known.
-_UNKNOWN: Final = ""
+#: Names in requests that are remembered are not longer.
+_NAME_LENGTH_MAX: Final = 512
 #: An account that no key leads to, so that an unknown key takes as long as a known one.
 _NO_SECRET: Final = Secret("no account has this secret")
 
@@ -102,8 +102,7 @@ class PlainAcl:
                 key,
                 "the request is not signed; give the client an access key and a secret key",
             )
-        guessed = key if account is not None else _UNKNOWN
-        if caller.proved != key and not self._guesses.may_try(caller.remote_ip, guessed):
+        if caller.proved != key and not self._guesses.may_try(caller.remote_ip, key):
             raise self._denied(
                 caller,
                 request,
@@ -113,7 +112,7 @@ class PlainAcl:
             )
         secret = account.secret if account is not None else _NO_SECRET
         if not secret.has_signed(fields, request.body) or account is None:
-            self._guesses.failed(caller.remote_ip, guessed)
+            self._guesses.failed(caller.remote_ip, key)
             raise self._denied(
                 caller,
                 request,
@@ -147,6 +146,9 @@ class PlainAcl:
             if not account.allows(need):
                 raise self._denied(caller, request, "permission", account.access_key, lacks(need))
         if what is not None:
+            if any(isinstance(name, str) and len(name) > _NAME_LENGTH_MAX for name in what):
+                # No such topic can be: names of megabytes are not kept.
+                return
             if len(account.passed) >= MEMORY_MAX:
                 account.passed.clear()
             account.passed.add(what)
@@ -160,7 +162,13 @@ class PlainAcl:
 
     def _denied(self, caller: CallingPeer, request: Request[Any], kind: str, key: str, reason: str) -> NoPermission:
         self._audit.denied(
-            kind=kind, key=key, ip=caller.remote_ip, address=caller.address, code=request.code, reason=reason
+            kind=kind,
+            key=key,
+            is_known=key in self.rules.accounts,
+            ip=caller.remote_ip,
+            address=caller.address,
+            code=request.code,
+            reason=reason,
         )
         return NoPermission(reason)
 
