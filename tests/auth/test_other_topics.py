@@ -21,7 +21,7 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.codes import ResponseCode
-from ternmq.wire.header import Request
+from ternmq.wire.header import Reply, Request
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import Sysflag, unpack_record
 from ternmq.wire.requests import CheckTransaction, EndTransaction, SendReply
@@ -137,6 +137,42 @@ async def test_checks_of_transactions_show_messages_only_to_accounts_that_may_se
             request = await asyncio.wait_for(asked.get(), 60)
             assert b"paid" == bytes(unpack_record(bytes(request.body)).body)
         assert never.empty()
+
+
+async def test_replies_go_to_the_account_that_had_the_client_id_first(tmp_path: Path) -> None:
+    """E7: a client id is no secret, and every account can send a heartbeat with one."""
+    taken: asyncio.Queue[str] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def waiting(address: str, credentials: Credentials) -> AsyncIterator[None]:
+        def take(_peer: Peer, _request: Request[Any]) -> Reply:
+            taken.put_nowait(credentials.access_key)
+            return Reply()
+
+        async with Tasks() as tasks:
+            routes: dict[int, Route] = {Code.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(take, "client", ANY_CALLER)}
+            lanes = Lanes([LaneConfig("client")])
+            peer = await connect(address, routes=routes, lanes=lanes, tasks=tasks, credentials=credentials)
+            beat = Heartbeat(client_id="10.0.0.1@7", producer_data_set=[ProducerData(group_name="shop")])
+            assert OK == (await peer.call(Code.HEART_BEAT, None, encode(beat))).code
+            yield
+            peer.close()
+            await peer.closed.wait()
+
+    properties = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "10.0.0.1@7"}
+    header = v2("DefaultCluster_REPLY_TOPIC", properties=properties, queue_id=0)
+    async with (
+        guarded(tmp_path) as broker,
+        waiting(broker.address, SHOP),
+        waiting(broker.address, GUEST),
+        dialled(broker.address, BILLING) as billing,
+    ):
+        assert OK == (await billing.call(Code.SEND_REPLY_MESSAGE_V2, header, b"four")).code
+        async with waiting(broker.address, SHOP):
+            # The same client on a new connection, before the old one is known to be lost.
+            assert OK == (await billing.call(Code.SEND_REPLY_MESSAGE_V2, header, b"four")).code
+
+    assert ["shop-key", "shop-key"] == [taken.get_nowait() for _ in range(taken.qsize())]
 
 
 async def test_counts_of_waiting_messages_by_topic_are_for_administrators_and_those_of_the_topic(

@@ -21,6 +21,7 @@ class Line:
     """A connection that goes nowhere."""
 
     access = None
+    proved = ""
     is_full = False
 
     def __init__(self, address: str) -> None:

@@ -61,6 +61,11 @@ class Connection(Protocol):
     def access(self) -> Access | None: ...
 
     @property
+    def proved(self) -> str:
+        """The access key of its account; empty without one."""
+        ...
+
+    @property
     def is_full(self) -> bool: ...
 
     def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
@@ -239,7 +244,10 @@ class Clients:
             self._producing_groups[peer, client_id] = self._producing_groups.get((peer, client_id), 0) + 1
         members[peer] = Member(peer, client_id, language, version, self._clock.monotonic())
         self._producer_groups.setdefault(peer, {})[group] = None
-        self._producing[client_id] = peer
+        known = self._producing.get(client_id)
+        if known is None or known.proved == peer.proved:
+            # A client id is no secret: another account must not get the replies to this client.
+            self._producing[client_id] = peer
 
     def add_consumer(
         self, data: ConsumerData, peer: Connection, client_id: str, *, language: str, version: int
