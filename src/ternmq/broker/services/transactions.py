@@ -20,7 +20,6 @@ from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, NoPermission, NotMaster, StoreError
 from ternmq.message import TIMER_PROPERTIES, Property
-from ternmq.net.gate import may_send
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
@@ -89,7 +88,7 @@ class TransactionService:
             transactions,
             rules=self._rules(),
             producers=self._clients.producer_peers,
-            may_ask=lambda producer, topic: may_send(producer.access, topic),
+            may_ask=self._clients.may_have,
             clock=self._clock,
             broker_name=self._config.broker_name,
             retention_ms=self._store.config.file_reserved_time * _HOUR_MS,

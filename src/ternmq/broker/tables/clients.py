@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import InvalidParameter
-from ternmq.net.gate import Access
+from ternmq.net.gate import Access, may_send
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
 from ternmq.wire.header import Header, Response
@@ -50,6 +50,11 @@ _TAG_BYTES: Final = 128
 #: Topics, and characters of an expression, that a warning about differing members shows.
 _TOPICS_SHOWN: Final = 3
 _EXPRESSION_SHOWN: Final = 80
+
+
+class HasAccess(Protocol):
+    @property
+    def access(self) -> Access | None: ...
 
 
 class Connection(Protocol):
@@ -354,6 +359,10 @@ class Clients:
     def producer_peers(self, group: str) -> list[Connection]:
         """Connections of a producer group's members (check-backs of transactions, J2)."""
         return list(self._producers.get(group, {}))
+
+    def may_have(self, peer: HasAccess, topic: str) -> bool:
+        """Whether a producer may see messages that go to a topic: its account may send them."""
+        return may_send(peer.access, topic)
 
     def producer_members(self, group: str) -> list[Member]:
         return list(self._producers.get(group, {}).values())
