@@ -54,6 +54,17 @@ def test_an_own_entry_counts_before_the_default() -> None:
     assert shop.allows(topic(Action.SUB, "anything"))
 
 
+def test_the_default_does_not_reach_topics_where_messages_of_all_topics_wait() -> None:
+    """Or a message to a topic that is denied could be read while it is delayed, or half of a transaction."""
+    shop = account(default_topic=BOTH, topics={"secret": DENY})
+    names = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC")
+
+    assert not any(shop.allows(topic(Action.SUB, name)) for name in names)
+    tool = account(topics=dict.fromkeys(names, SUB))
+    assert all(tool.allows(topic(Action.SUB, name)) for name in names)
+    assert account(is_admin=True).allows(topic(Action.SUB, names[0]))
+
+
 def test_topics_and_groups_have_defaults_of_their_own() -> None:
     shop = account(default_topic=PUB, default_group=SUB)
 

@@ -200,3 +200,10 @@ def test_every_key_and_secret_is_kept_as_it_is(key: str, secret: str) -> None:
 
     [account] = again(again(file)).accounts
     assert (key.strip(), secret.strip()) == (account.access_key, account.secret_key)
+
+
+def test_the_text_of_a_file_in_memory_shows_no_secret() -> None:
+    file = acl_file.read(b"accounts:\n- {accessKey: shop-key, secretKey: hidden-secret}\n")
+
+    assert "shop-key" in repr(file)
+    assert "hidden-secret" not in repr(file)

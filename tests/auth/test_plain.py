@@ -204,11 +204,22 @@ def test_guessing_does_not_keep_others_out(door: Door) -> None:
     assert "" == door.answer(BOSS)
 
 
-def test_unknown_keys_share_their_attempts(door: Door) -> None:
-    for number in range(guesses.ATTEMPTS):
+def test_guessing_does_not_tell_which_keys_exist(door: Door) -> None:
+    """An attacker uses up the attempts of invented keys: known and unknown ones must not differ after that either."""
+    for number in range(50):
+        door.answer(Credentials(f"invented-{number}", "some-secret"))
+    invented = [door.answer(Credentials("unknown-key", "some-secret")) for _ in range(guesses.ATTEMPTS + 3)]
+    known = [door.answer(Credentials("shop-key", "some-secret")) for _ in range(guesses.ATTEMPTS + 3)]
+
+    assert known == invented
+    assert "too many" in known[-1]
+
+
+def test_the_attempts_of_invented_keys_take_a_bounded_place_for_each_address(door: Door) -> None:
+    for number in range(5000):
         door.answer(Credentials(f"invented-{number}", "some-secret"))
 
-    assert "too many" in door.answer(Credentials("invented", "some-secret"))
+    assert guesses.GROUPS >= len(door.acl._guesses._left)
 
 
 def test_the_table_of_guesses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +264,37 @@ def test_denials_are_a_line_each_ten_seconds_with_how_many_there_were(
     assert second.endswith("(999 similar denials since the last line)")
 
 
+def test_a_client_that_invents_a_key_for_each_request_does_not_fill_the_log(
+    door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Issue 18: with a signature, and without one."""
+    for number in range(1000):
+        door.answer(Credentials(f"invented-{number}", "some-secret"))
+        door.answer(None, tamper={"AccessKey": f"invented-{number}"})
+
+    assert 3 >= len(audited(caplog))
+
+
+def test_clients_of_many_addresses_do_not_fill_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1000):
+        door.answer(None, caller=Connection(f"10.1.{number // 200}.{number % 200}"))
+    assert audit.LINES_MAX == len(audited(caplog))
+
+    door.clock.advance(audit.PAUSE_S)
+    door.answer(None, caller=Connection("10.1.4.199"))
+    assert audited(caplog)[-1].endswith("(1 similar denials since the last line)")
+
+
+def test_long_names_are_not_remembered(door: Door) -> None:
+    """An account that may send to all topics must not fill the memory with names of megabytes."""
+    account = Account("shop-key", "shop-secret", default_topic=Permission.PUB)
+    door.acl.rules = AccessRules([account])
+    assert "" == door.answer(SHOP, fields={"topic": "x" * 10_000})
+    assert not account.passed
+    assert "" == door.answer(SHOP, fields={"topic": "orders"})
+    assert 1 == len(account.passed)
+
+
 def test_texts_of_clients_cannot_break_lines_or_fill_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
     evil = "x\nroot logged in\x1b[2J"
     door.answer(None, tamper={"AccessKey": evil + "y" * 100_000})
@@ -277,7 +319,7 @@ def test_the_memory_of_denials_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(audit, "KINDS_MAX", 3)
     notes = audit.Audit(ManualClock())
     for number in range(10):
-        notes.denied(kind="permission", key="k", ip=f"10.1.1.{number}", address="a", code=10, reason="r")
+        notes.denied(kind="permission", key="k", is_known=True, ip=f"10.1.1.{number}", address="a", code=10, reason="r")
 
     assert 3 == len(notes._denials)
 

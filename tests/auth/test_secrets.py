@@ -15,6 +15,7 @@ from ternmq.client.config import ClientConfig
 from ternmq.config import Settings
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError
+from ternmq.wire.requests_admin import UpdateAcl
 from tests.auth.accounts import BOSS, SHOP, acl_in
 from tests.cli.conftest import ENVIRONMENT, TERN
 from tests.cli.conftest import tern as run_tern
@@ -216,3 +217,7 @@ def test_no_command_takes_a_secret_as_an_option() -> None:
     ]
 
     assert [] == found
+
+
+def test_a_request_to_change_an_account_does_not_show_its_secret() -> None:
+    assert "hidden" not in repr(UpdateAcl(access_key="shop-key", secret_key="hidden-secret"))

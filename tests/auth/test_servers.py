@@ -37,6 +37,19 @@ def guarded(tmp_path: Path, **changes: Any) -> Broker:
     return Broker(config, small_store(tmp_path / "store"))
 
 
+def test_a_file_with_the_account_of_a_server_that_others_can_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The account in ``tools.yml`` is an admin's, mostly."""
+    tools = tmp_path / "tools.yml"
+    tools.write_text("accessKey: boss-key\nsecretKey: secret-of-the-boss\n")
+    for mode, warnings in ((0o600, 0), (0o644, 1)):
+        tools.chmod(mode)
+        assert BOSS == own_credentials(BrokerConfig(acl_path=tmp_path), {})
+        assert warnings == len([record for record in caplog.records if str(tools) in record.getMessage()])
+    assert "secret-of" not in caplog.text
+
+
 async def test_each_account_may_do_what_its_file_says(tmp_path: Path) -> None:
     async with guarded(tmp_path) as broker:
         async with dialled(broker.address, SHOP) as shop:

@@ -22,13 +22,15 @@ from ternmq.namesrv.server import NameServer
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.handshake import Refusal
 from ternmq.replication.slave import SlaveState
+from ternmq.replication.stream import PROBE, pack_report
 from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.bodies.stats import HaStatus
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests import OffsetReply, QueryOffset, UpdateOffset
+from ternmq.wire.requests import OffsetReply, QueryOffset, RecallMessage, UpdateOffset
 from ternmq.wire.requests_admin import RouteQuery
+from tests.auth.accounts import acl_in
 from tests.broker.calls import dialled
 
 LONG_S: Final = 60.0
@@ -324,3 +326,46 @@ async def test_a_slave_that_becomes_master_delivers_what_waits_for_its_time(tmp_
             while len(found := await reader.bodies("orders")) < 3:
                 await asyncio.sleep(0.05)
         assert [b"at once", b"by level", b"later"] == [found[0], *sorted(found[1:])]
+
+
+async def test_a_recall_is_answered_when_a_slave_has_it(tmp_path: Path, names: str) -> None:
+    """O2, I2: a message that was taken back must not come after the master is lost."""
+    settings = {"brokerRole": "SYNC_MASTER", "slaveTimeout": 3_600_000}
+    async with pair(tmp_path, names, **settings) as (master, copy), dialled(master.address) as sender:
+        serving = parts_of(master).master
+        assert serving is not None
+        await until(lambda: serving.replicas.in_sync)
+        sent = await sender.sent("orders", b"1", properties={"TIMER_DELAY_MS": "7200000", "UNIQ_KEY": "A1"})
+        (line,) = serving._lines
+        # A slave that is connected and gets nothing.
+        line._takes.clear()
+        header = RecallMessage(topic="orders", recall_handle=sent.recall_handle or "")
+        recalled = asyncio.create_task(sender.call(RequestCode.RECALL_MESSAGE, header, timeout_ms=60_000))
+        await until(lambda: recalled.done() or parts_of(master)._store.safety.waiting)
+        assert not recalled.done()
+        line._takes.set()
+        assert ResponseCode.SUCCESS == (await recalled).code
+        assert parts_of(master)._store.written == parts_of(copy)._store.written
+
+
+async def test_a_master_with_access_control_gives_its_log_to_no_stranger(tmp_path: Path, names: str) -> None:
+    """N1, O1: the port for slaves knows no accounts, so it serves only addresses that are named."""
+    acl_in(tmp_path / "conf")
+    guarded = {"aclEnable": "true", "aclPath": tmp_path / "conf"}
+
+    async def fetched(master: Broker, first: bytes) -> bytes:
+        assert master.replicating is not None
+        reader, writer = await asyncio.open_connection("127.0.0.1", master.replicating.port)
+        writer.write(first)
+        try:
+            return await asyncio.wait_for(reader.read(12), LONG_S)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async with broker(tmp_path / "one", names, **guarded) as master:
+        assert b"" == await fetched(master, pack_report(0))
+        assert b"" == await fetched(master, pack_report(PROBE))
+    async with broker(tmp_path / "one", names, haAllowedAddresses="127.0.0.1", **guarded) as master:
+        assert await fetched(master, pack_report(PROBE))

@@ -180,3 +180,15 @@ def test_samples_tell_about_where_logs_part() -> None:
 def test_samples_that_would_cost_much_are_refused(samples: list[Sample]) -> None:
     """O1: a master reads no more for a stranger than for a slave."""
     assert check_bounds(samples, segment_bytes=SEGMENT)
+
+
+@pytest.mark.parametrize("name", ["end", "logOffset", "brokerId"])
+def test_numbers_of_a_thousand_digits_are_refused(name: str) -> None:
+    """O1: they would be in each log line about this slave."""
+    whole = msgspec.structs.replace(SLAVE, samples=[Sample(0, 1, "x")])
+    text = encode(whole).decode()
+    at = text.index(f'"{name}":') + len(name) + 3
+    text = text[:at] + "9" * 1000 + text[at + 1 :]
+
+    with pytest.raises(RemoteProtocolError, match="not valid"):
+        decode(text.encode(), SlaveHello)

@@ -51,6 +51,7 @@ class Asked:
     """A producer that keeps what it is asked, or answers it."""
 
     def __init__(self, answer: Callable[[CheckTransaction, Record], None] | None = None) -> None:
+        self.access = None
         self.is_full = False
         self.checks: list[CheckTransaction] = []
         self.records: list[Record] = []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import ConfigError
+from ternmq.wire import auth
 from ternmq.wire.auth import LATE_FIELD, SIGNATURE, Credentials, Secret, credentials
 from ternmq.wire.codes import BINARY, JSON
 from ternmq.wire.frame import FrameDecoder, encode_request
@@ -95,3 +96,12 @@ def test_credentials_do_not_show_their_secrets() -> None:
 
     assert "RocketMQ" in shown
     assert "hidden" not in shown
+
+
+def test_the_order_of_fields_with_long_names_is_not_kept() -> None:
+    """An account must not fill the memory of a server with names of megabytes."""
+    fields = {"x" * 10_000: "1", **FIELDS}
+    fields[SIGNATURE] = SECRET.signature(fields).decode()
+
+    assert SECRET.has_signed(fields)
+    assert not any("x" * 10_000 in names for names in auth._orders)

@@ -17,7 +17,7 @@ from typing import Final
 
 from ternmq.auth import yaml_text
 from ternmq.auth.accounts import AccessRules
-from ternmq.auth.acl_files import AclFiles
+from ternmq.auth.acl_files import AclFiles, check_mode
 from ternmq.auth.config import AccessConfig
 from ternmq.auth.plain import PlainAcl
 from ternmq.env import Clock
@@ -149,6 +149,7 @@ def own_credentials(config: AccessConfig, environ: Mapping[str, str]) -> Credent
     path = acl_directory(config, environ) / TOOLS_FILE
     try:
         document = yaml_text.parse(path.read_bytes())
+        check_mode(path)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -5,7 +5,8 @@ others. An ``admin`` may do all, unless it names topics or groups: then its perm
 except to requests that only an admin may make. The defaults are DENY.
 
 Retries belong to their group (``net.gate``). So do dead letters here: the members of a group may read them, unless an
-entry for the topic says otherwise.
+entry for the topic says otherwise. Topics where the broker keeps messages of all topics (delayed ones, halves) need an
+entry: the default does not reach them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 
 from ternmq.auth.addresses import NO_ADDRESS, AddressPattern
 from ternmq.errors import ConfigError
-from ternmq.names import AUTO_CREATE_TOPIC, DEAD_LETTER_PREFIX, TRACE_TOPIC
+from ternmq.names import AUTO_CREATE_TOPIC, CHECK_MAX_TOPIC, DEAD_LETTER_PREFIX, TRACE_TOPIC, is_internal_topic
 from ternmq.net.gate import Action, Need, ResourceKind
 from ternmq.wire.auth import KEY_LENGTH_MIN, Secret
 
@@ -99,6 +100,9 @@ class Account:
         permission = self.topics.get(topic)
         if permission is not None:
             return permission
+        if is_internal_topic(topic) or topic == CHECK_MAX_TOPIC:
+            # Messages of all topics wait there, also of those that this account is denied.
+            return Permission.DENY
         permission = self.default_topic
         if topic.startswith(DEAD_LETTER_PREFIX):
             group = topic.removeprefix(DEAD_LETTER_PREFIX)

@@ -25,7 +25,7 @@ an error, too, as a misspelt ``whiteRemoteAdress`` or ``amin`` would otherwise d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.auth import yaml_text
@@ -65,8 +65,8 @@ class AclFile:
     accounts: tuple[Account, ...] = ()
     white: tuple[AddressPattern, ...] = ()
     version: DataVersion = DataVersion()  # noqa: RUF009 - frozen
-    #: As it stands there, for changes.
-    document: Mapping[str, Value] | None = None
+    #: As it stands there, for changes; with the secrets.
+    document: Mapping[str, Value] | None = field(default=None, repr=False)
 
 
 def read(data: bytes) -> AclFile:

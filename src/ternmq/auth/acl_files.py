@@ -68,7 +68,7 @@ class AclFiles:
             log.warning("created %s without accounts: all requests are refused until you add one", self.default_path)
         self._files = {path: self._read(path) for path in self._paths()}
         for path in self._files:
-            _check_mode(path)
+            check_mode(path)
         return self._rules()
 
     def reload(self) -> AccessRules | None:
@@ -213,7 +213,8 @@ def _stamp(path: Path) -> _Stamp | None:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _check_mode(path: Path) -> None:
+def check_mode(path: Path) -> None:
+    """Warn if other users can read a file with secrets."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
         log.warning("other users of this machine can read the secrets in %s; run `chmod 600` on it", path)
 

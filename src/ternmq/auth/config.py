@@ -85,6 +85,12 @@ class AccessConfig(Limits):
         asked = self.tls_server_need_client_auth
         return ClientAuth.OPTIONAL if asked is ClientAuth.NONE and self.tls_server_auth_client else asked
 
+    @property
+    def checks_callers(self) -> bool:
+        """Whether strangers are kept out: by accounts, validators, or certificates that they must show."""
+        needs_certificate = self.tls_server_mode is TlsMode.ENFORCING and self.client_auth is ClientAuth.REQUIRE
+        return self.acl_enable or bool(self.validator_names) or needs_certificate
+
     def server_tls(self) -> LiveTls | None:
         """TLS of the ports; None: they are plain. Raises ``ConfigError`` for files that cannot be used."""
         if self.tls_server_mode is TlsMode.DISABLED:

@@ -29,7 +29,7 @@ from ternmq.wire.auth import ACCESS_KEY, SIGNATURE, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
 
-#: Name topics and groups of others, or settings.
+#: Name topics, groups and machines of others, or settings.
 LISTS: Final = frozenset(
     {
         Code.GET_ALL_CONSUMER_OFFSET,
@@ -41,17 +41,22 @@ LISTS: Final = frozenset(
         Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         Code.GET_BROKER_CONFIG,
         Code.GET_BROKER_CONSUME_STATS,
+        Code.GET_BROKER_HA_STATUS,
         Code.GET_KVLIST_BY_NAMESPACE,
         Code.GET_NAMESRV_CONFIG,
+        Code.GET_PRODUCER_CONNECTION_LIST,
+        Code.GET_TIMER_METRICS,
         Code.GET_TOPICS_BY_CLUSTER,
     }
 )
+#: The same, for requests that name no topic.
+_LISTS_OF_ALL: Final = frozenset({Code.GET_DELAYED_STATS})
 #: Admin requests by which brokers stay registered. They change nothing that an administrator decided, and are many.
 _REGISTRATIONS: Final = frozenset(
     {Code.REGISTER_BROKER, Code.UNREGISTER_BROKER, Code.QUERY_DATA_VERSION, Code.BROKER_HEARTBEAT}
 )
-#: Stands for all keys that are not known.
-_UNKNOWN: Final = ""
+#: Names in requests that are remembered are not longer.
+_NAME_LENGTH_MAX: Final = 512
 #: An account that no key leads to, so that an unknown key takes as long as a known one.
 _NO_SECRET: Final = Secret("no account has this secret")
 
@@ -97,8 +102,7 @@ class PlainAcl:
                 key,
                 "the request is not signed; give the client an access key and a secret key",
             )
-        guessed = key if account is not None else _UNKNOWN
-        if caller.proved != key and not self._guesses.may_try(caller.remote_ip, guessed):
+        if caller.proved != key and not self._guesses.may_try(caller.remote_ip, key):
             raise self._denied(
                 caller,
                 request,
@@ -108,7 +112,7 @@ class PlainAcl:
             )
         secret = account.secret if account is not None else _NO_SECRET
         if not secret.has_signed(fields, request.body) or account is None:
-            self._guesses.failed(caller.remote_ip, guessed)
+            self._guesses.failed(caller.remote_ip, key)
             raise self._denied(
                 caller,
                 request,
@@ -134,13 +138,17 @@ class PlainAcl:
             )
             if what in account.passed:
                 return
-        if (rule.action is Action.ADMIN or request.code in LISTS) and not account.is_admin:
+        is_list = request.code in LISTS or (request.code in _LISTS_OF_ALL and not fields.get(rule.topic or ""))
+        if (rule.action is Action.ADMIN or is_list) and not account.is_admin:
             reason = "this request needs an account with admin: true"
             raise self._denied(caller, request, "admin", account.access_key, reason)
         for need in rule.needs(fields, request.body):
             if not account.allows(need):
                 raise self._denied(caller, request, "permission", account.access_key, lacks(need))
         if what is not None:
+            if any(isinstance(name, str) and len(name) > _NAME_LENGTH_MAX for name in what):
+                # No such topic can be: names of megabytes are not kept.
+                return
             if len(account.passed) >= MEMORY_MAX:
                 account.passed.clear()
             account.passed.add(what)
@@ -154,7 +162,13 @@ class PlainAcl:
 
     def _denied(self, caller: CallingPeer, request: Request[Any], kind: str, key: str, reason: str) -> NoPermission:
         self._audit.denied(
-            kind=kind, key=key, ip=caller.remote_ip, address=caller.address, code=request.code, reason=reason
+            kind=kind,
+            key=key,
+            is_known=key in self.rules.accounts,
+            ip=caller.remote_ip,
+            address=caller.address,
+            code=request.code,
+            reason=reason,
         )
         return NoPermission(reason)
 

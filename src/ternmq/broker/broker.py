@@ -264,6 +264,7 @@ class Broker:
             env=env,
             bound=log_port,
             caller=Caller(self._credentials, config.client_tls()),
+            is_guarded=self._gate is not None or config.checks_callers,
         )
         registration = self._registration(tables.topics, replicating)
         roles = self.roles = Roles(broker_id=config.broker_id, announce=self._announce(registration))

@@ -105,8 +105,11 @@ class Replicating:
         env: Env,
         bound: Bound | None,
         caller: Caller,
+        is_guarded: bool = False,
     ) -> None:
+        """``is_guarded``: the broker checks who calls it."""
         self.config = config
+        self._is_guarded = is_guarded
         self._place = place
         self._store = store
         self._disk = disk
@@ -162,7 +165,9 @@ class Replicating:
     def begin(self, _term: Term) -> _MasterTerm:
         """What serves slaves in this term (``roles.RunnerFactory``)."""
         replicas = Replicas(self.config, lambda: self._store.written)
-        self.master = Master(self._store.log, self._disk, self.config, self._place, replicas)
+        self.master = Master(
+            self._store.log, self._disk, self.config, self._place, replicas, is_guarded=self._is_guarded
+        )
         return _MasterTerm(self, self.master, self._store)
 
     def take_port(self) -> Bound | None:

@@ -148,6 +148,20 @@ def check_record(access: Access | None, topic: str, group: str = "") -> None:
         raise NoPermission("no permission for the topic of this message; ask the administrator for SUB on it")
 
 
+_SEND: Final = Rule(Action.PUB, topic="topic")
+
+
+def may_send(access: Access | None, topic: str) -> bool:
+    """Whether a caller may send to a topic that its request does not name, or names for something else."""
+    return access is None or all(map(access.allows, _SEND.needs({"topic": topic}, NO_BODY)))
+
+
+def check_send(access: Access | None, topic: str) -> None:
+    """Raise ``NoPermission``, with a sentence that does not name the topic, unless ``may_send``."""
+    if not may_send(access, topic):
+        raise NoPermission("no permission for the topic of this message; ask the administrator for PUB on it")
+
+
 class Gate:
     """``Gate([validator, …])``: admits requests that all validators allow."""
 

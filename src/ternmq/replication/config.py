@@ -36,7 +36,8 @@ class ReplicationConfig:
     ha_master_address: str = ""
     #: The address under which slaves reach this broker, if it is another one than clients use.
     broker_ip2: str = ""
-    #: Addresses and networks that may fetch the log, as in ``10.0.0.7,192.168.1.0/24``; none: all may, as in RocketMQ.
+    #: Addresses and networks that may fetch the log, as in ``10.0.0.7,192.168.1.0/24``; none: all may, as in RocketMQ,
+    #: and with access control none.
     ha_allowed_addresses: tuple[str, ...] = ()
     #: How long either side may be silent before it sends a sign of life.
     ha_send_heartbeat_interval: int = 5_000

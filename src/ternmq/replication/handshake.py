@@ -23,6 +23,7 @@ import msgspec
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.replication.history import Comparison, Sample
+from ternmq.wire.requests import Int64
 
 VERSION: Final = 1
 
@@ -47,26 +48,26 @@ class Place(msgspec.Struct, frozen=True, rename="camel"):
 
     cluster: str
     broker: str
-    broker_id: int
+    broker_id: Int64
     #: ``ip:port`` of its remoting port.
     address: str
 
 
 class MasterHello(msgspec.Struct, frozen=True, rename="camel"):
-    version: int
+    version: Int64
     place: Place
-    segment_bytes: int
-    begin: int
-    end: int
+    segment_bytes: Int64
+    begin: Int64
+    end: Int64
 
 
 class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
-    version: int
+    version: Int64
     place: Place
-    segment_bytes: int
+    segment_bytes: Int64
     #: Both 0 while there is no log at all; equal where a log has begun, and has no record yet.
-    begin: int
-    end: int
+    begin: Int64
+    end: Int64
     samples: list[Sample] = []
     #: An empty slave wants the last segment only, as a slave of RocketMQ gets it.
     from_last_file: bool = False
@@ -75,7 +76,7 @@ class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
 class Verdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """``start`` is where the log flows from; below 0 it does not, and ``refusal`` says why."""
 
-    start: int = -1
+    start: Int64 = -1
     refusal: Refusal | None = None
     reason: str = ""
 

@@ -20,6 +20,8 @@ from typing import Final
 
 import msgspec
 
+from ternmq.wire.requests import Int64
+
 #: More than a record of 4 MiB and the blank before the next one.
 WINDOW_BYTES: Final = 12 << 20
 #: Ranges of the window, the newest ones: one per segment, and segments are larger than this unless in a test.
@@ -33,8 +35,8 @@ SAMPLED_BYTES_MAX: Final = 2 * WINDOW_BYTES
 class Sample(msgspec.Struct, frozen=True, rename="camel"):
     """Some bytes of a log: where they are, and a digest of them."""
 
-    log_offset: int
-    length_bytes: int
+    log_offset: Int64
+    length_bytes: Int64
     digest: str
 
     @property

@@ -43,8 +43,16 @@ class Master:
     """Serves the log to slaves while its block lasts. Belongs to the loop."""
 
     def __init__(
-        self, commit_log: Log, disk: Disk, config: ReplicationConfig, place: Place, replicas: Replicas | None = None
+        self,
+        commit_log: Log,
+        disk: Disk,
+        config: ReplicationConfig,
+        place: Place,
+        replicas: Replicas | None = None,
+        *,
+        is_guarded: bool = False,
     ) -> None:
+        """``is_guarded``: the broker checks who calls it. This port cannot: only addresses that are named may fetch."""
         self.config = config
         self.place = place
         self.log = commit_log
@@ -54,6 +62,7 @@ class Master:
         self.logs = RareLog(log, self._loop.time, lines_max=10)
         self.tasks = Tasks()
         self._allowed = config.allowed_networks()
+        self._is_guarded = is_guarded
         self._acceptor: Acceptor | None = None
         #: Connections that have not said what they want, the oldest first; those that have.
         self._new: dict[Line, None] = {}
@@ -98,7 +107,12 @@ class Master:
     def opened(self, line: Line) -> bool:
         """Whether a connection may stay."""
         if not self._is_allowed(line.ip):
-            self.logs.warning("address", f"refusing to replicate to {line.address}: not in haAllowedAddresses")
+            reason = (
+                "not in haAllowedAddresses"
+                if self._allowed
+                else "with access control only the addresses in haAllowedAddresses may fetch the log, and it is not set"
+            )
+            self.logs.warning("address", f"refusing to replicate to {line.address}: {reason}")
             return False
         self._new[line] = None
         if len(self._new) > NEW_LINES_MAX:
@@ -130,7 +144,7 @@ class Master:
 
     def _is_allowed(self, ip: str) -> bool:
         if not self._allowed:
-            return True
+            return not self._is_guarded
         try:
             address = ipaddress.ip_address(ip.partition("%")[0])
         except ValueError:

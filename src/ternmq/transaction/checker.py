@@ -28,6 +28,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, NotRunning, RecordRefused, StoreError, TernError, TooManyCalls
+from ternmq.net.gate import Access
 from ternmq.tasks import Tasks
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import Half
@@ -53,6 +54,9 @@ class Producer(Protocol):
     """The connection of a producer; a ``Peer``."""
 
     @property
+    def access(self) -> Access | None: ...
+
+    @property
     def is_full(self) -> bool: ...
 
     def call_oneway(self, code: int, header: Header | None = None, body: Buffer = b"") -> None: ...
@@ -75,14 +79,17 @@ class Checker:
         *,
         rules: Rules,
         producers: Callable[[str], Sequence[Producer]],
+        may_ask: Callable[[Producer, str], bool] | None = None,
         clock: Clock,
         broker_name: str,
         retention_ms: int,
     ) -> None:
-        """``producers`` are the connections of a group's members. After ``retention_ms`` the log may be deleted."""
+        """``producers`` are the connections of a group's members; ``may_ask`` tells which of them may get messages of a
+        topic, as every client can say that it is of a group. After ``retention_ms`` the log may be deleted."""
         self.transactions = transactions
         self._rules = rules
         self._producers = producers
+        self._may_ask = may_ask
         self._clock = clock
         self._broker_name = broker_name
         self._move_after_ms = retention_ms // 2
@@ -156,7 +163,7 @@ class Checker:
         if checks >= self._rules.checks_max:
             self.transactions.discard(record, half, f"it was checked {checks} times without a result")
             return 0
-        producer = self._next_producer(half.group)
+        producer = self._next_producer(half.group, half.topic)
         if producer is None:
             self._wait(record, half, now_ms)
             return 0
@@ -187,9 +194,13 @@ class Checker:
         else:
             self._waiting[half.queue_offset] = _Waiting(intern(half.group), due_ms, half.since_ms)
 
-    def _next_producer(self, group: str) -> Producer | None:
-        """The member of a group whose turn it is, and that reads what it is sent."""
-        members = [member for member in self._producers(group) if not member.is_full]
+    def _next_producer(self, group: str, topic: str) -> Producer | None:
+        """The member of a group whose turn it is, that reads what it is sent, and may have the message."""
+        members = [
+            member
+            for member in self._producers(group)
+            if not member.is_full and (self._may_ask is None or self._may_ask(member, topic))
+        ]
         self._turn += 1
         return members[self._turn % len(members)] if members else None
 

@@ -244,14 +244,15 @@ class Transactions:
 
     # --- The end of a transaction -----------------------------------------------------------------------------------
 
-    def end(self, ending: Ending, page: Buffer | None) -> int:
-        """Commit or roll back. ``page`` is the record at ``ending.log_offset``.
+    def end(self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None = None) -> int:
+        """Commit or roll back. ``page`` is the record at ``ending.log_offset``. ``check_topic`` gets the topic of its
+        message, and raises if the caller may not send there.
 
         Returns the log offset to wait for, 0 if nothing had to be written. Raises ``SystemFailure`` with RocketMQ's
         words for a transaction that is unknown, of another group or ended otherwise; and what ``take_in`` raises, when
         the transaction is open as before.
         """
-        record, half = self._named(ending, page)
+        record, half = self._named(ending, page, check_topic)
         self._catch_up_all()
         queue_offset = self.ledger.current(half.queue_offset, half.first)
         if queue_offset is None:
@@ -267,7 +268,9 @@ class Transactions:
             return max(committed_end, self.close(queue_offset))
         return self.close(queue_offset)
 
-    def _named(self, ending: Ending, page: Buffer | None) -> tuple[Record, Half]:
+    def _named(
+        self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None
+    ) -> tuple[Record, Half]:
         """The half that a request names; raises ``SystemFailure`` if it is not the caller's."""
         missing = (
             f"Find prepared transaction message failed: there is no half message at {ending.log_offset}; it was "
@@ -282,6 +285,8 @@ class Transactions:
             half = halves.read_half(record)
         except CorruptRecord as error:
             raise SystemFailure(f"Find prepared transaction message failed: {error}") from None
+        if check_topic is not None:
+            check_topic(half.topic)
         if half.group != ending.group:
             raise SystemFailure(
                 f"The producer group wrong: this transaction belongs to another group than {ending.group!r}; end it "

@@ -40,6 +40,7 @@ _BLOCK_BYTES: Final = 64
 #: Orders of fields that are remembered: each code of each kind of client has one.
 _ORDERS_MAX: Final = 1000
 _ORDER_FIELDS_MAX: Final = 32
+_ORDER_CHARS_MAX: Final = 1024
 
 #: The names of a request's fields, as they stand there → gives their values in the order of the signature.
 _orders: dict[tuple[str, ...], Callable[[Mapping[str, str]], tuple[str, ...]]] = {}
@@ -105,7 +106,7 @@ def _sorted_values(fields: Mapping[str, str], without: str | None = None) -> lis
 def _remember(fields: Mapping[str, str]) -> None:
     """Keep the order of a request that was signed well: others must not fill the table."""
     names = sorted(fields.keys() - {SIGNATURE})
-    if len(_orders) < _ORDERS_MAX and 1 < len(names) <= _ORDER_FIELDS_MAX:
+    if len(_orders) < _ORDERS_MAX and 1 < len(names) <= _ORDER_FIELDS_MAX and sum(map(len, names)) <= _ORDER_CHARS_MAX:
         _orders[tuple(fields)] = itemgetter(*names)
 
 

@@ -359,6 +359,10 @@ class UpdateAcl(Call, kw_only=True):
     topic_perms: str | None = None
     group_perms: str | None = None
 
+    def __repr__(self) -> str:
+        # Without the secret.
+        return f"UpdateAcl(access_key={self.access_key!r})"
+
 
 @carried_by(Code.DELETE_ACL_CONFIG)
 class DeleteAcl(Call, kw_only=True):

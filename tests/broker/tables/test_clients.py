@@ -20,6 +20,8 @@ from tests.recordings import VERSIONS, requests
 class Line:
     """A connection that goes nowhere."""
 
+    access = None
+    proved = ""
     is_full = False
 
     def __init__(self, address: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from typing import Final
 
 from ternmq.broker.flow import ADMIN, QUERY, SEND
 from ternmq.broker.services.intake import Intake
@@ -14,10 +15,15 @@ from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import DelayedCounts, TimerMetric, TimerMetrics
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import MessageIdReply, RecallMessage
 from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
+
+#: What a sender is told of a record that is stored, but late on a disk.
+_STORED: Final = frozenset(
+    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
+)
 
 
 class DelayHandlers:
@@ -35,19 +41,28 @@ class DelayHandlers:
         return {
             RequestCode.RECALL_MESSAGE: Route(self.recall, SEND, Rule(Action.PUB, topic="topic")),
             RequestCode.GET_TIMER_METRICS: Route(self.metrics, ADMIN, ANY_CALLER),
-            RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, ANY_CALLER),
+            RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, Rule(Action.ANY, topic="topic")),
             RequestCode.PEEK_DELAYED_MESSAGES: Route(self.peek, QUERY, of_topic),
         }
 
-    async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply:
-        """Take a message back that waits. Raises ``IllegalOperation`` if it does not."""
+    async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply | None:
+        """Take a message back that waits; the answer follows when disk and slaves have it, if a send would wait for
+        them. If they are late it is answered, too: it is stored. Raises ``IllegalOperation`` if it does not wait."""
         if not self._may_recall:
             raise NoPermission("recall failed, operation is forbidden: set recallMessageEnable=true on the broker")
         header = request.fields
         draft, unique_key = await self._recalls.draft(header.topic, header.recall_handle, born_host=peer.host)
         # Nothing was awaited since the message was found waiting.
-        self._intake.store(draft)
-        return Reply(header=MessageIdReply(message_id=unique_key))
+        placed = self._intake.store(draft)
+        reply = MessageIdReply(message_id=unique_key)
+        if not self._intake.safety.is_awaited:
+            return Reply(header=reply)
+
+        def answer(code: int) -> None:
+            peer.reply(request, Reply(ResponseCode.SUCCESS if code in _STORED else code, header=reply))
+
+        self._intake.when_safe(placed.end_offset, answer)
+        return None
 
     def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:
         now_ms = self._clock.now_ms()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from ternmq import names
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendReplies
@@ -25,7 +26,7 @@ from ternmq.broker.tables.clients import Clients
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, SystemFailure, TernError
 from ternmq.message import Property
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_send
 from ternmq.net.peer import Peer, Route
 from ternmq.wire import properties as props
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -62,6 +63,7 @@ class ReplyHandlers:
 
     def apply(self, config: BrokerConfig) -> None:
         self._stores = config.store_reply_message_enable
+        self._reply_topic = names.reply_topic(config.broker_cluster_name)
 
     def routes(self) -> dict[int, Route]:
         return {
@@ -72,6 +74,9 @@ class ReplyHandlers:
     async def reply(self, peer: Peer, request: Request[Any]) -> Reply:
         """Pass a reply on to the client that waits for it."""
         header: SendFields = request.header  # type: ignore[assignment]  # typed, or the request would not be here
+        if header.topic != self._reply_topic:
+            # The rule lets every account reply, also one that may only read this topic. The reply is stored there.
+            check_send(peer.access, header.topic)
         queue_id = self._sending.choose_queue(peer, header)
         # The frame's bytes are the connection's; what is kept across an await is copied.
         body = bytes(request.body)

@@ -7,6 +7,7 @@ waits for the answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
 from ternmq.broker.flow import ADMIN, SEND
@@ -14,7 +15,7 @@ from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.transactions import TransactionService
 from ternmq.errors import InvalidName, InvalidParameter, SystemFailure
 from ternmq.message import Outcome
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_send
 from ternmq.net.peer import Peer, Route
 from ternmq.transaction.transactions import Ending
 from ternmq.wire.bodies.codec import encode
@@ -62,7 +63,9 @@ class TransactionHandlers:
                 log_offset=header.log_offset,
                 queue_offset=header.queue_offset,
                 transaction_id=header.transaction_id or "",
-            )
+            ),
+            # The half is found by its place: the topic that the request names may be another one, or none.
+            partial(check_send, peer.access) if peer.access is not None else None,
         )
         return (
             self._answer(peer, request, ended) if isinstance(ended, int) else self._answer_later(peer, request, ended)

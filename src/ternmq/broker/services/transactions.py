@@ -88,6 +88,7 @@ class TransactionService:
             transactions,
             rules=self._rules(),
             producers=self._clients.producer_peers,
+            may_ask=self._clients.may_have,
             clock=self._clock,
             broker_name=self._config.broker_name,
             retention_ms=self._store.config.file_reserved_time * _HOUR_MS,
@@ -139,16 +140,18 @@ class TransactionService:
 
     # --- For producers and tools ------------------------------------------------------------------------------------
 
-    def end(self, ending: Ending) -> int | Awaitable[int]:
+    def end(self, ending: Ending, check_topic: Callable[[str], None] | None = None) -> int | Awaitable[int]:
         """Commit or roll back a transaction; the log offset to wait for. See ``Transactions.end``."""
         transactions = self._transactions()
         if transactions.is_folded and self._store.cold.record(ending.log_offset) is None:
-            return transactions.end(ending, self._store.record_at(ending.log_offset))
-        return self._end_later(transactions, ending)
+            return transactions.end(ending, self._store.record_at(ending.log_offset), check_topic)
+        return self._end_later(transactions, ending, check_topic)
 
-    async def _end_later(self, transactions: Transactions, ending: Ending) -> int:
+    async def _end_later(
+        self, transactions: Transactions, ending: Ending, check_topic: Callable[[str], None] | None
+    ) -> int:
         await transactions.folded()
-        return transactions.end(ending, await self._record(ending.log_offset))
+        return transactions.end(ending, await self._record(ending.log_offset), check_topic)
 
     async def resume(self, log_offset: int, offset_id: str) -> None:
         """Check a discarded half again."""

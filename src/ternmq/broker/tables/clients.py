@@ -29,6 +29,7 @@ from typing import Final, Protocol
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import InvalidParameter
+from ternmq.net.gate import Access, may_send
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
 from ternmq.wire.header import Header, Response
@@ -51,10 +52,23 @@ _TOPICS_SHOWN: Final = 3
 _EXPRESSION_SHOWN: Final = 80
 
 
+class HasAccess(Protocol):
+    @property
+    def access(self) -> Access | None: ...
+
+
 class Connection(Protocol):
     """What is asked of a client's connection; a ``net.peer.Peer``."""
 
     address: str
+
+    @property
+    def access(self) -> Access | None: ...
+
+    @property
+    def proved(self) -> str:
+        """The access key of its account; empty without one."""
+        ...
 
     @property
     def is_full(self) -> bool: ...
@@ -235,7 +249,10 @@ class Clients:
             self._producing_groups[peer, client_id] = self._producing_groups.get((peer, client_id), 0) + 1
         members[peer] = Member(peer, client_id, language, version, self._clock.monotonic())
         self._producer_groups.setdefault(peer, {})[group] = None
-        self._producing[client_id] = peer
+        known = self._producing.get(client_id)
+        if known is None or known.proved == peer.proved:
+            # A client id is no secret: another account must not get the replies to this client.
+            self._producing[client_id] = peer
 
     def add_consumer(
         self, data: ConsumerData, peer: Connection, client_id: str, *, language: str, version: int
@@ -342,6 +359,10 @@ class Clients:
     def producer_peers(self, group: str) -> list[Connection]:
         """Connections of a producer group's members (check-backs of transactions, J2)."""
         return list(self._producers.get(group, {}))
+
+    def may_have(self, peer: HasAccess, topic: str) -> bool:
+        """Whether a producer may see messages that go to a topic: its account may send them."""
+        return may_send(peer.access, topic)
 
     def producer_members(self, group: str) -> list[Member]:
         return list(self._producers.get(group, {}).values())

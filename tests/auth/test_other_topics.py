@@ -1,0 +1,206 @@
+"""Requests that find or write records of other topics than they name, with keys that lack the permission (N1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ternmq.broker.broker import Broker
+from ternmq.message import Outcome
+from ternmq.net.dial import connect
+from ternmq.net.gate import ANY_CALLER
+from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.tasks import Tasks
+from ternmq.wire.auth import Credentials
+from ternmq.wire.bodies.clients import Heartbeat, ProducerData
+from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.transactions import OpenTransactions
+from ternmq.wire.codes import RequestCode as Code
+from ternmq.wire.codes import ResponseCode
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.ids import parse_offset_id
+from ternmq.wire.record import Sysflag, unpack_record
+from ternmq.wire.requests import CheckTransaction, EndTransaction, SendReply
+from ternmq.wire.requests_admin import DelayedStats, ListTransactions
+from tests.auth.accounts import BILLING, BOSS, GUEST, SHOP, acl_in, dialled
+from tests.broker.calls import Caller, settings, small_store, v1, v2
+
+OK, DENIED, FAILED = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_ERROR
+
+
+def guarded(tmp_path: Path, **changes: Any) -> Broker:
+    """A broker with the accounts of ``tests.auth.accounts``."""
+    config = settings(acl_enable=True, acl_path=acl_in(tmp_path / "conf"), **changes)
+    return Broker(config, small_store(tmp_path / "store"))
+
+
+async def half(caller: Caller, topic: str) -> SendReply:
+    properties = {"UNIQ_KEY": f"K-{topic}", "TRAN_MSG": "true", "PGROUP": "shop"}
+    return await caller.sent(topic, b"paid", properties=properties, sysflag=Sysflag.PREPARED, producer_group="shop")
+
+
+def ending(sent: SendReply, outcome: Outcome, topic: str | None) -> EndTransaction:
+    return EndTransaction(
+        producer_group="shop",
+        queue_offset=sent.queue_offset,
+        log_offset=parse_offset_id(sent.message_id)[2],
+        decision=outcome,
+        topic=topic,
+    )
+
+
+async def test_a_reply_is_no_way_to_send_to_a_topic_that_an_account_may_only_read(tmp_path: Path) -> None:
+    """324 and 325 need only some permission on their topic, and store the reply there."""
+    async with guarded(tmp_path) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            await boss.sent("orders", b"1")
+        async with dialled(broker.address, BILLING) as billing:
+            replies = [
+                (await billing.call(code, header, b"forged")).code
+                for code, header in (
+                    (Code.SEND_REPLY_MESSAGE, v1("orders", queue_id=0)),
+                    (Code.SEND_REPLY_MESSAGE_V2, v2("orders", queue_id=0)),
+                    (Code.SEND_REPLY_MESSAGE_V2, v2("any_REPLY_TOPIC", queue_id=0)),
+                    # The topic of replies: the requester is missing.
+                    (Code.SEND_REPLY_MESSAGE_V2, v2("DefaultCluster_REPLY_TOPIC", queue_id=0)),
+                )
+            ]
+        async with dialled(broker.address, SHOP) as shop:
+            by_sender = (await shop.call(Code.SEND_REPLY_MESSAGE_V2, v2("orders", queue_id=0), b"allowed")).code
+        async with dialled(broker.address, BOSS) as boss:
+            stored = await boss.bodies("orders")
+
+    assert [DENIED, DENIED, DENIED, FAILED] == replies
+    assert FAILED == by_sender
+    assert b"forged" not in stored
+
+
+async def test_a_transaction_is_ended_only_by_an_account_that_may_send_to_its_topic(tmp_path: Path) -> None:
+    """37 finds the half by its place in the log: the topic that it names, or leaves out, proves nothing."""
+    async with guarded(tmp_path) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            of_others, own = await half(boss, "payments"), await half(boss, "orders")
+        async with dialled(broker.address, SHOP) as shop:
+            refused = [
+                (await shop.call(Code.END_TRANSACTION, ending(of_others, outcome, topic))).code
+                for outcome in (Outcome.COMMIT, Outcome.ROLLBACK)
+                for topic in ("orders", None)
+            ]
+            ended = (await shop.call(Code.END_TRANSACTION, ending(own, Outcome.COMMIT, None))).code
+        async with dialled(broker.address, BOSS) as boss:
+            answer = await boss.call(Code.LIST_TRANSACTIONS, ListTransactions(queue_offset=0, count_max=10))
+            still_open = decode(bytes(answer.body), OpenTransactions).transactions
+            stored = await boss.bodies("payments"), await boss.bodies("orders")
+
+    assert [DENIED] * 4 == refused
+    assert OK == ended
+    assert ["payments"] == [one.topic for one in still_open]
+    assert ([], [b"paid"]) == stored
+
+
+@asynccontextmanager
+async def producing(
+    address: str, credentials: Credentials
+) -> AsyncIterator[tuple[Caller, asyncio.Queue[Request[CheckTransaction]]]]:
+    """A client that says it is a producer of the group shop, and the checks that it gets."""
+    asked: asyncio.Queue[Request[CheckTransaction]] = asyncio.Queue()
+
+    def take(_peer: Peer, request: Request[CheckTransaction]) -> None:
+        asked.put_nowait(request)
+
+    async with Tasks() as tasks:
+        routes: dict[int, Route] = {Code.CHECK_TRANSACTION_STATE: Route(take, "client", ANY_CALLER)}
+        lanes = Lanes([LaneConfig("client")])
+        peer = await connect(address, routes=routes, lanes=lanes, tasks=tasks, credentials=credentials)
+        caller = Caller(peer)
+        name = f"{credentials.access_key}@1"
+        body = encode(Heartbeat(client_id=name, producer_data_set=[ProducerData(group_name="shop")]))
+        assert OK == (await caller.call(Code.HEART_BEAT, None, body)).code
+        yield caller, asked
+        peer.close()
+        await peer.closed.wait()
+
+
+async def test_checks_of_transactions_show_messages_only_to_accounts_that_may_send_them(tmp_path: Path) -> None:
+    """Every account can say that it is a producer of a group, and a check has the whole message in it (J2)."""
+    async with (
+        guarded(tmp_path, transaction_time_out=0, transaction_check_interval=100) as broker,
+        producing(broker.address, GUEST) as (_, never),
+        producing(broker.address, SHOP) as (shop, asked),
+    ):
+        await half(shop, "orders")
+        for _ in range(4):
+            request = await asyncio.wait_for(asked.get(), 60)
+            assert b"paid" == bytes(unpack_record(bytes(request.body)).body)
+        assert never.empty()
+
+
+async def test_replies_go_to_the_account_that_had_the_client_id_first(tmp_path: Path) -> None:
+    """E7: a client id is no secret, and every account can send a heartbeat with one."""
+    taken: asyncio.Queue[str] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def waiting(address: str, credentials: Credentials) -> AsyncIterator[None]:
+        def take(_peer: Peer, _request: Request[Any]) -> Reply:
+            taken.put_nowait(credentials.access_key)
+            return Reply()
+
+        async with Tasks() as tasks:
+            routes: dict[int, Route] = {Code.PUSH_REPLY_MESSAGE_TO_CLIENT: Route(take, "client", ANY_CALLER)}
+            lanes = Lanes([LaneConfig("client")])
+            peer = await connect(address, routes=routes, lanes=lanes, tasks=tasks, credentials=credentials)
+            beat = Heartbeat(client_id="10.0.0.1@7", producer_data_set=[ProducerData(group_name="shop")])
+            assert OK == (await peer.call(Code.HEART_BEAT, None, encode(beat))).code
+            yield
+            peer.close()
+            await peer.closed.wait()
+
+    properties = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "10.0.0.1@7"}
+    header = v2("DefaultCluster_REPLY_TOPIC", properties=properties, queue_id=0)
+    async with (
+        guarded(tmp_path) as broker,
+        waiting(broker.address, SHOP),
+        waiting(broker.address, GUEST),
+        dialled(broker.address, BILLING) as billing,
+    ):
+        assert OK == (await billing.call(Code.SEND_REPLY_MESSAGE_V2, header, b"four")).code
+        async with waiting(broker.address, SHOP):
+            # The same client on a new connection, before the old one is known to be lost.
+            assert OK == (await billing.call(Code.SEND_REPLY_MESSAGE_V2, header, b"four")).code
+
+    assert ["shop-key", "shop-key"] == [taken.get_nowait() for _ in range(taken.qsize())]
+
+
+async def test_counts_of_waiting_messages_by_topic_are_for_administrators_and_those_of_the_topic(
+    tmp_path: Path,
+) -> None:
+    """61 and 15001 name the topics of others, 907 the machines of others."""
+    async with guarded(tmp_path) as broker:
+        async with dialled(broker.address, SHOP) as shop:
+            of_all = [
+                (await shop.call(code, header)).code
+                for code, header in (
+                    (Code.GET_TIMER_METRICS, None),
+                    (Code.GET_DELAYED_STATS, DelayedStats()),
+                    (Code.GET_DELAYED_STATS, DelayedStats(topic="payments")),
+                    (Code.GET_BROKER_HA_STATUS, None),
+                )
+            ]
+            of_own = (await shop.call(Code.GET_DELAYED_STATS, DelayedStats(topic="orders"))).code
+        async with dialled(broker.address, BOSS) as boss:
+            by_boss = [
+                (await boss.call(code, header)).code
+                for code, header in (
+                    (Code.GET_TIMER_METRICS, None),
+                    (Code.GET_DELAYED_STATS, DelayedStats()),
+                    (Code.GET_BROKER_HA_STATUS, None),
+                )
+            ]
+
+    assert [DENIED] * 4 == of_all
+    assert OK == of_own
+    assert [OK] * 3 == by_boss
