@@ -16,11 +16,12 @@ from ternmq.client.consume.listener import Listener
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.push import PushConsumer
 from ternmq.env import Env
+from ternmq.errors import refused
 from ternmq.message import ReceivedMessage
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.stored import read_answer
 from tests.client.consumer_script import ConsumerScript, pulled, record
-from tests.client.listening import core_of
+from tests.client.listening import core_of, pull_sources
 from tests.manual_clock import ManualClock
 
 PULL, BACK, STORE = RequestCode.PULL_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.UPDATE_CONSUMER_OFFSET
@@ -90,6 +91,44 @@ async def test_what_a_listener_has_settled_its_result_does_not_change(script: Co
         await both.wait()
         await script.wait_for(BACK)
     assert [(6_000, 2)] == [(one.log_offset, one.delay_level) for one in script.headers(BACK)]
+    assert 7 == script.headers(STORE)[-1].commit_offset
+
+
+async def test_what_is_delivered_again_here_is_not_done_by_the_end_of_the_first_delivery(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1, H1: only the first ``ack`` or ``retry`` counts, also when no broker takes the message back: a block that goes
+    on after its ``retry``, and ends when the message waits here for its second delivery, does not make it done."""
+    monkeypatch.setattr("ternmq.client.consume.settle.LOCAL_RETRY_S", 0.001)
+    script.say(BACK, refused(ResponseCode.SYSTEM_ERROR, "no"))
+    script.say(RequestCode.SEND_MESSAGE_V2, refused(ResponseCode.MESSAGE_ILLEGAL, "no"))
+    async with consumer_of(script) as consumer:
+        messages = aiter(consumer)
+        first, second = await anext(messages), await messages._outlet.take()
+        with first:
+            first.retry()
+            again = await messages._outlet.take()
+        second.ack()
+        assert (5, 6, 5, 1) == (first.queue_offset, second.queue_offset, again.queue_offset, again.reconsume_times)
+        assert (first.body, first.message_id, False) == (again.body, again.message_id, again.is_settled)
+        core_of(consumer).settling.flush()
+        (held,) = [message for source in pull_sources(consumer) for message in source.in_hand()]
+        assert held is again  # what is looked at for taking too long
+    assert 5 == script.headers(STORE)[-1].commit_offset
+
+
+async def test_a_message_whose_return_fails_in_any_way_is_delivered_again(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: also with a delay that is no number; else its queue would wait for ever."""
+    monkeypatch.setattr("ternmq.client.consume.settle.LOCAL_RETRY_S", 0.001)
+    async with consumer_of(script) as consumer, asyncio.timeout(20):
+        messages = aiter(consumer)
+        first, second = await anext(messages), await messages._outlet.take()
+        first.retry(after_ms="soon")  # type: ignore[arg-type]
+        again = await messages._outlet.take()
+        again.ack()
+        second.ack()
     assert 7 == script.headers(STORE)[-1].commit_offset
 
 

@@ -16,6 +16,7 @@ Outlets see claimed messages and lots, and nothing of sources, queues or handles
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from types import TracebackType
@@ -108,6 +109,15 @@ class Claimed(StoredMessage):
         if not self.is_settled:
             self.lot.extend(self, by_ms)
 
+    def renewed(self) -> Claimed:
+        """The same message as another object, to be delivered here again: what the application still says about this
+        one must not count for that delivery."""
+        copy = Claimed.__new__(Claimed)
+        for name in _SLOTS:
+            with contextlib.suppress(AttributeError):  # not worked out yet
+                setattr(copy, name, object.__getattribute__(self, name))
+        return copy
+
     def __enter__(self) -> Self:
         return self
 
@@ -129,6 +139,8 @@ class Claimed(StoredMessage):
                 return _UNCLAIMED[name]
             return super().__getattr__(name)
 
+
+_SLOTS: Final = tuple(name for kind in Claimed.__mro__ for name in getattr(kind, "__slots__", ()))
 
 # help() shows the fields of a message here, too.
 Claimed.__doc__ = f"{Claimed.__doc__}\n    {(ReceivedMessage.__doc__ or '').partition('stored.')[2].strip()}\n    "
