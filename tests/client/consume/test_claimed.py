@@ -12,7 +12,7 @@ import pytest
 
 from ternmq.client.consume.claimed import After, Claimed
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.listener import Listener
+from ternmq.client.consume.listener import ConsumeContext, Listener
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.push import PushConsumer
 from ternmq.env import Env
@@ -130,6 +130,29 @@ async def test_a_message_whose_return_fails_in_any_way_is_delivered_again(
         again.ack()
         second.ack()
     assert 7 == script.headers(STORE)[-1].commit_offset
+
+
+async def test_a_listener_that_spoils_its_context_does_not_end_the_worker(script: ConsumerScript) -> None:
+    """F1: its messages are sent back when they have taken too long, and the others are consumed."""
+    seen: list[int] = []
+    both = asyncio.Event()
+
+    async def listener(messages: list[Claimed], context: ConsumeContext) -> None:
+        seen.extend(message.queue_offset for message in messages)
+        if len(seen) == 2:
+            assert isinstance(context.messages, list)
+            context.messages.clear()
+            script.say(PULL, pulled(ResponseCode.SUCCESS, 9, record(7), record(8)))
+        else:
+            both.set()
+
+    config = PushConfig(start=StartPosition.FIRST, batch_max=2, threads=1)
+    consumer = PushConsumer("billing", listener, name_servers=script.address, config=config)
+    consumer.subscribe("orders")
+    async with consumer, asyncio.timeout(20):
+        await both.wait()
+    assert [5, 6, 7, 8] == seen
+    assert 5 == script.headers(STORE)[-1].commit_offset
 
 
 async def test_an_extended_message_is_sent_back_later(script: ConsumerScript) -> None:
