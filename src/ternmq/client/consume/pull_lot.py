@@ -60,6 +60,8 @@ class PullLot:
         if self.held.dropped or self._settling.is_closed:
             return
         if self._settling.returns is None:
+            if self._settling.left(messages):
+                return
             self._settling.skipped(messages)
             self.done(messages)
         else:
