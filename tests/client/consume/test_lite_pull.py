@@ -204,11 +204,12 @@ async def test_a_message_whose_block_raises_is_not_done(cluster: EmbeddedCluster
         with pytest.raises(ValueError, match="no"):
             async with LitePullConsumer("lake", name_servers=cluster.name_servers, start=FIRST) as consumer:
                 await consumer.assign([queue])
-                async for message in consumer:
-                    with message:
-                        seen += bodies([message])
-                        if message.queue_offset == 1:
-                            raise ValueError("no")
+                async with asyncio.timeout(20):
+                    async for message in consumer:
+                        with message:
+                            seen += bodies([message])
+                            if message.queue_offset >= 1:
+                                raise ValueError("no")
         return seen
 
     assert numbered(2) == await run()
