@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import pickle
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -67,6 +68,21 @@ async def test_a_message_is_delivered_again_after_the_time_that_the_application_
     assert (5_000, 5) == (back.log_offset, back.delay_level)
 
 
+async def test_a_delay_that_is_no_number_is_an_error_of_the_caller(script: ConsumerScript) -> None:
+    """H1: it is not found later, by a task; the message can still be settled. A fraction of a ms is dropped."""
+    async with consumer_of(script) as consumer:
+        message = await anext(aiter(consumer))
+        for wrong in ({"after_ms": "soon"}, {"after_ms": math.nan}, {"delay_level": 2.5}, {"delay_level": None}):
+            with pytest.raises((TypeError, ValueError)):
+                message.retry(**wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="NaN"):
+            message.extend(math.nan)  # type: ignore[arg-type]
+        assert not message.is_settled
+        message.retry(after_ms=50_000.5)  # type: ignore[arg-type]
+        (back,) = await script.wait_for(BACK)
+    assert (5_000, 5) == (back.log_offset, back.delay_level)
+
+
 async def test_messages_can_be_settled_in_any_thread(script: ConsumerScript) -> None:
     """F1: a thread of the application's own; progress moves on the loop."""
     async with consumer_of(script) as consumer:
@@ -120,12 +136,13 @@ async def test_what_is_delivered_again_here_is_not_done_by_the_end_of_the_first_
 async def test_a_message_whose_return_fails_in_any_way_is_delivered_again(
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H1: also with a delay that is no number; else its queue would wait for ever."""
+    """H1: here with a delay that is no number; else its queue would wait for ever."""
     monkeypatch.setattr("ternmq.client.consume.settle.LOCAL_RETRY_S", 0.001)
     async with consumer_of(script) as consumer, asyncio.timeout(20):
         messages = aiter(consumer)
         first, second = await anext(messages), await messages._outlet.take()
-        first.retry(after_ms="soon")  # type: ignore[arg-type]
+        first.is_settled = True
+        first.lot.told(first, After(0, "soon"))  # type: ignore[arg-type]
         again = await messages._outlet.take()
         again.ack()
         second.ack()

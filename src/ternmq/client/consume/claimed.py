@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
@@ -98,14 +99,18 @@ class Claimed(StoredMessage):
         """Deliver it again later: after ``after_ms``, or at ``delay_level``. Without both, the delay grows with each
         retry. A level below 0 makes it a dead letter.
 
-        Except in a pop consumer, brokers know only delay levels: ``after_ms`` is rounded up to the next one.
+        Except in a pop consumer, brokers know only delay levels: ``after_ms`` is rounded up to the next one. Raises
+        ``TypeError`` or ``ValueError`` for what is no number.
         """
+        # Here, where the application hears of it: what is settled is used later, by a task.
+        after = After(index(delay_level), None if after_ms is None else max(0, int(after_ms)))
         if not self.is_settled:
             self.is_settled = True
-            self.lot.told(self, After(delay_level, after_ms))
+            self.lot.told(self, after)
 
     def extend(self, by_ms: int) -> None:
         """Take ``by_ms`` more from now on before the message is delivered again. Failures are logged."""
+        by_ms = int(by_ms)
         if not self.is_settled:
             self.lot.extend(self, by_ms)
 
