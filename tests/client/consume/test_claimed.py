@@ -74,7 +74,7 @@ async def test_a_delay_that_is_no_number_is_an_error_of_the_caller(script: Consu
         message = await anext(aiter(consumer))
         for wrong in ({"after_ms": "soon"}, {"after_ms": math.nan}, {"delay_level": 2.5}, {"delay_level": None}):
             with pytest.raises((TypeError, ValueError)):
-                message.retry(**wrong)  # type: ignore[arg-type]
+                message.retry(**wrong)
         with pytest.raises(ValueError, match="NaN"):
             message.extend(math.nan)  # type: ignore[arg-type]
         assert not message.is_settled
