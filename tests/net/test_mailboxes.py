@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from ternmq.net.mailboxes import PAST_MAX, Mailboxes
+from ternmq.net.mailboxes import PAST_KEY_LENGTH_MAX, PAST_MAX, Mailboxes
 
 
 class Lane:
@@ -158,6 +158,21 @@ def test_what_is_remembered_is_bounded_and_forgotten_when_nothing_waits() -> Non
         lane.serve()
     assert not lane.boxes._past
     assert lane.boxes.find("last") is None
+
+
+def test_what_is_remembered_is_bounded_in_bytes() -> None:
+    """M1: a key is what a header says, and a header may have a megabyte; no such group can be served."""
+    lane = Lane()
+    lane.add("last", 20)
+    for number in range(10):
+        lane.add(str(number) * 100_000)
+        lane.serve()
+
+    assert sum(map(len, lane.boxes._past)) <= PAST_MAX * PAST_KEY_LENGTH_MAX
+    assert not any(len(key) > PAST_KEY_LENGTH_MAX for key in lane.boxes._past)
+    while lane.boxes.count:
+        lane.serve()
+    assert 10 == sum(used == 1.0 for used in lane.used.values())
 
 
 def test_every_job_is_served_once_whatever_comes_in_between() -> None:

@@ -381,6 +381,27 @@ def test_a_full_disk_delays_the_retry_and_loses_nothing(
     assert [b"0", b"1"] == [message.body for message in world.pop(retry=RETRY_V1)]
 
 
+def test_an_error_that_was_not_expected_delays_its_own_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F9: others that are due are written again now, and those that failed later."""
+    world = sent(2)
+    world.pop(invisible_ms=1_000, count_max=1)
+    world.pop(invisible_ms=2_000, count_max=1)
+    put = world.store.put
+    puts = iter([defective, put])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "put", lambda draft: next(puts, put)(draft))
+        world.pass_time(3)
+        assert [b"1"] == [message.body for message in world.pop(retry=RETRY_V1)]
+    world.pass_time(11)
+
+    assert [b"0"] == [message.body for message in world.pop(retry=RETRY_V1)]
+
+
+def defective(_draft: object) -> None:
+    raise KeyError("a defect")
+
+
 def full(_draft: object) -> None:
     raise DiskFull("no space left; free some")
 

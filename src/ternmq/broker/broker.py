@@ -366,9 +366,10 @@ class Broker:
             on_delete_group=lambda group: popping.forget(group=group),
         )
         store.refuse_writes(NotMaster("this broker is not the master yet"))
+        tables.locks.shut(NotMaster("this broker is not the master: ask the master for locks"))
         roles.add(Switch.factory(on=lambda: store.refuse_writes(None), off=store.refuse_writes))
         roles.add(Switch.factory(on=sending.open, off=sending.shut))
-        roles.add(Switch.factory(off=lambda _: tables.locks.clear()))
+        roles.add(Switch.factory(on=tables.locks.open, off=tables.locks.shut))
         roles.add(delaying.begin)
         roles.add(transactions.begin)
         roles.add(lambda _term: Delivery(store, schedule, alarm, clock=env.clock))

@@ -21,8 +21,10 @@ import heapq
 from collections import deque
 from typing import Any, Final, TypeAlias
 
-#: Keys whose use is remembered while they have no jobs; those beyond start level, as new ones do.
+#: Keys whose use is remembered while they have no jobs; those beyond start level, as new ones do, and so do longer
+#: ones: they come from outside, as long as a header may be, and no group that can be served has such a name.
 PAST_MAX: Final = 10_000
+PAST_KEY_LENGTH_MAX: Final = 255
 
 #: Worker, request, when it arrived, and its bytes. A plain tuple: one is made for each request.
 Job: TypeAlias = tuple[Any, Any, float, int]
@@ -113,6 +115,8 @@ class Mailboxes:
             return
         assert box.key is not None
         del self._by_key[box.key]
+        if len(box.key) > PAST_KEY_LENGTH_MAX:
+            return
         if len(self._past) >= PAST_MAX:
             self._past = {key: past for key, past in self._past.items() if past > self._level}
             if len(self._past) >= PAST_MAX:

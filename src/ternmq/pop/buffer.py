@@ -296,7 +296,8 @@ class Buffer:
                 await self._reviver.revive_old(check_point)
                 if not check_point.is_over:
                     self._revived(check_point)
-            except (StoreError, NotRunning, BrokerRefused) as error:
+            except Exception as error:
+                # Whatever it is, messages that nothing brings back would be worse.
                 self.deadlines.add(self._now_ms() + self._failed(check_point, error), check_point)
 
     def _first_deadline(self, check_point: CheckPoint) -> int:
@@ -318,7 +319,7 @@ class Buffer:
                 return
             if check_point.stored is None:
                 self._write(check_point)
-        except (StoreError, NotRunning, BrokerRefused) as error:
+        except Exception as error:
             if now_ms < check_point.due_ms:
                 again_ms = min(now_ms + _WRITE_PAUSE_MS, check_point.due_ms)
             else:
@@ -341,6 +342,7 @@ class Buffer:
                 queue_id,
                 topic,
                 error,
+                exc_info=None if isinstance(error, StoreError | NotRunning | BrokerRefused) else error,
             )
         pause_s = PAUSES_S[min(check_point.failures, len(PAUSES_S) - 1)]
         check_point.failures += 1

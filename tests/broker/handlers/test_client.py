@@ -9,6 +9,8 @@ import pytest
 
 from ternmq.broker.broker import Broker
 from ternmq.broker.handlers.client import LOCKS_MAX
+from ternmq.broker.roles import Role, Term
+from ternmq.errors import NotMaster
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
     AssignmentQuery,
@@ -173,6 +175,27 @@ async def test_a_queue_is_locked_for_one_client_until_it_gives_it_back(client: C
     unlock = encode(QueueLocks(client_id="a", consumer_group="g", queues=queues))
     await client.ok(RequestCode.UNLOCK_BATCH_MQ, None, unlock, form=BINARY)
     assert await lock("b", queues) == queues
+
+
+async def test_only_a_master_grants_locks(broker: Broker, client: Client) -> None:
+    """F2, I1: a client that has not heard of the new master yet renews at the old one; granted there, a queue would
+    have two owners."""
+    await client.create_topic("orders")
+    await client.consume("a", "g", "orders")
+    queue = Queue.of(MessageQueue("orders", "broker-a", 0))
+
+    async def lock(client_id: str) -> tuple[int, list[Queue]]:
+        body = encode(QueueLocks(client_id=client_id, consumer_group="g", queues=[queue]))
+        response = await client.call(RequestCode.LOCK_BATCH_MQ, None, body)
+        return response.code, decode(response.body, LockedQueues).queues if response.body else []
+
+    assert await lock("a") == (ResponseCode.SUCCESS, [queue])
+    broker.roles.step_down(NotMaster("another broker is the master"))
+    assert await lock("a") == (ResponseCode.SERVICE_NOT_AVAILABLE, [])
+    await broker.roles.become(Role.SLAVE, Term(2))
+    assert await lock("a") == (ResponseCode.SERVICE_NOT_AVAILABLE, [])
+    await broker.roles.become(Role.MASTER, Term(3))
+    assert await lock("b") == (ResponseCode.SUCCESS, [queue])
 
 
 async def test_queues_that_do_not_exist_are_not_locked(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -124,3 +125,25 @@ def test_a_part_of_a_batch_can_be_done(
     context = context_of(3)
     context.result, context.done_count = result, done_count
     assert failed == [message.queue_offset for message in context.failed]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("done_count", "1"), ("done_count", 0.5), ("delay_level", None), ("retry_ms", "soon"), ("retry_ms", math.inf)],
+)
+async def test_what_a_listener_sets_to_nonsense_means_again(name: str, value: object) -> None:
+    """F1: it counts as an error of the listener, and is not found by the worker, which would end by it."""
+
+    def listener(_: object, context: ConsumeContext) -> None:
+        setattr(context, name, value)
+
+    async def coroutine(_: object, context: ConsumeContext) -> None:
+        setattr(context, name, value)
+
+    in_thread, on_loop = context_of(2), context_of(2)
+    BoundListener(listener, single=False).call(in_thread)
+    await BoundListener(coroutine, single=False).call_async(on_loop)
+    for context in (in_thread, on_loop):
+        assert (ConsumeResult.RETRY, context.messages) == (context.result, context.failed)
+        assert (0, None, None) == (context.delay_level, context.done_count, context.retry_ms)
+        assert context.error is not None

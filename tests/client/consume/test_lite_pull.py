@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
@@ -192,6 +192,45 @@ async def test_a_queue_that_cannot_be_read_is_an_error(producer: Producer, consu
     with pytest.raises(RouteMissing):
         await consumer.assign([MessageQueue("no-such-topic", "broker-a", 0)])
     assert [] == consumer.assignment
+
+
+async def test_a_message_whose_block_raises_is_not_done(cluster: EmbeddedCluster, producer: Producer) -> None:
+    """F4, F7: there are no retries, so progress must not pass it: the next start gets it again."""
+    queue, *_ = await producer.queues("orders")
+    await send(producer, *numbered(3), queue=queue)
+
+    async def run() -> list[str]:
+        seen: list[str] = []
+        with pytest.raises(ValueError, match="no"):
+            async with LitePullConsumer("lake", name_servers=cluster.name_servers, start=FIRST) as consumer:
+                await consumer.assign([queue])
+                async with asyncio.timeout(20):
+                    async for message in consumer:
+                        with message:
+                            seen += bodies([message])
+                            if message.queue_offset >= 1:
+                                raise ValueError("no")
+        return seen
+
+    assert numbered(2) == await run()
+    assert numbered(1, 1) == await run()
+
+
+async def test_a_message_whose_block_raises_is_done_when_more_is_asked_for(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """F4: an application that goes on has decided so; the queue does not wait for ever."""
+    queue, *_ = await producer.queues("orders")
+    await send(producer, *numbered(3), queue=queue)
+    async with LitePullConsumer("lake", name_servers=cluster.name_servers, start=FIRST) as consumer:
+        await consumer.assign([queue])
+        async for message in consumer:
+            with suppress(ValueError), message:
+                raise ValueError("no")
+            if message.queue_offset == 2:
+                break
+        await consumer.commit()
+        assert 3 == await consumer.committed(queue)
 
 
 # --- Places ---------------------------------------------------------------------------------------------------

@@ -58,6 +58,21 @@ async def test_a_broker_that_answers_at_once_without_messages_is_asked_again_onl
     assert pauses == len(made)
 
 
+async def test_a_source_that_has_to_leave_while_it_is_suspended_pops_no_more(script: ConsumerScript) -> None:
+    """F1, F9: after ``resume`` the application would get messages of a topic that it has unsubscribed from."""
+    consumer = consumer_of(script, Collector())
+    consumer.suspend()
+    async with consumer, asyncio.timeout(20):
+        await consumer.ready()
+        consumer.unsubscribe("orders")
+        await consumer.ready()
+        lefts = core_of(consumer).sources._left
+        assert lefts
+        consumer.resume()
+        await asyncio.wait([left.task for left in lefts])
+    assert [] == script.headers(POP)
+
+
 async def test_an_extended_message_is_acknowledged_by_its_new_handle(script: ConsumerScript) -> None:
     """F9: the old one is not valid any more; an ack that comes before the answer waits for it."""
     answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

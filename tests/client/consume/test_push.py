@@ -458,6 +458,28 @@ async def test_a_consumer_can_be_resized_while_it_runs(cluster: EmbeddedCluster,
             consumer.resize(0)
 
 
+async def test_threads_that_are_too_many_end_with_the_consumer(cluster: EmbeddedCluster, producer: Producer) -> None:
+    """F1: also when it stops before they were told: none is left behind in a program that goes on."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def listener(_message: ReceivedMessage) -> None:
+        begun.release()
+        go_on.wait(20)
+
+    def threads() -> int:
+        return sum(thread.name.startswith("consume-billing") for thread in threading.enumerate())
+
+    await send(producer, *numbered(20))
+    consumer = PushConsumer("billing", listener, name_servers=cluster.name_servers, start=FIRST, threads=5)
+    consumer.subscribe("orders")
+    async with consumer:
+        for _ in range(5):
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+        consumer.resize(2)
+        asyncio.get_running_loop().call_later(0.1, go_on.set)
+    await eventually(lambda: not threads())
+
+
 async def test_a_suspended_consumer_keeps_its_queues_and_fetches_nothing(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:

@@ -207,9 +207,9 @@ class ClientHandlers:
     def lock(self, _peer: Peer, request: Request[object]) -> Reply:
         asked = _queue_locks(request)
         # Queues and groups that do not exist would fill the table.
-        queues = [queue.message_queue for queue in asked.queues if self._has(queue)]
         known = self._groups.get(asked.consumer_group) is not None
-        granted = self._locks.lock(asked.consumer_group, asked.client_id, queues) if known and queues else []
+        queues = [queue.message_queue for queue in asked.queues if known and self._has(queue)]
+        granted = self._locks.lock(asked.consumer_group, asked.client_id, queues)
         return Reply(body=encode(LockedQueues(queues=[Queue.of(queue) for queue in granted])))
 
     def _has(self, queue: Queue) -> bool:

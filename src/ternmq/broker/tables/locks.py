@@ -7,11 +7,12 @@ again, and the first one wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from ternmq.env import Clock
+from ternmq.errors import TernError
 from ternmq.message import MessageQueue
 
 #: RocketMQ's ``rocketmq.broker.rebalance.lockMaxLiveTime``.
@@ -30,9 +31,23 @@ class Locks:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._by_group: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._refusal: TernError | None = None
 
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Take or renew the locks of ``queues``; returns those that ``client_id`` holds now."""
+    def open(self) -> None:
+        """A term begins: this broker grants locks."""
+        self._refusal = None
+
+    def shut(self, reason: TernError) -> None:
+        """This broker is not the master: it drops all locks and grants none, as another broker does now."""
+        self._refusal = reason
+        self._by_group.clear()
+
+    def lock(self, group: str, client_id: str, queues: Collection[MessageQueue]) -> list[MessageQueue]:
+        """Take or renew the locks of ``queues``; returns those that ``client_id`` holds now. Raises ``NotMaster``."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if not queues:
+            return []
         now = self._clock.monotonic()
         locks = self._by_group.setdefault(group, {})
         granted: list[MessageQueue] = []
@@ -57,10 +72,6 @@ class Locks:
         """The client that holds a queue now."""
         held = self._by_group.get(group, {}).get(queue)
         return held.client_id if held is not None and held.until > self._clock.monotonic() else None
-
-    def clear(self) -> None:
-        """Drop all locks: this broker is no longer the master, and the next one grants them anew."""
-        self._by_group.clear()
 
     def forget_expired(self) -> None:
         """Drop locks that were not renewed, so that groups long gone cost no memory."""

@@ -16,8 +16,10 @@ Outlets see claimed messages and lots, and nothing of sources, queues or handles
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
@@ -97,16 +99,29 @@ class Claimed(StoredMessage):
         """Deliver it again later: after ``after_ms``, or at ``delay_level``. Without both, the delay grows with each
         retry. A level below 0 makes it a dead letter.
 
-        Except in a pop consumer, brokers know only delay levels: ``after_ms`` is rounded up to the next one.
+        Except in a pop consumer, brokers know only delay levels: ``after_ms`` is rounded up to the next one. Raises
+        ``TypeError`` or ``ValueError`` for what is no number.
         """
+        # Here, where the application hears of it: what is settled is used later, by a task.
+        after = After(index(delay_level), None if after_ms is None else max(0, int(after_ms)))
         if not self.is_settled:
             self.is_settled = True
-            self.lot.told(self, After(delay_level, after_ms))
+            self.lot.told(self, after)
 
     def extend(self, by_ms: int) -> None:
         """Take ``by_ms`` more from now on before the message is delivered again. Failures are logged."""
+        by_ms = int(by_ms)
         if not self.is_settled:
             self.lot.extend(self, by_ms)
+
+    def renewed(self) -> Claimed:
+        """The same message as another object, to be delivered here again: what the application still says about this
+        one must not count for that delivery."""
+        copy = Claimed.__new__(Claimed)
+        for name in _SLOTS:
+            with contextlib.suppress(AttributeError):  # not worked out yet
+                setattr(copy, name, object.__getattribute__(self, name))
+        return copy
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +144,8 @@ class Claimed(StoredMessage):
                 return _UNCLAIMED[name]
             return super().__getattr__(name)
 
+
+_SLOTS: Final = tuple(name for kind in Claimed.__mro__ for name in getattr(kind, "__slots__", ()))
 
 # help() shows the fields of a message here, too.
 Claimed.__doc__ = f"{Claimed.__doc__}\n    {(ReceivedMessage.__doc__ or '').partition('stored.')[2].strip()}\n    "

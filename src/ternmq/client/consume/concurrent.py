@@ -113,6 +113,13 @@ class Concurrent:
             self._idle.set()
         if context is None:
             return
+        try:
+            self._settle(context)
+        except Exception:
+            # Whatever it is, a worker that ends would be worse. What is not settled is sent back as too slow.
+            log.exception("what a call of the listener of group %s has done cannot be settled", self._group)
+
+    def _settle(self, context: ConsumeContext) -> None:
         messages, failed = context.messages, context.failed
         self._settling.ended(
             messages[0].lot,

@@ -74,6 +74,8 @@ class Parts:
     #: How messages are sent back; without it, failed messages are skipped, with the reason ``no_returns``.
     returns: Returns | None
     no_returns: str = ""
+    #: Whether messages that failed, where there are no returns, stay undone instead.
+    leaves_failed: bool = False
     #: How popped messages are acknowledged.
     acks: Acks | None = None
     #: Whether a queue is read only with its lock: when queues are consumed in order, and shared.
@@ -125,6 +127,7 @@ class Consumer:
             timeout_s=config.consume_timeout_ms / 1000,
             deliver=self._deliver,
             no_returns=parts.no_returns,
+            leaves_failed=parts.leaves_failed,
         )
         counts: Counter[str] = Counter()
         fetching = Fetching(instance, group, config, subscriptions, self.settling, counts, active, self.locks)

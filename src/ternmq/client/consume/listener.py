@@ -24,6 +24,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Final
 
 from ternmq.client.consume.claimed import Claimed
@@ -133,6 +134,7 @@ class BoundListener:
         except Exception as error:
             self._raised(context, error)
         self._tell("after_consume", context)
+        self._check_said(context)
 
     async def call_async(self, context: ConsumeContext) -> None:
         """The same for an ``async`` listener; a cancellation of ours passes through."""
@@ -148,6 +150,7 @@ class BoundListener:
         except Exception as error:
             self._raised(context, error)
         self._tell("after_consume", context)
+        self._check_said(context)
 
     def _start(self, context: ConsumeContext) -> Any:
         argument = context.messages[0] if self._single else list(context.messages)
@@ -163,6 +166,16 @@ class BoundListener:
         if result in _OF_ORDERLY and not self._orderly:
             raise TypeError(f"the listener returned {result}, which is allowed only with orderly=True")
         return result
+
+    def _check_said(self, context: ConsumeContext) -> None:
+        """What listener and hooks have set is used where an error would end the worker, so it is looked at here."""
+        try:
+            context.delay_level = index(context.delay_level)
+            context.done_count = None if context.done_count is None else index(context.done_count)
+            context.retry_ms = None if context.retry_ms is None else int(context.retry_ms)
+        except (TypeError, ValueError, OverflowError) as error:
+            context.delay_level, context.done_count, context.retry_ms = 0, None, None
+            self._raised(context, error)
 
     @staticmethod
     def _raised(context: ConsumeContext, error: BaseException) -> None:

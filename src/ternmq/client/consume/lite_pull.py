@@ -297,7 +297,8 @@ class LitePullConsumer(ByOffset):
             resets=brokers,
             save_interval_ms=config.auto_commit_interval_ms if config.auto_commit else None,
             returns=None,
-            no_returns="a lite pull consumer has no retries; seek back instead",
+            no_returns="a lite pull consumer has no retries; seek back, or it is done when you ask for more",
+            leaves_failed=True,
             joins_at_once=False,
             passes_unreadable=True,
         )

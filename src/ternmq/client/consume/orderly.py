@@ -211,7 +211,12 @@ class Orderly:
 
     async def _work(self) -> None:
         while (line := await self._ready.get()) is not None:
-            pause_s = await self._serve(line)
+            try:
+                pause_s = await self._serve(line)
+            except Exception:
+                # Whatever it is, a queue that is not consumed any more would be worse.
+                log.exception("consuming %s failed unexpectedly; retrying", line.queue)
+                pause_s = self._retry_s(None)
             if pause_s is None:
                 line.is_busy = False
             elif pause_s:

@@ -107,6 +107,11 @@ class ProcessQueue(Generic[M]):
         while order and order[0] not in held:
             order.popleft()
 
+    def replace(self, message: M) -> None:
+        """Hold this object in place of the one with the same queue offset and body; ignored if none is in flight."""
+        if message.queue_offset in self._messages:
+            self._messages[message.queue_offset] = message
+
     def in_flight(self) -> list[M]:
         """All messages in flight, by queue offset."""
         return [self._messages[offset] for offset in self._order if offset in self._messages]

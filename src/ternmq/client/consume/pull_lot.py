@@ -10,12 +10,15 @@ with it: what becomes of its messages here has no effect. The next consumer gets
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from ternmq.client.consume.claimed import After, Claimed
 from ternmq.client.consume.process_queue import ProcessQueue
 from ternmq.client.consume.settle import Settling
 from ternmq.message import MessageQueue
+
+log = logging.getLogger(__name__)
 
 
 class PullLot:
@@ -57,6 +60,8 @@ class PullLot:
         if self.held.dropped or self._settling.is_closed:
             return
         if self._settling.returns is None:
+            if self._settling.left(messages):
+                return
             self._settling.skipped(messages)
             self.done(messages)
         else:
@@ -80,11 +85,21 @@ class PullLot:
         assert returns is not None
         kept = []
         for message in messages:
-            if await returns.send_back(message, delay_level=after.delay_level):
+            try:
+                is_back = await returns.send_back(message, delay_level=after.delay_level)
+            except Exception:
+                # Whatever it is: progress does not pass the message, so it must be delivered again.
+                log.exception("message %s of %s cannot be sent back", message.message_id, self.queue)
+                is_back = False
+            if is_back:
                 self.held.done([message])
                 self._room()
             else:
-                message.reconsume_times += 1
-                kept.append(message)
+                # Another object: the application may still hold this one, and an ack of it, at the end of its block
+                # or with the next message of a loop, would count for the delivery to come.
+                again = message.renewed()
+                again.reconsume_times += 1
+                self.held.replace(again)
+                kept.append(again)
         if kept:
             self._settling.again_soon(self, kept)

@@ -32,7 +32,8 @@ class Settling:
     """Of one consumer. All methods belong to the loop's thread, unless they say otherwise.
 
     ``returns`` sends messages back; without it, failed messages are skipped, with ``no_returns`` as the reason in the
-    log. ``timeout_s`` is how long the application may take for a message.
+    log, or with ``leaves_failed`` stay as undone as they were. ``timeout_s`` is how long the application may take for a
+    message.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Settling:
         timeout_s: float,
         deliver: Callable[[Sequence[Claimed]], None],
         no_returns: str = "",
+        leaves_failed: bool = False,
     ) -> None:
         self.stats = stats
         self.returns = returns
@@ -55,6 +57,7 @@ class Settling:
         #: Whether the progress was stored for the last time: what the application settles later has no effect.
         self.is_closed = False
         self._no_returns = no_returns
+        self._leaves_failed = leaves_failed
         self._deliver = deliver
         self._tasks = tasks
         self._returning: set[asyncio.Task[None]] = set()
@@ -168,6 +171,14 @@ class Settling:
         """They failed, and there is no way to have them delivered again."""
         for message in messages:
             log.warning("message %s failed and is skipped: %s", message.message_id, self._no_returns)
+
+    def left(self, messages: Sequence[Claimed]) -> bool:
+        """They failed, and cannot be delivered again; whether they are left for the application to go back to."""
+        if self._leaves_failed:
+            for message in messages:
+                message.is_settled = False
+                log.warning("message %s failed: %s", message.message_id, self._no_returns)
+        return self._leaves_failed
 
     async def bury(self, message: Claimed) -> bool:
         """Make a message a dead letter; returns whether it is one."""

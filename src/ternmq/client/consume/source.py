@@ -158,6 +158,9 @@ class Asking:
                 await active.wait()
             try:
                 await room()
+                # It may have been told to leave while it waited for either.
+                if self.is_leaving:
+                    return
                 await fetch()
             except TernError as error:
                 await self._recover(error)

@@ -92,10 +92,16 @@ class Threaded:
             self._start_thread()
 
     def drop_waiting(self) -> int:
-        dropped = 0
+        dropped = surplus = 0
         with contextlib.suppress(Empty):
             while True:
-                dropped += self._waiting.get_nowait() is not None
+                if self._waiting.get_nowait() is None:
+                    surplus += 1
+                else:
+                    dropped += 1
+        # Threads that were too many still have to end.
+        for _ in range(surplus):
+            self._waiting.put(None)
         self._busy -= dropped
         return dropped
 
