@@ -33,6 +33,8 @@ SETTLED: Final = "_SETTLED_TAG_"
 _SLICE: Final = 5_000
 #: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads them again.
 _CLOSED_MAX: Final = 200_000
+#: Of a key that a closing record repeats. Clients make keys of 32.
+_KEY_LENGTH_MAX: Final = 1_000
 _NO_HOST: Final = bytes(HOST_V4_BYTES)
 _real_topic = props.getter(Property.REAL_TOPIC)
 _unique_key = props.getter(Property.UNIQUE_KEY)
@@ -42,6 +44,9 @@ def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int,
     """The record that closes ``entry`` without delivering it; ``record`` is what waits, as far as it can be read."""
     properties = record.properties if record is not None else ""
     key = _unique_key(properties) or str(entry.log_offset)
+    if len(key) > _KEY_LENGTH_MAX:
+        # It stands here twice, and this record must be one that can be stored. What counts is ``closes``.
+        key = str(entry.log_offset)
     draft = Draft(
         names.WHEEL_TOPIC,
         0,
