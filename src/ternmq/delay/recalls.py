@@ -11,6 +11,8 @@ one that was not is looked for in its hour, in slices.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from ternmq import names
@@ -20,7 +22,7 @@ from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle
 from ternmq.message import Property
-from ternmq.store.log.draft import Draft
+from ternmq.store.log.draft import FIRST, Draft
 from ternmq.wire import properties as props
 from ternmq.wire.ids import java_hash
 from ternmq.wire.recall import RecallHandle, parse_handle
@@ -105,6 +107,17 @@ class Recalls:
         return closing_draft(
             entry, record, RECALLED, now_ms=self._clock.now_ms(), born_host=born_host
         ), handle.unique_key
+
+    @contextmanager
+    def taking_back(self, draft: Draft) -> Iterator[None]:
+        """While ``draft`` is stored, and until the schedule log has folded it: what it closes is not delivered."""
+        in_flight, closed = self._schedule.in_flight, draft.closes if draft.closes != FIRST else 0
+        in_flight.add(closed)
+        try:
+            yield
+        except BaseException:
+            in_flight.discard(closed)
+            raise
 
     async def _find(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
         if handle.log_offset is not None:

@@ -148,6 +148,18 @@ def check_record(access: Access | None, topic: str, group: str = "") -> None:
         raise NoPermission("no permission for the topic of this message; ask the administrator for SUB on it")
 
 
+_HALF: Final = Rule(Action.PUB, topic="topic")
+
+
+def check_half(access: Access | None, topic: str) -> None:
+    """Check that the caller of a request may send to the topic of a half message, which only its record tells.
+
+    Raises ``NoPermission`` with a sentence that does not name it.
+    """
+    if access is not None and not all(map(access.allows, _HALF.needs({"topic": topic}, NO_BODY))):
+        raise NoPermission("no permission for the topic of this transaction; ask the administrator for PUB on it")
+
+
 class Gate:
     """``Gate([validator, …])``: admits requests that all validators allow."""
 

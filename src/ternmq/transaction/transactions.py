@@ -74,6 +74,8 @@ class Ending:
     queue_offset: int
     #: The unique key of the message; empty where a client does not say it.
     transaction_id: str = ""
+    #: Gets the topic of the message, and raises if the caller may not send to it.
+    check_topic: Callable[[str], None] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -268,7 +270,8 @@ class Transactions:
         return self.close(queue_offset)
 
     def _named(self, ending: Ending, page: Buffer | None) -> tuple[Record, Half]:
-        """The half that a request names; raises ``SystemFailure`` if it is not the caller's."""
+        """The half that a request names; raises ``SystemFailure`` if it is not the caller's, and what ``check_topic``
+        raises."""
         missing = (
             f"Find prepared transaction message failed: there is no half message at {ending.log_offset}; it was "
             "deleted, or belongs to another broker"
@@ -282,6 +285,8 @@ class Transactions:
             half = halves.read_half(record)
         except CorruptRecord as error:
             raise SystemFailure(f"Find prepared transaction message failed: {error}") from None
+        if ending.check_topic is not None:
+            ending.check_topic(half.topic)
         if half.group != ending.group:
             raise SystemFailure(
                 f"The producer group wrong: this transaction belongs to another group than {ending.group!r}; end it "

@@ -14,7 +14,7 @@ from ternmq import names
 from ternmq.broker.broker import Broker
 from ternmq.message import Outcome
 from ternmq.net.dial import connect
-from ternmq.net.gate import ANY_CALLER
+from ternmq.net.gate import ANY_CALLER, Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.tasks import Tasks
@@ -23,7 +23,7 @@ from ternmq.wire.bodies.clients import Heartbeat, ProducerData
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.header import Request, Response
+from ternmq.wire.header import Fields, Request, Response
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import Sysflag, unpack_record
 from ternmq.wire.requests import (
@@ -36,7 +36,7 @@ from ternmq.wire.requests import (
     ViewMessage,
 )
 from ternmq.wire.requests_admin import ListTransactions, ResumeCheck
-from tests.broker.calls import Caller, pull, serving, settings, small_store, v2
+from tests.broker.calls import Caller, dialled, pull, serving, settings, small_store, v2
 from tests.broker.popping import pop
 
 HALF = {"TRAN_MSG": "true", "PGROUP": "shop"}
@@ -319,3 +319,33 @@ async def test_a_broker_asks_a_producer_of_the_group_and_goes_on_asking_after_a_
 async def _bodies(path: Path) -> list[bytes]:
     async with serving(path) as broker:
         return await broker.bodies("orders")
+
+
+async def test_a_transaction_is_ended_only_with_permission_for_the_topic_of_its_message(tmp_path: Path) -> None:
+    """J1, N1: an account that may send to one topic must not decide what is sent to another, whichever it names."""
+
+    class Payments:
+        def allows(self, need: Need) -> bool:
+            return need == Need(Action.PUB, Resource(ResourceKind.TOPIC, "payments"))
+
+    account: list[Payments | None] = [None]
+
+    def admit(caller: CallingPeer, _request: Request[Any], _fields: Fields, _rule: Rule) -> None:
+        caller.access = account[0]
+
+    async with (
+        Broker(settings(), small_store(tmp_path), gate=Gate([admit])) as running,
+        dialled(running.address) as broker,
+    ):
+        sent = await half(broker)
+        account[0] = Payments()
+        refused = [
+            await end(broker, sent, outcome, topic=topic)
+            for outcome in (Outcome.COMMIT, Outcome.ROLLBACK)
+            for topic in ("payments", None)
+        ]
+        account[0] = None
+        assert ResponseCode.SUCCESS == (await end(broker, sent, Outcome.COMMIT)).code
+        assert [b"paid"] == await broker.bodies("orders")
+
+    assert {ResponseCode.NO_PERMISSION} == {response.code for response in refused}

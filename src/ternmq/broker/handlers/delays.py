@@ -39,15 +39,23 @@ class DelayHandlers:
             RequestCode.PEEK_DELAYED_MESSAGES: Route(self.peek, QUERY, of_topic),
         }
 
-    async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply:
-        """Take a message back that waits. Raises ``IllegalOperation`` if it does not."""
+    async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply | None:
+        """Take a message back that waits; answered when the disk has it, if the broker waits for it.
+
+        Raises ``IllegalOperation`` if it does not wait.
+        """
         if not self._may_recall:
             raise NoPermission("recall failed, operation is forbidden: set recallMessageEnable=true on the broker")
         header = request.fields
         draft, unique_key = await self._recalls.draft(header.topic, header.recall_handle, born_host=peer.host)
         # Nothing was awaited since the message was found waiting.
-        self._intake.store(draft)
-        return Reply(header=MessageIdReply(message_id=unique_key))
+        with self._recalls.taking_back(draft):
+            end_offset = self._intake.store(draft).end_offset
+        answer = MessageIdReply(message_id=unique_key)
+        if not self._intake.safety.is_awaited:
+            return Reply(header=answer)
+        self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code, header=answer)))
+        return None
 
     def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:
         now_ms = self._clock.now_ms()

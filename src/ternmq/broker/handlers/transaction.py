@@ -7,6 +7,7 @@ waits for the answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
 from ternmq.broker.flow import ADMIN, SEND
@@ -14,7 +15,7 @@ from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.transactions import TransactionService
 from ternmq.errors import InvalidName, InvalidParameter, SystemFailure
 from ternmq.message import Outcome
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_half
 from ternmq.net.peer import Peer, Route
 from ternmq.transaction.transactions import Ending
 from ternmq.wire.bodies.codec import encode
@@ -62,6 +63,8 @@ class TransactionHandlers:
                 log_offset=header.log_offset,
                 queue_offset=header.queue_offset,
                 transaction_id=header.transaction_id or "",
+                # A request names any topic, or none (RocketMQ 4): what counts is that of the half.
+                check_topic=partial(check_half, peer.access) if peer.access is not None else None,
             )
         )
         return (
