@@ -2,7 +2,7 @@
 
 Every ``interval_ms`` all open halves are looked at, in slices. What happens to one:
 
-    younger than its immunity                              nothing
+    younger than its immunity                              nothing; moved before its segment is deleted
     its message is stored (see ``transactions``)           it is closed
     checked ``checks_max`` times                           discarded
     a producer of its group is connected                   copied to the end of its queue with one check more, and asked
@@ -125,6 +125,9 @@ class Checker:
                 await asyncio.sleep(0)
             try:
                 sent += await self._check(queue_offset)
+            except RecordRefused as error:
+                # This one cannot be written again; the others can.
+                log.debug("the half at queue offset %d cannot be moved: %s", queue_offset, error)
             except (StoreError, NotRunning) as error:
                 log.warning("cannot check open transactions now: %s; retrying", error)
                 return
@@ -147,7 +150,12 @@ class Checker:
         due_ms = self._due_ms(half)
         # A clock that was set back must not make it wait for longer than it would have.
         if due_ms > now_ms >= half.store_time_ms:
-            self._waiting[queue_offset] = _Waiting(intern(half.group), due_ms, half.since_ms)
+            move_ms = half.store_time_ms + self._move_after_ms
+            if move_ms <= now_ms:
+                # Its producer asks for a longer immunity than its segment lives.
+                self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
+            else:
+                self._waiting[queue_offset] = _Waiting(intern(half.group), min(due_ms, move_ms), half.since_ms)
             return 0
         if self.transactions.is_committed(half):
             self.transactions.close(queue_offset)

@@ -31,12 +31,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq import names
 from ternmq.env import Clock
-from ternmq.errors import CorruptRecord, NotRunning, StoreError, SystemBusy, SystemFailure, TernError
+from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, SystemBusy, SystemFailure, TernError
 from ternmq.message import Outcome, Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.query import Entry
@@ -490,7 +491,9 @@ class Transactions:
             found = self._examine(queue_offset, self.store.record_at(ledger.open[queue_offset]))
             if found is not None:
                 record, half = found
-                self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
+                # One whose copy does not fit stays; the others are moved.
+                with suppress(RecordRefused):
+                    self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
 
     def _note_progress(self) -> None:
         if self._to_note is not None and self.store.safe.value >= self._to_note[2]:

@@ -115,6 +115,7 @@ async def test_a_peek_reads_no_more_records_than_it_shows(world: World, monkeypa
     request = Request(code=RequestCode.PEEK_DELAYED_MESSAGES, header=PeekDelayed(topic="orders", count_max=3))
     reply = await handlers.peek(cast("Peer", Answered()), request)
 
+    assert isinstance(reply.body, bytes)
     assert 3 == len(unpack_records(reply.body))
     assert len(read) <= 4
     intake.close()

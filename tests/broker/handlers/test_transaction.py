@@ -349,3 +349,62 @@ async def test_a_transaction_is_ended_only_with_permission_for_the_topic_of_its_
         assert [b"paid"] == await broker.bodies("orders")
 
     assert {ResponseCode.NO_PERMISSION} == {response.code for response in refused}
+
+
+@pytest.mark.parametrize("sysflag", [Sysflag.PREPARED, Sysflag.COMMIT, Sysflag.ROLLBACK])
+async def test_bits_of_a_transaction_without_its_property_do_not_count(broker: Caller, sysflag: int) -> None:
+    """J1: a message that was acknowledged is in its queue, and is mistaken for the end of no transaction."""
+    await broker.sent("orders", b"long way", sysflag=sysflag)
+    await broker.sent("orders", b"short way", sysflag=sysflag, properties={"UNIQ_KEY": "K"})
+    batch = await broker.send_batch("orders", [(b"in a batch", {"UNIQ_KEY": "B"})], sysflag=sysflag)
+    records = await broker.records("orders")
+
+    assert ResponseCode.SUCCESS == batch.code
+    assert [b"long way", b"short way", b"in a batch"] == [bytes(record.body) for record in records]
+    assert {0} == {record.sysflag & Sysflag.TRANSACTION_MASK for record in records}
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "True"])
+async def test_batches_and_replies_are_no_part_of_a_transaction(broker: Caller, text: str) -> None:
+    """J1: in any spelling that a send would take."""
+    wanted = {"TRAN_MSG": text, "UNIQ_KEY": "K"}
+    responses = [
+        await broker.send_batch("orders", [(b"x", wanted)], sysflag=Sysflag.PREPARED),
+        await broker.call(
+            RequestCode.SEND_REPLY_MESSAGE_V2,
+            v2("DefaultCluster_REPLY_TOPIC", queue_id=0, properties=wanted, sysflag=Sysflag.PREPARED),
+            b"x",
+        ),
+    ]
+    assert {ResponseCode.MESSAGE_ILLEGAL} == {response.code for response in responses}
+
+
+async def test_a_producer_group_of_a_half_has_the_length_of_a_group(broker: Caller) -> None:
+    """J2: it is kept in memory as long as the transaction is open."""
+    responses = [
+        await broker.send("orders", b"x", properties={**HALF, "PGROUP": "g" * 249}, sysflag=Sysflag.PREPARED),
+        await broker.send("orders", b"x", properties={"TRAN_MSG": "true"}, producer_group="g" * 249, sysflag=4),
+    ]
+    assert {ResponseCode.MESSAGE_ILLEGAL} == {response.code for response in responses}
+    assert "has 249 characters; use at most 248" in (responses[0].remark or "")
+
+
+async def test_a_list_of_transactions_with_long_keys_comes_in_parts(broker: Caller) -> None:
+    """J2: an answer is bounded in bytes, and says where to go on."""
+    for number in range(80):
+        await half(broker, key=f"{number:02}" + "k" * 16_000)
+    keys: list[str] = []
+    sizes: list[int] = []
+    queue_offset = 0
+    while queue_offset >= 0:
+        response = await broker.call(
+            RequestCode.LIST_TRANSACTIONS, ListTransactions(queue_offset=queue_offset, count_max=2**31 - 1)
+        )
+        listed = decode(response.body, OpenTransactions)
+        queue_offset = listed.next_offset
+        keys += [one.transaction_id[:2] for one in listed.transactions]
+        sizes.append(len(response.body))
+
+    assert [f"{number:02}" for number in range(80)] == keys
+    assert len(sizes) == 2
+    assert max(sizes) < 1_100_000
