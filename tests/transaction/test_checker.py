@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ternmq import names
-from ternmq.errors import NetworkError, SystemFailure
+from ternmq.errors import NetworkError, StoreError, SystemFailure
 from ternmq.message import Outcome, Property
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -345,6 +346,40 @@ def test_a_half_that_cannot_be_moved_does_not_stop_the_checks_of_others() -> Non
         await asyncio.sleep(61)
         assert 1 <= len(member.checks)
         assert 2 == world.open
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+@pytest.mark.parametrize("fails_from_the_start", [True, False])
+def test_a_disk_that_fails_for_a_while_does_not_end_the_checks(fails_from_the_start: bool) -> None:
+    """J2: neither the fold of the begin, nor the rounds, nor the progress."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        await world.stop()
+        member = Asked()
+        world.producers = [member]
+        world.start()
+        entries = world.store.entries
+
+        def failing(*_arguments: Any, **_options: Any) -> Any:
+            raise StoreError("the disk cannot be read")
+
+        if not fails_from_the_start:
+            await world.folded()
+        world.store.entries = failing
+        await asyncio.sleep(40)
+        world.store.entries = entries
+        await asyncio.sleep(40)
+        assert member.checks
+        world.end(paid, Outcome.COMMIT)
+        await asyncio.sleep(10)
+        assert ([b"paid"], 0) == (world.bodies(), world.open)
+        assert world.progress[0] == world.transactions.ledger.next_half
         await world.stop()
 
     in_virtual_time(program())

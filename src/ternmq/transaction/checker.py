@@ -97,12 +97,23 @@ class Checker:
 
     async def run(self) -> None:
         """Fold the queues, then check until cancelled."""
-        await self.transactions.fold()
+        await self._fold()
         async with Tasks() as tasks:
             tasks.create_task(self._tend_forever())
             while True:
                 await asyncio.sleep(self._rules.interval_ms / 1000)
                 await self.check_all()
+
+    async def _fold(self) -> None:
+        """Fold the queues; while the disk does not let it, try again."""
+        while True:
+            try:
+                await self.transactions.fold()
+            except (StoreError, NotRunning) as error:
+                log.warning("cannot read the open transactions now: %s; retrying", error)
+            else:
+                return
+            await asyncio.sleep(_TEND_S)
 
     def stop(self, reason: TernError) -> None:
         self.transactions.stop(reason)
@@ -115,7 +126,11 @@ class Checker:
     async def check_all(self) -> None:
         """Look at all halves that are open now."""
         transactions = self.transactions
-        await transactions.caught_up()
+        try:
+            await transactions.caught_up()
+        except (StoreError, NotRunning) as error:
+            log.warning("cannot read the open transactions now: %s; retrying", error)
+            return
         open_halves = transactions.ledger.open
         self._waiting = {at: waiting for at, waiting in self._waiting.items() if at in open_halves}
         self._uncopied = {at: checks for at, checks in self._uncopied.items() if at in open_halves}
