@@ -33,6 +33,9 @@ RECALLED: Final = "_RECALL_TAG_"
 SETTLED: Final = "_SETTLED_TAG_"
 #: Entries looked at in one turn of the loop.
 _SLICE: Final = 5_000
+#: Bytes of records read in one turn, and what each record costs besides its own.
+_SLICE_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 4_096
 #: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads them again.
 _CLOSED_MAX: Final = 200_000
 #: Of a key that a closing record repeats. Clients make keys of 32.
@@ -123,7 +126,7 @@ class Recalls:
         if handle.log_offset is not None:
             entry = files.find(handle.log_offset)
             return _matching(files, entry, handle) if entry is not None else None
-        topic_hash = java_hash(handle.topic)
+        topic_hash, read_bytes = java_hash(handle.topic), 0
         for first in range(0, files.entry_count, _SLICE):
             for entry in files.entries(first, _SLICE):
                 if entry is not None and entry.slot_ms == handle.slot_ms and entry.topic_hash == topic_hash:
@@ -131,6 +134,10 @@ class Recalls:
                     # One that RocketMQ has written again stands here more than once.
                     if found is not None and not self._is_closed(files, entry.log_offset):
                         return found
+                    read_bytes += entry.size + _READ_BYTES
+                    if read_bytes >= _SLICE_BYTES:
+                        read_bytes = 0
+                        await asyncio.sleep(0)
             await asyncio.sleep(0)
         return None
 

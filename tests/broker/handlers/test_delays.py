@@ -18,6 +18,7 @@ from ternmq.delay.recalls import Recalls
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.timer import Timer
 from ternmq.env import SystemClock
+from ternmq.errors import IllegalOperation
 from ternmq.net.peer import Peer
 from ternmq.store.config import FlushDiskType
 from ternmq.store.disk.file_disk import FileDisk
@@ -25,6 +26,7 @@ from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
+from ternmq.wire.recall import RecallHandle, parse_handle
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import RecallMessage
 from ternmq.wire.requests_admin import PeekDelayed
@@ -55,6 +57,7 @@ class World:
             config, store_host=HOST, clock=clock, disk=disk, derived=(self.schedule,), threads=False
         )
         self.timer = Timer(clock=clock, broker_name="a", is_enabled=True, max_delay_sec=86_400)
+        self.due = str(clock.now_ms() + 7_200_000)
         self.recalls = Recalls(self.schedule, clock=clock, broker_name="a")
 
     def handlers(self) -> tuple[DelayHandlers, Intake]:
@@ -69,7 +72,7 @@ class World:
         return handlers, intake
 
     def send(self, key: str) -> str:
-        message: Draft = draft("orders", 0, b"x", UNIQ_KEY=key, TIMER_DELAY_SEC="7200")
+        message: Draft = draft("orders", 0, b"x", UNIQ_KEY=key, TIMER_DELIVER_MS=self.due)
         self.timer.redirect(message)
         return self.timer.handle(message, self.store.put(message).log_offset, key) or ""
 
@@ -119,3 +122,25 @@ async def test_a_peek_reads_no_more_records_than_it_shows(world: World, monkeypa
     assert 3 == len(unpack_records(reply.body))
     assert len(read) <= 4
     intake.close()
+
+
+async def test_a_search_by_key_gives_way_to_other_work(world: World) -> None:
+    """I2: a handle without a log offset, as RocketMQ makes them, and many messages in the same second."""
+    handle = ""
+    for number in range(1_000):
+        handle = world.send(f"K{number}")
+    made = parse_handle(handle)
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(work())
+    with pytest.raises(IllegalOperation):
+        unknown = RecallHandle(made.topic, made.broker_name, made.slot_ms, "unknown").text()
+        await world.recalls.draft("orders", unknown, born_host=HOST)
+    other.cancel()
+    assert turns >= 4

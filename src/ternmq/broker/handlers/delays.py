@@ -14,7 +14,7 @@ from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import DelayedCounts, TimerMetric, TimerMetrics
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import MessageIdReply, RecallMessage
 from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
@@ -54,7 +54,14 @@ class DelayHandlers:
         answer = MessageIdReply(message_id=unique_key)
         if not self._intake.safety.is_awaited:
             return Reply(header=answer)
-        self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code, header=answer)))
+        late = (
+            "the message is recalled, but the disk does not have that yet: after a power cut it could come nevertheless"
+        )
+
+        def reply(code: int) -> None:
+            peer.reply(request, Reply(code, header=answer, remark=None if code == ResponseCode.SUCCESS else late))
+
+        self._intake.when_safe(end_offset, reply)
         return None
 
     def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:
