@@ -36,7 +36,7 @@ _SLICE: Final = 5_000
 #: Bytes of records read in one turn, and what each record costs besides its own.
 _SLICE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 4_096
-#: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads them again.
+#: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads what it needs.
 _CLOSED_MAX: Final = 200_000
 #: Of a key that a closing record repeats. Clients make keys of 32.
 _KEY_LENGTH_MAX: Final = 1_000
@@ -142,12 +142,18 @@ class Recalls:
         return None
 
     def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
+        if log_offset in self._schedule.in_flight:
+            return True
+        if files.closed_count > _CLOSED_MAX:
+            # What has closed it stands behind it in the log, so only those marks are read.
+            self._closed = (-1, 0, set())
+            return log_offset in files.closed_from(log_offset)
         hour, marks, offsets = self._closed
         if hour != files.hour or marks > files.closed_count:
             hour, marks, offsets = files.hour, 0, set()
         offsets.update(files.closed(marks, files.closed_count - marks))
-        self._closed = (hour, files.closed_count, offsets) if len(offsets) < _CLOSED_MAX else (-1, 0, set())
-        return log_offset in offsets or log_offset in self._schedule.in_flight
+        self._closed = (hour, files.closed_count, offsets)
+        return log_offset in offsets
 
 
 def _matching(files: HourFiles, entry: Entry, handle: RecallHandle) -> tuple[Entry, Record] | None:

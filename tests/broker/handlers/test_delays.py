@@ -11,6 +11,7 @@ import pytest
 
 from ternmq.broker.handlers.delays import DelayHandlers
 from ternmq.broker.services.intake import Intake
+from ternmq.delay import recalls
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.hour_files import Entry, HourFiles
 from ternmq.delay.overview import Overview
@@ -144,3 +145,22 @@ async def test_a_search_by_key_gives_way_to_other_work(world: World) -> None:
         await world.recalls.draft("orders", unknown, born_host=HOST)
     other.cancel()
     assert turns >= 4
+
+
+async def test_an_hour_with_many_closed_messages_is_not_kept_in_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2: what was recalled is still known, and what waits, too."""
+    monkeypatch.setattr(recalls, "_CLOSED_MAX", 2)
+    handles = [world.send(f"K{number}") for number in range(6)]
+    order = [3, 0, 5, 1]
+    for number in order:
+        taken_back, _ = await world.recalls.draft("orders", handles[number], born_host=HOST)
+        world.store.put(taken_back)
+    for number, handle in enumerate(handles):
+        if number in order:
+            with pytest.raises(IllegalOperation, match="was recalled before"):
+                await world.recalls.draft("orders", handle, born_host=HOST)
+        else:
+            assert (await world.recalls.draft("orders", handle, born_host=HOST))[1] == f"K{number}"
+    assert not world.recalls._closed[2]
