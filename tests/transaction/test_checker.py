@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ternmq import names
-from ternmq.errors import NetworkError, SystemFailure
+from ternmq.errors import NetworkError, StoreError, SystemFailure
 from ternmq.message import Outcome, Property
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -299,6 +300,86 @@ def test_a_half_is_moved_before_its_log_is_deleted() -> None:
         world.send(b"paid")
         await asyncio.sleep(2.5 * HOUR_S)
         assert (1, 3) == (world.open, len(world.records(names.HALF_TOPIC)))
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_half_with_an_immunity_longer_than_the_log_is_kept_is_moved() -> None:
+    """J2, C9: its producer is connected and is not asked before; the half would be deleted with its segment."""
+
+    async def program() -> None:
+        world = World(retention_h=2)
+        member = Asked()
+        world.producers = [member]
+        world.start()
+        await world.folded()
+        world.send(b"paid", CHECK_IMMUNITY_TIME_IN_SECONDS=str(5 * 3600))
+        await asyncio.sleep(4.5 * HOUR_S)
+        halves = world.records(names.HALF_TOPIC)
+        assert (1, 0) == (world.open, len(member.checks))
+        assert world.clock.now_ms() - halves[-1].store_time_ms < 1.1 * HOUR_S * 1000
+        await asyncio.sleep(0.6 * HOUR_S)
+        assert member.checks
+        world.answer(member.checks[-1], Outcome.COMMIT)
+        assert [b"paid"] == world.bodies()
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_half_that_cannot_be_moved_does_not_stop_the_checks_of_others() -> None:
+    """J2: its properties have the size that a record can hold, and no producer of its group is connected."""
+
+    async def program() -> None:
+        world = World(retention_h=2, mapped_file_size_commit_log=1 << 20)
+        member = Asked()
+        world.producers = [member]
+        world.start()
+        await world.folded()
+        ended = world.send(b"ended", group="gone")
+        room = 32_767 - len(world.records(names.HALF_TOPIC)[0].properties.encode())
+        world.end(ended, Outcome.ROLLBACK)
+        world.send(b"large", group="gone", X="x" * (room - 20))
+        await asyncio.sleep(1.5 * HOUR_S)
+        world.send(b"paid")
+        await asyncio.sleep(61)
+        assert 1 <= len(member.checks)
+        assert 2 == world.open
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+@pytest.mark.parametrize("fails_from_the_start", [True, False])
+def test_a_disk_that_fails_for_a_while_does_not_end_the_checks(fails_from_the_start: bool) -> None:
+    """J2: neither the fold of the begin, nor the rounds, nor the progress."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        await world.stop()
+        member = Asked()
+        world.producers = [member]
+        world.start()
+        entries = world.store.entries
+
+        def failing(*_arguments: Any, **_options: Any) -> Any:
+            raise StoreError("the disk cannot be read")
+
+        if not fails_from_the_start:
+            await world.folded()
+        world.store.entries = failing
+        await asyncio.sleep(40)
+        world.store.entries = entries
+        await asyncio.sleep(40)
+        assert member.checks
+        world.end(paid, Outcome.COMMIT)
+        await asyncio.sleep(10)
+        assert ([b"paid"], 0) == (world.bodies(), world.open)
+        assert world.progress[0] == world.transactions.ledger.next_half
         await world.stop()
 
     in_virtual_time(program())

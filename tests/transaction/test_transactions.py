@@ -142,6 +142,28 @@ def test_a_broker_that_dies_between_message_and_op_stores_the_message_once(puts:
     in_virtual_time(program())
 
 
+def test_a_message_is_stored_once_though_the_clock_was_set_back_since() -> None:
+    """J1: it is looked for at any time, also at one that has not come yet."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        paid = world.send(b"paid")
+        world.puts_left = 1
+        with pytest.raises(Killed):
+            world.end(paid, Outcome.COMMIT)
+        await world.kill()
+        world.clock.jump(-3_600_000)
+        world.start()
+        await world.folded()
+        world.end(paid, Outcome.COMMIT)
+        assert ([b"paid"], 0) == (world.bodies(), world.open)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
 def test_messages_that_rocketmq_5_committed_without_their_ops_are_not_stored_again() -> None:
     """J1: it collects ops for 3 s, and may die before. Our checker finds the messages by their keys."""
 

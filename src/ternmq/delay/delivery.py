@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from typing import Final
 
 from ternmq import names
@@ -37,7 +38,7 @@ from ternmq.message import Property
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.wire import properties as props
-from ternmq.wire.record import Record, Sysflag, unpack_record
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, unpack_record
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 BATCH: Final = 150
 #: Entries and marks read in one turn: some 5 ms.
 SLICE: Final = 20_000
+#: Entries of a slot that are compared with one that takes back, before other work gets its turn: some 3 ms.
+_COMPARED: Final = 500
 #: No timer is longer, so that a clock that is set forward, or a machine that slept, is noticed within this time.
 _LOOK_MS: Final = 1_000
 #: Between two looks at whether the folds of the term's begin have arrived.
@@ -73,6 +76,8 @@ class Delivery:
         self._loading: dict[int, HourWheel] = {}
         #: By hour, how many closing marks of the schedule log are in its wheel.
         self._marks: dict[int, int] = {}
+        #: By hour, the work on its special entries that was begun.
+        self._settling: dict[int, Iterator[None]] = {}
         self._is_hindered = False
         self._is_stopped = False
         #: Messages delivered in this term.
@@ -191,16 +196,19 @@ class Delivery:
             is_new = wheel is None
             if wheel is None:
                 wheel = self._loading.setdefault(hour, HourWheel(hour))
-            if files.entry_count == wheel.entry_count and files.closed_count == self._marks.get(hour, 0) and not is_new:
+            if not is_new and not wheel.special and self._is_read(files, wheel):
                 continue
             if budget > 0:
                 budget -= self._read(files, wheel, budget, is_new=is_new)
-            if wheel.entry_count < files.entry_count or self._marks.get(hour, 0) < files.closed_count:
+            if wheel.special or not self._is_read(files, wheel):
                 is_complete = False
                 may_deliver = may_deliver and is_new
             elif is_new:
                 self._wheel.hours[hour] = self._loading.pop(hour)
         return is_complete if may_deliver else None
+
+    def _is_read(self, files: HourFiles, wheel: HourWheel) -> bool:
+        return files.entry_count == wheel.entry_count and files.closed_count == self._marks.get(files.hour, 0)
 
     def _read(self, files: HourFiles, wheel: HourWheel, budget: int, *, is_new: bool) -> int:
         """Read entries of an hour, then its marks; how many."""
@@ -219,10 +227,9 @@ class Delivery:
             wheel.close(files.closed(marked, some))
             self._marks[files.hour] = marked + some
         if wheel.special and marked + some == files.closed_count:
-            while wheel.special:
-                self._settle(files, wheel, wheel.special[0])
-                # Not before: a full disk makes it try again.
-                del wheel.special[0]
+            self._settle_some(files, wheel)
+            # The rest is for the next turn.
+            return budget
         return read + some
 
     # --- Delivering -------------------------------------------------------------------------------------------------
@@ -272,12 +279,18 @@ class Delivery:
 
     def _delivery(self, record: Record, entry: Entry, topic: str, queue_id: int) -> Draft:
         """The record under its own topic. Its properties stay, and say that their wish has been fulfilled."""
+        properties = (
+            f"{props.closed(record.properties)}{Property.TIMER_ENQUEUE_MS}\x01{record.store_time_ms}\x02"
+            f"{Property.TIMER_DEQUEUE_MS}\x01{self._clock.now_ms()}\x02"
+        )
+        if len(properties) > PROPERTIES_BYTES_MAX // 3 and len(properties.encode()) > PROPERTIES_BYTES_MAX:
+            # No room for times that only tools read: the message was accepted, so it must be delivered.
+            properties = record.properties
         draft = Draft(
             topic,
             queue_id,
             record.body,
-            f"{props.closed(record.properties)}{Property.TIMER_ENQUEUE_MS}\x01{record.store_time_ms}\x02"
-            f"{Property.TIMER_DEQUEUE_MS}\x01{self._clock.now_ms()}\x02",
+            properties,
             record.born_time_ms,
             record.born_host,
             record.flag,
@@ -316,7 +329,23 @@ class Delivery:
 
     # --- What RocketMQ leaves ---------------------------------------------------------------------------------------
 
-    def _settle(self, files: HourFiles, wheel: HourWheel, number: int) -> None:
+    def _settle_some(self, files: HourFiles, wheel: HourWheel) -> None:
+        """Go on with the special entries of an hour, for one turn."""
+        work = self._settling.pop(files.hour, None) or self._settle_all(files, wheel)
+        for _ in work:
+            self._settling[files.hour] = work
+            return
+
+    def _settle_all(self, files: HourFiles, wheel: HourWheel) -> Iterator[None]:
+        """Settle the special entries one by one; gives way to other work now and then."""
+        while wheel.special:
+            yield from self._settle(files, wheel, wheel.special[0])
+            # Not before: a full disk makes it try again.
+            del wheel.special[0]
+            if wheel.special:
+                yield
+
+    def _settle(self, files: HourFiles, wheel: HourWheel, number: int) -> Iterator[None]:
         """Close what an entry of another kind takes back or replaces."""
         entry = files.entry(number)
         if entry is None or wheel.is_closed(number):
@@ -328,18 +357,29 @@ class Delivery:
             key = (_delete_key if takes_back else _unique_key)(record.properties) or ""
             # RocketMQ 5.3.2 puts the topic in front of the key.
             keys = (key, key.removeprefix(f"{topic}+"))
-            for other in wheel.in_slot(entry.slot_ms):
+            for count, other in enumerate(wheel.in_slot(entry.slot_ms), 1):
                 if other != number and (takes_back or other < number):
-                    self._settle_one(files, entry, other, topic, keys, RECALLED if takes_back else SETTLED)
+                    self._settle_one(files, wheel, entry, other, topic, keys, RECALLED if takes_back else SETTLED)
+                if count % _COMPARED == 0:
+                    yield
         if takes_back:
             self._close(entry, record, SETTLED)
+            wheel.give_up(number)
 
     def _settle_one(
-        self, files: HourFiles, by: Entry, number: int, topic: str | None, keys: tuple[str, str], why: str
+        self,
+        files: HourFiles,
+        wheel: HourWheel,
+        by: Entry,
+        number: int,
+        topic: str | None,
+        keys: tuple[str, str],
+        why: str,
     ) -> None:
         entry = files.entry(number)
         if (
             entry is None
+            or wheel.is_closed(number)
             or entry.slot_ms != by.slot_ms
             or entry.topic_hash != by.topic_hash
             or entry.kind == Kind.TAKES_BACK
@@ -348,6 +388,8 @@ class Delivery:
         record = self._record(files, entry)
         if record is not None and _real_topic(record.properties) == topic and _unique_key(record.properties) in keys:
             self._close(entry, record, why)
+            # At once: the mark is read in a later turn, and another entry may name the same message.
+            wheel.give_up(number)
 
     # --- Cleaning up ------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ in slices; a topic is told there by its hash, so two topics with one hash share 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final
 
 from ternmq.delay.due import HOUR_MS
@@ -74,7 +75,8 @@ class Overview:
                 await asyncio.sleep(0)
         return found
 
-    def _matching(self, files: HourFiles, first: int, topic: str, begin_ms: int, closed: set[int]) -> list[bytes]:
+    def _matching(self, files: HourFiles, first: int, topic: str, begin_ms: int, closed: set[int]) -> Iterator[bytes]:
+        """Read one by one: all of a slice may be more than the memory has."""
         topic_hash = java_hash(topic)
         records = (
             files.record(entry)
@@ -84,7 +86,7 @@ class Overview:
             and entry.due_ms >= begin_ms
             and entry.log_offset not in closed
         )
-        return [record for record in records if _is_of(record, topic)]
+        return (record for record in records if _is_of(record, topic))
 
 
 def _is_of(record: bytes, topic: str) -> bool:

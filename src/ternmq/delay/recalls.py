@@ -11,6 +11,8 @@ one that was not is looked for in its hour, in slices.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from ternmq import names
@@ -20,7 +22,7 @@ from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle
 from ternmq.message import Property
-from ternmq.store.log.draft import Draft
+from ternmq.store.log.draft import FIRST, Draft
 from ternmq.wire import properties as props
 from ternmq.wire.ids import java_hash
 from ternmq.wire.recall import RecallHandle, parse_handle
@@ -31,8 +33,13 @@ RECALLED: Final = "_RECALL_TAG_"
 SETTLED: Final = "_SETTLED_TAG_"
 #: Entries looked at in one turn of the loop.
 _SLICE: Final = 5_000
-#: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads them again.
+#: Bytes of records read in one turn, and what each record costs besides its own.
+_SLICE_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 4_096
+#: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads what it needs.
 _CLOSED_MAX: Final = 200_000
+#: Of a key that a closing record repeats. Clients make keys of 32.
+_KEY_LENGTH_MAX: Final = 1_000
 _NO_HOST: Final = bytes(HOST_V4_BYTES)
 _real_topic = props.getter(Property.REAL_TOPIC)
 _unique_key = props.getter(Property.UNIQUE_KEY)
@@ -42,6 +49,9 @@ def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int,
     """The record that closes ``entry`` without delivering it; ``record`` is what waits, as far as it can be read."""
     properties = record.properties if record is not None else ""
     key = _unique_key(properties) or str(entry.log_offset)
+    if len(key) > _KEY_LENGTH_MAX:
+        # It stands here twice, and this record must be one that can be stored. What counts is ``closes``.
+        key = str(entry.log_offset)
     draft = Draft(
         names.WHEEL_TOPIC,
         0,
@@ -101,11 +111,22 @@ class Recalls:
             entry, record, RECALLED, now_ms=self._clock.now_ms(), born_host=born_host
         ), handle.unique_key
 
+    @contextmanager
+    def taking_back(self, draft: Draft) -> Iterator[None]:
+        """While ``draft`` is stored, and until the schedule log has folded it: what it closes is not delivered."""
+        in_flight, closed = self._schedule.in_flight, draft.closes if draft.closes != FIRST else 0
+        in_flight.add(closed)
+        try:
+            yield
+        except BaseException:
+            in_flight.discard(closed)
+            raise
+
     async def _find(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
         if handle.log_offset is not None:
             entry = files.find(handle.log_offset)
             return _matching(files, entry, handle) if entry is not None else None
-        topic_hash = java_hash(handle.topic)
+        topic_hash, read_bytes = java_hash(handle.topic), 0
         for first in range(0, files.entry_count, _SLICE):
             for entry in files.entries(first, _SLICE):
                 if entry is not None and entry.slot_ms == handle.slot_ms and entry.topic_hash == topic_hash:
@@ -113,16 +134,26 @@ class Recalls:
                     # One that RocketMQ has written again stands here more than once.
                     if found is not None and not self._is_closed(files, entry.log_offset):
                         return found
+                    read_bytes += entry.size + _READ_BYTES
+                    if read_bytes >= _SLICE_BYTES:
+                        read_bytes = 0
+                        await asyncio.sleep(0)
             await asyncio.sleep(0)
         return None
 
     def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
+        if log_offset in self._schedule.in_flight:
+            return True
+        if files.closed_count > _CLOSED_MAX:
+            # What has closed it stands behind it in the log, so only those marks are read.
+            self._closed = (-1, 0, set())
+            return log_offset in files.closed_from(log_offset)
         hour, marks, offsets = self._closed
         if hour != files.hour or marks > files.closed_count:
             hour, marks, offsets = files.hour, 0, set()
         offsets.update(files.closed(marks, files.closed_count - marks))
-        self._closed = (hour, files.closed_count, offsets) if len(offsets) < _CLOSED_MAX else (-1, 0, set())
-        return log_offset in offsets or log_offset in self._schedule.in_flight
+        self._closed = (hour, files.closed_count, offsets)
+        return log_offset in offsets
 
 
 def _matching(files: HourFiles, entry: Entry, handle: RecallHandle) -> tuple[Entry, Record] | None:

@@ -33,6 +33,8 @@ MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
 
 _OUT: Final = f"{Property.TIMER_OUT_MS}\x01"
 _PLACE: Final = (f"{Property.REAL_TOPIC}\x01", f"{Property.REAL_QUEUE_ID}\x01")
+#: What RocketMQ notes when it writes a record again: that the earlier ones of its key are done with.
+_ROLLED: Final = f"{Property.TIMER_ROLL_TIMES}\x01"
 
 
 class Timer:
@@ -76,9 +78,11 @@ class Timer:
         self._check(draft, name, due_ms - now_ms)
         if due_ms <= now_ms:
             return
-        if _PLACE[0] in properties or _PLACE[1] in properties:
+        if _PLACE[0] in properties or _PLACE[1] in properties or _ROLLED in properties:
             # Of another delivery: a message that is sent on brings along what it had.
-            properties = props.remove(properties, Property.REAL_TOPIC, Property.REAL_QUEUE_ID)
+            properties = props.remove(
+                properties, Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.TIMER_ROLL_TIMES
+            )
         if properties[-1] != props.PAIR_END:
             properties += props.PAIR_END
         slot_ms = slot_of(due_ms)

@@ -2,7 +2,7 @@
 
 Every ``interval_ms`` all open halves are looked at, in slices. What happens to one:
 
-    younger than its immunity                              nothing
+    younger than its immunity                              nothing; moved before its segment is deleted
     its message is stored (see ``transactions``)           it is closed
     checked ``checks_max`` times                           discarded
     a producer of its group is connected                   copied to the end of its queue with one check more, and asked
@@ -104,12 +104,23 @@ class Checker:
 
     async def run(self) -> None:
         """Fold the queues, then check until cancelled."""
-        await self.transactions.fold()
+        await self._fold()
         async with Tasks() as tasks:
             tasks.create_task(self._tend_forever())
             while True:
                 await asyncio.sleep(self._rules.interval_ms / 1000)
                 await self.check_all()
+
+    async def _fold(self) -> None:
+        """Fold the queues; while the disk does not let it, try again."""
+        while True:
+            try:
+                await self.transactions.fold()
+            except (StoreError, NotRunning) as error:
+                log.warning("cannot read the open transactions now: %s; retrying", error)
+            else:
+                return
+            await asyncio.sleep(_TEND_S)
 
     def stop(self, reason: TernError) -> None:
         self.transactions.stop(reason)
@@ -122,7 +133,11 @@ class Checker:
     async def check_all(self) -> None:
         """Look at all halves that are open now."""
         transactions = self.transactions
-        await transactions.caught_up()
+        try:
+            await transactions.caught_up()
+        except (StoreError, NotRunning) as error:
+            log.warning("cannot read the open transactions now: %s; retrying", error)
+            return
         open_halves = transactions.ledger.open
         self._waiting = {at: waiting for at, waiting in self._waiting.items() if at in open_halves}
         self._uncopied = {at: checks for at, checks in self._uncopied.items() if at in open_halves}
@@ -132,6 +147,9 @@ class Checker:
                 await asyncio.sleep(0)
             try:
                 sent += await self._check(queue_offset)
+            except RecordRefused as error:
+                # This one cannot be written again; the others can.
+                log.debug("the half at queue offset %d cannot be moved: %s", queue_offset, error)
             except (StoreError, NotRunning) as error:
                 log.warning("cannot check open transactions now: %s; retrying", error)
                 return
@@ -154,7 +172,12 @@ class Checker:
         due_ms = self._due_ms(half)
         # A clock that was set back must not make it wait for longer than it would have.
         if due_ms > now_ms >= half.store_time_ms:
-            self._waiting[queue_offset] = _Waiting(intern(half.group), due_ms, half.since_ms)
+            move_ms = half.store_time_ms + self._move_after_ms
+            if move_ms <= now_ms:
+                # Its producer asks for a longer immunity than its segment lives.
+                self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
+            else:
+                self._waiting[queue_offset] = _Waiting(intern(half.group), min(due_ms, move_ms), half.since_ms)
             return 0
         if self.transactions.is_committed(half):
             self.transactions.close(queue_offset)

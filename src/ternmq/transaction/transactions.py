@@ -31,12 +31,13 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq import names
 from ternmq.env import Clock
-from ternmq.errors import CorruptRecord, NotRunning, StoreError, SystemBusy, SystemFailure, TernError
+from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, SystemBusy, SystemFailure, TernError
 from ternmq.message import Outcome, Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.query import Entry
@@ -56,6 +57,8 @@ SLICE: Final = 200
 _WAITING_MAX: Final = 10_000
 #: A message has one record, and its retries others under other topics; of the same key there may be more.
 _SAME_KEY_MAX: Final = 32
+#: The end of all time: the clock may have been set back since a message was stored.
+_FAR_MS: Final = 1 << 62
 #: A reader who starts anew should not have to read more entries than this, or four for each open half.
 LAG_MAX: Final = 100_000
 _LAG_PER_OPEN: Final = 4
@@ -136,7 +139,8 @@ class Transactions:
     # --- The fold when the term begins ------------------------------------------------------------------------------
 
     async def fold(self) -> None:
-        """Read both queues from where they are not done with, in slices. To be called first."""
+        """Read both queues from where they are not done with, in slices. To be called first; raises ``StoreError``, and
+        a further call goes on from there."""
         await self.caught_up()
         while entries := self.store.entries(names.OP_HALF_TOPIC, QUEUE_ID, self.ledger.next_op, SLICE):
             for entry, cold in [(entry, self.store.cold.record(entry.log_offset)) for entry in entries]:
@@ -358,9 +362,7 @@ class Transactions:
             yield unpack_record(self._last, check_crc=False)
         # A message with a delay waits under another topic.
         for topic in (half.topic, names.SCHEDULE_TOPIC, names.WHEEL_TOPIC):
-            found = self.store.query(
-                topic, half.unique_key, count_max=_SAME_KEY_MAX, begin_ms=0, end_ms=self._clock.now_ms() + 1
-            )
+            found = self.store.query(topic, half.unique_key, count_max=_SAME_KEY_MAX, begin_ms=0, end_ms=_FAR_MS)
             yield from itertools.chain.from_iterable(map(unpack_records, found.buffers))
 
     # --- What the checker does with halves --------------------------------------------------------------------------
@@ -470,8 +472,8 @@ class Transactions:
 
     def tend(self) -> None:
         """To be called every second: read what is new, write what could not be written, note the progress."""
-        self._catch_up_all()
         try:
+            self._catch_up_all()
             while self._unclosed:
                 queue_offset = min(self._unclosed)
                 self._write_op(queue_offset)
@@ -490,7 +492,9 @@ class Transactions:
             found = self._examine(queue_offset, self.store.record_at(ledger.open[queue_offset]))
             if found is not None:
                 record, half = found
-                self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
+                # One whose copy does not fit stays; the others are moved.
+                with suppress(RecordRefused):
+                    self.copy(record, half, checks=half.checks, since_ms=half.since_ms)
 
     def _note_progress(self) -> None:
         if self._to_note is not None and self.store.safe.value >= self._to_note[2]:

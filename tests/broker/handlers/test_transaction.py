@@ -14,7 +14,7 @@ from ternmq import names
 from ternmq.broker.broker import Broker
 from ternmq.message import Outcome
 from ternmq.net.dial import connect
-from ternmq.net.gate import ANY_CALLER
+from ternmq.net.gate import ANY_CALLER, Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.tasks import Tasks
@@ -23,7 +23,7 @@ from ternmq.wire.bodies.clients import Heartbeat, ProducerData
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.header import Request, Response
+from ternmq.wire.header import Fields, Request, Response
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import Sysflag, unpack_record
 from ternmq.wire.requests import (
@@ -36,7 +36,7 @@ from ternmq.wire.requests import (
     ViewMessage,
 )
 from ternmq.wire.requests_admin import ListTransactions, ResumeCheck
-from tests.broker.calls import Caller, pull, serving, settings, small_store, v2
+from tests.broker.calls import Caller, dialled, pull, serving, settings, small_store, v2
 from tests.broker.popping import pop
 
 HALF = {"TRAN_MSG": "true", "PGROUP": "shop"}
@@ -319,3 +319,92 @@ async def test_a_broker_asks_a_producer_of_the_group_and_goes_on_asking_after_a_
 async def _bodies(path: Path) -> list[bytes]:
     async with serving(path) as broker:
         return await broker.bodies("orders")
+
+
+async def test_a_transaction_is_ended_only_with_permission_for_the_topic_of_its_message(tmp_path: Path) -> None:
+    """J1, N1: an account that may send to one topic must not decide what is sent to another, whichever it names."""
+
+    class Payments:
+        def allows(self, need: Need) -> bool:
+            return need == Need(Action.PUB, Resource(ResourceKind.TOPIC, "payments"))
+
+    account: list[Payments | None] = [None]
+
+    def admit(caller: CallingPeer, _request: Request[Any], _fields: Fields, _rule: Rule) -> None:
+        caller.access = account[0]
+
+    async with (
+        Broker(settings(), small_store(tmp_path), gate=Gate([admit])) as running,
+        dialled(running.address) as broker,
+    ):
+        sent = await half(broker)
+        account[0] = Payments()
+        refused = [
+            await end(broker, sent, outcome, topic=topic)
+            for outcome in (Outcome.COMMIT, Outcome.ROLLBACK)
+            for topic in ("payments", None)
+        ]
+        account[0] = None
+        assert ResponseCode.SUCCESS == (await end(broker, sent, Outcome.COMMIT)).code
+        assert [b"paid"] == await broker.bodies("orders")
+
+    assert {ResponseCode.NO_PERMISSION} == {response.code for response in refused}
+
+
+@pytest.mark.parametrize("sysflag", [Sysflag.PREPARED, Sysflag.COMMIT, Sysflag.ROLLBACK])
+async def test_bits_of_a_transaction_without_its_property_do_not_count(broker: Caller, sysflag: int) -> None:
+    """J1: a message that was acknowledged is in its queue, and is mistaken for the end of no transaction."""
+    await broker.sent("orders", b"long way", sysflag=sysflag)
+    await broker.sent("orders", b"short way", sysflag=sysflag, properties={"UNIQ_KEY": "K"})
+    batch = await broker.send_batch("orders", [(b"in a batch", {"UNIQ_KEY": "B"})], sysflag=sysflag)
+    records = await broker.records("orders")
+
+    assert ResponseCode.SUCCESS == batch.code
+    assert [b"long way", b"short way", b"in a batch"] == [bytes(record.body) for record in records]
+    assert {0} == {record.sysflag & Sysflag.TRANSACTION_MASK for record in records}
+
+
+@pytest.mark.parametrize("text", ["true", "TRUE", "True"])
+async def test_batches_and_replies_are_no_part_of_a_transaction(broker: Caller, text: str) -> None:
+    """J1: in any spelling that a send would take."""
+    wanted = {"TRAN_MSG": text, "UNIQ_KEY": "K"}
+    responses = [
+        await broker.send_batch("orders", [(b"x", wanted)], sysflag=Sysflag.PREPARED),
+        await broker.call(
+            RequestCode.SEND_REPLY_MESSAGE_V2,
+            v2("DefaultCluster_REPLY_TOPIC", queue_id=0, properties=wanted, sysflag=Sysflag.PREPARED),
+            b"x",
+        ),
+    ]
+    assert {ResponseCode.MESSAGE_ILLEGAL} == {response.code for response in responses}
+
+
+async def test_a_producer_group_of_a_half_has_the_length_of_a_group(broker: Caller) -> None:
+    """J2: it is kept in memory as long as the transaction is open."""
+    responses = [
+        await broker.send("orders", b"x", properties={**HALF, "PGROUP": "g" * 249}, sysflag=Sysflag.PREPARED),
+        await broker.send("orders", b"x", properties={"TRAN_MSG": "true"}, producer_group="g" * 249, sysflag=4),
+    ]
+    assert {ResponseCode.MESSAGE_ILLEGAL} == {response.code for response in responses}
+    assert "has 249 characters; use at most 248" in (responses[0].remark or "")
+
+
+async def test_a_list_of_transactions_with_long_keys_comes_in_parts(broker: Caller) -> None:
+    """J2: an answer is bounded in bytes, and says where to go on."""
+    for number in range(80):
+        await half(broker, key=f"{number:02}" + "k" * 16_000)
+    keys: list[str] = []
+    sizes: list[int] = []
+    queue_offset = 0
+    while queue_offset >= 0:
+        response = await broker.call(
+            RequestCode.LIST_TRANSACTIONS, ListTransactions(queue_offset=queue_offset, count_max=2**31 - 1)
+        )
+        listed = decode(response.body, OpenTransactions)
+        queue_offset = listed.next_offset
+        keys += [one.transaction_id[:2] for one in listed.transactions]
+        sizes.append(len(response.body))
+
+    assert [f"{number:02}" for number in range(80)] == keys
+    assert len(sizes) == 2
+    assert max(sizes) < 1_100_000

@@ -20,9 +20,9 @@ from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import MessageIdReply, RecallMessage
 from ternmq.wire.requests_admin import DelayedStats, PeekDelayed
 
-#: What a sender is told of a record that is stored, but late on a disk.
-_STORED: Final = frozenset(
-    {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE}
+#: What a caller is told when disk or slaves are late.
+_LATE: Final = (
+    "the message is recalled, but disk or slaves do not have that yet: if this machine fails, it may be delivered"
 )
 
 
@@ -46,22 +46,25 @@ class DelayHandlers:
         }
 
     async def recall(self, peer: Peer, request: Request[RecallMessage]) -> Reply | None:
-        """Take a message back that waits; the answer follows when disk and slaves have it, if a send would wait for
-        them. If they are late it is answered, too: it is stored. Raises ``IllegalOperation`` if it does not wait."""
+        """Take a message back that waits; answered when disk and slaves have it, if a send would wait for them.
+
+        Raises ``IllegalOperation`` if it does not wait.
+        """
         if not self._may_recall:
             raise NoPermission("recall failed, operation is forbidden: set recallMessageEnable=true on the broker")
         header = request.fields
         draft, unique_key = await self._recalls.draft(header.topic, header.recall_handle, born_host=peer.host)
         # Nothing was awaited since the message was found waiting.
-        placed = self._intake.store(draft)
-        reply = MessageIdReply(message_id=unique_key)
+        with self._recalls.taking_back(draft):
+            end_offset = self._intake.store(draft).end_offset
+        answer = MessageIdReply(message_id=unique_key)
         if not self._intake.safety.is_awaited:
-            return Reply(header=reply)
+            return Reply(header=answer)
 
-        def answer(code: int) -> None:
-            peer.reply(request, Reply(ResponseCode.SUCCESS if code in _STORED else code, header=reply))
+        def reply(code: int) -> None:
+            peer.reply(request, Reply(code, header=answer, remark=None if code == ResponseCode.SUCCESS else _LATE))
 
-        self._intake.when_safe(placed.end_offset, answer)
+        self._intake.when_safe(end_offset, reply)
         return None
 
     def metrics(self, _peer: Peer, _request: Request[object]) -> Reply:

@@ -74,6 +74,8 @@ _NOT_PLAIN: Final = tuple(
         f"{_UNIQUE_KEY}\x02",
     )
 )
+#: A sender's own bits of a transaction do not count: a message with them would be stored, and in no queue.
+_PLAIN: Final = ~Sysflag.TRANSACTION_MASK
 _SINGLE_TAG: Final = "SINGLE_TAG"
 
 #: Log offset, end offset, queue id, queue offset, unique key, whether the sender must wait for ``when_safe``, and the
@@ -165,7 +167,7 @@ class Sending:
         topic = command.topic
         queue_id = command.queue_id
         properties = command.properties
-        sysflag = command.sysflag
+        sysflag = command.sysflag & _PLAIN
         if (
             0 <= queue_id < self._plain_queues.get(topic, 0)
             and properties
@@ -239,7 +241,7 @@ class Sending:
             parcels,
             born_time_ms=command.born_time_ms,
             born_host=origin.host,
-            sysflag=command.sysflag,
+            sysflag=command.sysflag & _PLAIN,
             more_properties=self._own_properties_data,
         )
         self._count(topic, len(parcels), len(data))
@@ -286,7 +288,7 @@ class Sending:
                 command.born_time_ms,
                 origin.host,
                 command.flag,
-                command.sysflag,
+                command.sysflag & _PLAIN,
                 command.reconsume_times or 0,
             )
         )
@@ -354,7 +356,7 @@ class Sending:
         self, command: SendFields, config: TopicConfig, queue_id: int, properties: str, version: int
     ) -> tuple[str, int, int, str]:
         """Topic, queue id, sysflag and properties of the record."""
-        topic, sysflag = command.topic, command.sysflag
+        topic, sysflag = command.topic, command.sysflag & _PLAIN
         if topic.startswith(names.RETRY_PREFIX):
             dead_letter = self._retries.target(command, version=version)
             if dead_letter is not None:
@@ -368,5 +370,5 @@ class Sending:
 
 def _refuse_transaction(properties: str, what: str) -> None:
     """Raise ``MessageIllegal`` for a message that cannot be part of a transaction."""
-    if _TRANSACTION in properties and props.find(properties, Property.TRANSACTION) == "true":
+    if _TRANSACTION in properties and (props.find(properties, Property.TRANSACTION) or "").lower() == "true":
         raise MessageIllegal(f"{what} cannot be part of a transaction; send the message alone")

@@ -7,6 +7,7 @@ no transaction can be ended then.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -32,6 +33,8 @@ from ternmq.wire.record import Sysflag
 
 #: Halves that are shown by one answer: each must be read.
 LISTED_MAX: Final = 1_000
+#: Characters of their names in one answer: a client may make keys of 16 kB.
+LISTED_BYTES_MAX: Final = 1 << 20
 _HOUR_MS: Final = 3_600_000
 
 
@@ -127,7 +130,14 @@ class TransactionService:
                 f"a transactional message cannot have a delivery time ({timer}): send it without one, or without a "
                 "transaction"
             )
-        if props.find(properties, Property.PRODUCER_GROUP) is None:
+        named = props.find(properties, Property.PRODUCER_GROUP)
+        if len(named or group) > names.SERVED_GROUP_LENGTH_MAX:
+            # It is kept in memory for each open transaction.
+            raise MessageIllegal(
+                f"the producer group of a transactional message has {len(named or group)} characters; use at most "
+                f"{names.SERVED_GROUP_LENGTH_MAX}"
+            )
+        if named is None:
             properties = props.with_(props.closed(properties), Property.PRODUCER_GROUP, group)
         return properties, sysflag & ~Sysflag.TRANSACTION_MASK | Sysflag.PREPARED
 
@@ -165,15 +175,20 @@ class TransactionService:
         await transactions.folded()
         await transactions.caught_up()
         open_halves = transactions.ledger.open
-        wanted = sorted(at for at in open_halves if at >= queue_offset)
-        count_max = max(1, min(count_max, LISTED_MAX))
+        count_max, bytes_left = max(1, min(count_max, LISTED_MAX)), LISTED_BYTES_MAX
+        wanted = heapq.nsmallest(count_max + 1, (at for at in open_halves if at >= queue_offset))
         found: list[Half] = []
-        for at in wanted[:count_max]:
+        for number, at in enumerate(wanted[:count_max], 1):
             one = transactions.find(at)
             if one is not None and not isinstance(one, tuple):
                 one = await one
             if one is not None:
-                found.append(one[1])
+                half = one[1]
+                found.append(half)
+                bytes_left -= len(half.unique_key) + len(half.group) + len(half.topic)
+            if bytes_left < 0:
+                count_max = number
+                break
         next_offset = wanted[count_max] if len(wanted) > count_max else -1
         return Listed(found, next_offset, len(open_halves))
 

@@ -5,8 +5,8 @@ checker looks into the database in which all of them work. One thing this proces
 is still running here has not ended. For that one the checker is not asked, the answer is UNKNOWN.
 
 Each client instance has one ``CheckDesk``; brokers ask a client, and the half names the group. A check costs a task,
-and a plain function a thread of a small pool. ``PENDING_MAX`` checks may wait; one more is dropped, and the broker asks
-again.
+and a plain function a thread of a small pool. ``PENDING_MAX`` checks may wait, with messages of
+``PENDING_BYTES_MAX``; one more is dropped, and the broker asks again.
 
 A checker that raises, returns something else, or takes longer than ``check_timeout_ms`` has said UNKNOWN.
 """
@@ -42,8 +42,9 @@ log = logging.getLogger(__name__)
 #: a thread.
 Checker: TypeAlias = Callable[[ReceivedMessage], Outcome | Awaitable[Outcome]]
 
-#: Checks of one producer that may wait or run.
+#: Checks of one producer that may wait or run, and the bytes of their messages.
 PENDING_MAX: Final = 1_000
+PENDING_BYTES_MAX: Final = 64 << 20
 #: Checkers that run at once.
 RUNNING_MAX: Final = 4
 
@@ -81,8 +82,9 @@ class CheckDesk:
         # Any of them may answer; one in whose process the transaction still runs says so.
         transaction_id = header.transaction_id or header.message_id or ""
         checks = next((one for one in members if transaction_id in one.running), members[-1])
+        # A copy: the check may wait longer than the bytes that were read.
         body = bytes(request.body)
-        checks.check(partial(self._message, body, broker_name), transaction_id, answer)
+        checks.check(partial(self._message, body, broker_name), transaction_id, answer, size_bytes=len(body))
 
     async def _message(self, body: bytes, broker_name: str) -> ReceivedMessage:
         message = StoredMessage.of(unpack_record(body), broker_name)
@@ -120,7 +122,7 @@ class Checks:
             getattr(checker, "__call__", None)  # noqa: B004 - the method, not whether there is one
         )
         self._pool: ThreadPoolExecutor | None = None
-        self._pending = 0
+        self._pending = self._pending_bytes = 0
         self._slots = asyncio.Semaphore(RUNNING_MAX)
         #: Ids of transactions whose block is running.
         self.running: set[str] = set()
@@ -136,11 +138,13 @@ class Checks:
         read: Callable[[], Awaitable[ReceivedMessage]],
         transaction_id: str,
         answer: Callable[[Outcome], None],
+        *,
+        size_bytes: int = 0,
     ) -> None:
-        """Have the checker decide, and answer."""
+        """Have the checker decide, and answer; ``size_bytes`` is what ``read`` keeps in memory."""
         if transaction_id in self.running:
             answer(Outcome.UNKNOWN)
-        elif self._pending >= PENDING_MAX:
+        elif self._pending >= PENDING_MAX or (self._pending and self._pending_bytes + size_bytes > PENDING_BYTES_MAX):
             log.warning(
                 "the checker of group %s is too slow: a check of transaction %s is dropped; the broker will ask again",
                 self._group,
@@ -148,9 +152,12 @@ class Checks:
             )
         else:
             self._pending += 1
-            self._tasks.create_task(self._check(read, answer))
+            self._pending_bytes += size_bytes
+            self._tasks.create_task(self._check(read, answer, size_bytes))
 
-    async def _check(self, read: Callable[[], Awaitable[ReceivedMessage]], answer: Callable[[Outcome], None]) -> None:
+    async def _check(
+        self, read: Callable[[], Awaitable[ReceivedMessage]], answer: Callable[[Outcome], None], size_bytes: int
+    ) -> None:
         try:
             async with self._slots:
                 message = await read()
@@ -160,6 +167,7 @@ class Checks:
                     outcome = Outcome.UNKNOWN
         finally:
             self._pending -= 1
+            self._pending_bytes -= size_bytes
         answer(outcome)
 
     async def _outcome(self, message: ReceivedMessage) -> Outcome:
