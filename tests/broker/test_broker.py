@@ -198,8 +198,9 @@ async def test_a_vip_port_in_use_is_a_warning_no_failure(tmp_path: Path, caplog:
         async with serving(tmp_path, listen_port=port) as caller:
             await caller.sent("orders", b"x")
 
-    [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "VIP" in warning.message
+    # Another program may have the port for slaves, next to ours, which is a warning, too.
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert 1 == sum("VIP" in warning for warning in warnings)
 
 
 # --- Bad input ------------------------------------------------------------------------------------------------

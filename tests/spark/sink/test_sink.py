@@ -158,7 +158,6 @@ def test_no_rows_are_no_messages(topics: Topics) -> None:
         (["body", "if(id = 77, 'x||y', 'x') AS tags"], {}, "(body='00077', tags='x||y') cannot be sent: its tag"),
         (["body AS value"], {}, "unknown column 'value'; the columns are body"),
         (["id AS body"], {}, "the column body is of type bigint; cast it to binary or string"),
-        (["body", "now() AS deliver_time"], {}, "cannot deliver at a given time"),
         (["body"], {"topic": "nowhere"}, "there is no topic 'nowhere' that can be written to"),
         (["body"], {"delivry": "x"}, "the format ternmq has no option 'delivry'; did you mean 'delivery'?"),
         (["body"], {"nameServers": "127.0.0.1:1", "retryTimeoutMs": "300"}, "no name server answers at 127.0.0.1:1"),

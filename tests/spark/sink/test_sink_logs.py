@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.outgoing import Outgoing
 from ternmq.client.send.sender import Sender
 from ternmq.embedded import EmbeddedCluster
-from ternmq.errors import ConfigError, MessagesLost, NetworkError, RouteMissing
+from ternmq.errors import MessagesLost, NetworkError, RouteMissing
 from ternmq.message import MessageQueue, SendReceipt, SendStatus
 from ternmq.names import SCHEDULE_TOPIC, SPARK_GROUP
 from ternmq.spark.runtime.cluster import Bounds, ClusterClient, cluster_at
@@ -304,11 +305,26 @@ def test_queues_are_logs(brokers: EmbeddedCluster, sink: Sink) -> None:
     sink.cluster.run(use())
 
 
-def test_rows_with_a_time_are_refused_where_brokers_know_none(brokers: EmbeddedCluster, sink: Sink) -> None:
-    """U2: never silently at once."""
+def test_rows_may_have_a_time_where_brokers_know_delivery_times(brokers: EmbeddedCluster, sink: Sink) -> None:
+    """U2, I2: ours do; others are in ``test_sink_rocketmq``. Each is stored once, wherever a commit breaks."""
     create(brokers, "timed")
-    with pytest.raises(ConfigError, match="broker-a, broker-b of topic 'timed' cannot deliver at a given time"):
-        sink.cluster.run(check_timed(sink.logs, "timed"))
+    sink.cluster.run(check_timed(sink.logs, "timed"))
+    due = datetime.now(UTC) + timedelta(hours=1)
+    batch = pa.record_batch(
+        {"body": numbered(40), "deliver_time": pa.array([due] * 40, pa.timestamp("us", tz="UTC"))},
+    )
+    with SyncAdmin(brokers.name_servers) as admin:
+        for number, step in enumerate(["decided", "chunk", "published"], 1):
+
+            def break_off(passed: str, step: str = step) -> None:
+                if passed == step:
+                    raise Broken
+
+            work = Work("timed", number)
+            with pytest.raises(Broken):
+                sink.commit(work, sink.ship(batch, "timed"), break_off)
+            sink.commit(work, sink.ship(batch, "timed"))
+            assert number * 40 == sum(admin.delays.stats("timed").hours.values()), step
 
 
 def test_the_ledger_is_in_the_topic_for_people_to_read(brokers: EmbeddedCluster, sink: Sink) -> None:

@@ -102,7 +102,7 @@ def spark_job(
             warnings.simplefilter("ignore", FutureWarning)
             spark = session(master=master, name=f"tern {name}", settings=_pairs(settings), log_file=log_file)
         clean_up.callback(spark.stop)
-        watch = jobs.Watch(tell if metrics_port is None else _both(tell, metrics.take))
+        watch = jobs.Watch(tell if metrics_port is None else _both(metrics.take, tell))
         # After the session, which has its own handler for Ctrl-C that cancels its jobs from within.
         clean_up.enter_context(_stopped_by_signals(watch))
         try:
