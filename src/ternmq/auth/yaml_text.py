@@ -1,7 +1,7 @@
 """YAML in and out, for ACL files: a small and safe part of it (N1).
 
 RocketMQ's ACL files are lists and maps of plain texts. So the parser's events are read, and nothing is constructed:
-each scalar is the text that stands there (``accessKey: 12345678`` is no number, as in Java), null is None. Tags,
+each scalar is the text that stands there (``accessKey: 12345678`` is a text, as in Java), null is None. Tags,
 anchors and aliases, a key twice in one map, deep nesting and large files are refused: a file of rules must have one
 meaning, and reading it must not take long.
 

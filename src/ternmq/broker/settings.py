@@ -74,7 +74,7 @@ def with_room_for(config: BrokerConfig, store_config: StoreConfig) -> BrokerConf
 def own_ip(config: BrokerConfig) -> str:
     """The numeric address under which clients reach this broker. Blocks while names are looked up.
 
-    Raises ``ConfigError`` when ``brokerIP1`` or a name server's address cannot be.
+    Raises ``ConfigError`` if ``brokerIP1`` or the address of a name server is invalid.
     """
     if config.broker_ip1:
         try:

@@ -34,7 +34,7 @@ _getters: Final = tuple((name, props.getter(name), _UNITS_MS.get(name, 0)) for n
 def asked_time(properties: str, now_ms: int) -> tuple[str, int] | None:
     """The property by which a message asks for its time, and that time in ms since 1970; None if it does not ask.
 
-    Raises ``MessageIllegal`` for a value that is no time: not a number, or negative.
+    Raises ``MessageIllegal`` for an invalid value: not a number, or negative.
     """
     for name, get, unit_ms in _getters:
         text = get(properties)
@@ -55,7 +55,7 @@ def slot_of(due_ms: int) -> int:
 
 
 def stored_slot(properties: str) -> int | None:
-    """The slot in which a record waits, or waited; None without one, or if it is no time."""
+    """The slot in which a record waits, or waited; None without one, or if it is invalid."""
     text = _out_text(properties)
     if text is None or not (text.isascii() and text.isdigit() and len(text) <= 15):
         return None

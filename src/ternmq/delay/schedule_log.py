@@ -3,7 +3,7 @@
 A message with a delivery time is first a record of the timer topic, like any other (log first). This part folds it into
 the files of the hour in which it is due (``hour_files``), and folds into them, too, what has become of it: a record
 that *closes* another (``Draft.closes``) is either its delivery, under its own topic, or its recall. Delivery and done
-mark are thus one record and one append. Whoever folds the log, at any time, on any node, knows what waits and what is
+mark are thus one record and one append. A fold of the log, at any time, on any node, tells what waits and what is
 done::
 
     timer topic   ── waits ──▶  2026122418.index, .records

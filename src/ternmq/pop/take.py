@@ -27,7 +27,7 @@ from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, pack_record, record_bytes, unpack_place, unpack_record
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_place, unpack_record
 
 #: A reply gets no more than this, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
@@ -352,36 +352,5 @@ def _under_origin(view: memoryview, topic: str, handle: Handle) -> Iterator[memo
         properties = props.with_(record.properties, Property.POP_CHECKPOINT, text).encode()
         # Without room for the handle the client makes it by itself, from the record's own topic.
         fits = len(properties) <= PROPERTIES_BYTES_MAX
-        yield _packed(record, topic.encode(), properties) if fits else view[at : at + record.size]
+        yield repacked(record, topic=topic.encode(), properties=properties) if fits else view[at : at + record.size]
         at += record.size
-
-
-def _packed(record: Record, topic: bytes, properties: bytes) -> memoryview:
-    size = record_bytes(
-        body=len(record.body),
-        topic=len(topic),
-        properties=len(properties),
-        born_host=len(record.born_host),
-        store_host=len(record.store_host),
-    )
-    page = bytearray(size)
-    pack_record(
-        page,
-        0,
-        size=size,
-        queue_id=record.queue_id,
-        flag=record.flag,
-        queue_offset=record.queue_offset,
-        log_offset=record.log_offset,
-        sysflag=record.sysflag,
-        born_time_ms=record.born_time_ms,
-        born_host=record.born_host,
-        store_time_ms=record.store_time_ms,
-        store_host=record.store_host,
-        reconsume_times=record.reconsume_times,
-        prepared_transaction_offset=record.prepared_transaction_offset,
-        body=record.body,
-        topic=topic,
-        properties=properties,
-    )
-    return memoryview(page)

@@ -28,7 +28,7 @@ The properties of a half, besides those that its producer sent:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ternmq import names
@@ -38,7 +38,7 @@ from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, pack_record, record_bytes
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, repacked
 
 #: What a transaction has in the text of its properties (``Intake``).
 MARK: Final = f"{Property.TRANSACTION}\x01"
@@ -213,34 +213,8 @@ def check_body(record: Record, half: Half) -> bytes:
     properties = props.with_(record.properties, Property.TRANSACTION_CHECK_TIMES, str(half.checks)).encode()
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = record.properties.encode()
-    size = record_bytes(
-        body=len(record.body),
-        topic=len(topic),
-        properties=len(properties),
-        born_host=len(record.born_host),
-        store_host=len(record.store_host),
-    )
-    page = bytearray(size)
-    pack_record(
-        page,
-        0,
-        size=size,
-        queue_id=half.queue_id,
-        flag=record.flag,
-        queue_offset=half.queue_offset,
-        log_offset=half.log_offset,
-        sysflag=record.sysflag,
-        born_time_ms=record.born_time_ms,
-        born_host=record.born_host,
-        store_time_ms=record.store_time_ms,
-        store_host=record.store_host,
-        reconsume_times=record.reconsume_times,
-        prepared_transaction_offset=record.prepared_transaction_offset,
-        body=record.body,
-        topic=topic,
-        properties=properties,
-    )
-    return bytes(page)
+    placed = replace(record, queue_id=half.queue_id, queue_offset=half.queue_offset, log_offset=half.log_offset)
+    return bytes(repacked(placed, topic=topic, properties=properties))
 
 
 def is_commit_of(record: Record, half: Half) -> bool:

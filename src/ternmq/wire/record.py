@@ -334,6 +334,38 @@ class Record:
     error: str = ""
 
 
+def repacked(record: Record, *, topic: bytes, properties: bytes) -> memoryview:
+    """The bytes of a record with another topic and other properties; all else is as it stands there."""
+    size = record_bytes(
+        body=len(record.body),
+        topic=len(topic),
+        properties=len(properties),
+        born_host=len(record.born_host),
+        store_host=len(record.store_host),
+    )
+    page = bytearray(size)
+    pack_record(
+        page,
+        0,
+        size=size,
+        queue_id=record.queue_id,
+        flag=record.flag,
+        queue_offset=record.queue_offset,
+        log_offset=record.log_offset,
+        sysflag=record.sysflag,
+        born_time_ms=record.born_time_ms,
+        born_host=record.born_host,
+        store_time_ms=record.store_time_ms,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+        prepared_transaction_offset=record.prepared_transaction_offset,
+        body=record.body,
+        topic=topic,
+        properties=properties,
+    )
+    return memoryview(page)
+
+
 def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
     """Size and magic at ``at``, unchecked; the page must have at least 8 bytes there."""
     size, magic = _HEAD.unpack_from(page, at)

@@ -58,7 +58,7 @@ class Catalog:
     # --- Topics -----------------------------------------------------------------------------------------------------
 
     def put_topic(self, config: TopicConfig) -> None:
-        """Create or change a topic. Raises ``InvalidParameter`` for a system topic, or for what a topic cannot be."""
+        """Create or change a topic. Raises ``InvalidParameter`` for a system topic or invalid settings."""
         if self._topics.is_protected(config.topic_name):
             raise InvalidParameter(f"{config.topic_name} is a system topic and cannot be changed")
         self._topics.put(config)

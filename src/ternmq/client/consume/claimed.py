@@ -100,7 +100,7 @@ class Claimed(StoredMessage):
         retry. A level below 0 makes it a dead letter.
 
         Except in a pop consumer, brokers know only delay levels: ``after_ms`` is rounded up to the next one. Raises
-        ``TypeError`` or ``ValueError`` for what is no number.
+        ``TypeError`` or ``ValueError`` for a value that is not a number.
         """
         # Here, where the application hears of it: what is settled is used later, by a task.
         after = After(index(delay_level), None if after_ms is None else max(0, int(after_ms)))
