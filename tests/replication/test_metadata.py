@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -58,6 +59,32 @@ async def old_master() -> AsyncIterator[tuple[OldMaster, str]]:
         yield master, address
 
 
+async def at_once(_log_offset: int) -> None:
+    """The log of the slave has come so far."""
+
+
+async def test_tables_are_taken_when_the_log_has_come_as_far_as_the_master_s() -> None:
+    """O4: progress of groups must not know more than the log."""
+    taken: list[bytes] = []
+    asked: list[int] = []
+    has_come = asyncio.Event()
+
+    async def reached(log_offset: int) -> None:
+        asked.append(log_offset)
+        await has_come.wait()
+
+    table = Table("topics", RequestCode.GET_ALL_TOPIC_CONFIG, taken.append)
+    async with old_master() as (_, address), Tasks() as tasks:
+        sync = MetadataSync([table], lambda: address, Caller(), reached, period_s=0.01)
+        tasks.create_task(sync.run())
+        await until(lambda: asked)
+        assert ([], [9999]) == (taken, asked)
+
+        has_come.set()
+        await until(lambda: sync.rounds)
+        assert b"topics" == taken[0]
+
+
 async def test_a_table_that_the_master_does_not_have_does_not_hold_up_the_others() -> None:
     """O4: a master of 4.9 knows no request modes, and has no delay offsets before its first delayed message."""
     taken: dict[str, bytes] = {}
@@ -71,7 +98,7 @@ async def test_a_table_that_the_master_does_not_have_does_not_hold_up_the_others
         )
     ]
     async with old_master() as (master, address), Tasks() as tasks:
-        sync = MetadataSync(tables, lambda: address, Caller(), period_s=0.01)
+        sync = MetadataSync(tables, lambda: address, Caller(), at_once, period_s=0.01)
         tasks.create_task(sync.run())
         await until(lambda: sync.rounds)
         assert {"topics": b"topics", "groups": b"groups"} == taken

@@ -196,7 +196,7 @@ class Replicating:
             self._env,
             ask_range=self._range_of_master,
         )
-        self.metadata = MetadataSync(tables, self._master_address, self._caller)
+        self.metadata = MetadataSync(tables, self._master_address, self._caller, self._dispatched)
         async with Tasks() as tasks:
             tasks.create_task(slave.run(), name="replication: follow the master's log")
             tasks.create_task(self.metadata.run(), name="replication: copy the master's tables")
@@ -204,6 +204,12 @@ class Replicating:
                 await asyncio.sleep(_ASK_S)
                 if slave.state is not SlaveState.FOLLOWING:
                     ask_again()
+
+    async def _dispatched(self, log_offset: int) -> None:
+        """Return when the own log is dispatched up to an offset."""
+        reached = asyncio.Event()
+        self._store.when_dispatched(log_offset, reached.set)
+        await reached.wait()
 
     def _log_address(self) -> str | None:
         return self.config.ha_master_address or self._told.ha_address

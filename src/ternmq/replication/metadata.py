@@ -3,13 +3,17 @@
 A slave asks its master over the remoting port, every ten seconds, with the requests that RocketMQ's slaves use, and
 replaces its own tables by the answers. So it can follow a master of RocketMQ, and the reverse. A request that the
 master does not know (402 is of RocketMQ 5) is left out.
+
+A table must not know more than the log: progress beyond the messages that a slave has would send consumers back to the
+start of their queues. So a slave asks for the end of the master's log after the tables, and takes them when its own
+dispatch has come so far. A slave that does not follow the log keeps the tables that it has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,14 +57,19 @@ async def log_range(address: str, caller: Caller) -> tuple[int, int] | None:
         try:
             peer = await caller.connect(address, Lanes([LaneConfig("client")]), tasks)
             try:
-                response = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=TIMEOUT_MS)
-                table = decode(bytes(response.body), KvTable).table if response.code == ResponseCode.SUCCESS else {}
-                return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
+                return await _log_range(peer)
             finally:
                 peer.close()
         except (TernError, KeyError, ValueError) as error:
             log.info("the broker at %s does not tell where its log begins and ends: %s", address, error)
             return None
+
+
+async def _log_range(peer: Peer) -> tuple[int, int]:
+    """Raises ``TernError``, ``KeyError`` or ``ValueError`` if the other side does not say."""
+    response = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=TIMEOUT_MS)
+    table = decode(bytes(response.body), KvTable).table if response.code == ResponseCode.SUCCESS else {}
+    return int(table["commitLogMinOffset"]), int(table["commitLogMaxOffset"])
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +85,8 @@ class Table:
 class MetadataSync:
     """Copies tables while ``run`` runs.
 
-    ``master_address`` tells ``host:port`` of the master's remoting port; None if it is not known.
+    ``master_address`` tells ``host:port`` of the master's remoting port; None if it is not known. ``reached`` waits
+    until the own log is dispatched up to an offset.
     """
 
     def __init__(
@@ -84,12 +94,14 @@ class MetadataSync:
         tables: Sequence[Table],
         master_address: Callable[[], str | None],
         caller: Caller,
+        reached: Callable[[int], Awaitable[object]],
         *,
         period_s: float = PERIOD_S,
     ) -> None:
         self._tables = tables
         self._caller = caller
         self._master_address = master_address
+        self._reached = reached
         self._period_s = period_s
         #: Why the last attempt failed; empty if it did not.
         self.trouble = ""
@@ -125,12 +137,20 @@ class MetadataSync:
     async def _copy(self, peer: Peer) -> None:
         """Copy all tables. Raises ``TernError``; one that a master refuses does not hold up the others."""
         refused = ""
+        answers: list[tuple[Table, bytes]] = []
         for table in self._tables:
             response = await peer.call(table.code, timeout_ms=TIMEOUT_MS)
             if response.code == ResponseCode.SUCCESS:
-                table.take(bytes(response.body))
+                answers.append((table, bytes(response.body)))
             elif response.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED and not _is_empty(response):
                 refused = refused or f"the request for {table.name} got code {response.code}: {response.remark}"
+        try:
+            _, as_of = await _log_range(peer)
+        except (KeyError, ValueError):
+            raise NetworkError("it does not tell where its log ends") from None
+        await self._reached(as_of)
+        for table, body in answers:
+            table.take(body)
         if refused:
             raise NetworkError(refused)
 
