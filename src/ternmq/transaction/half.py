@@ -91,6 +91,11 @@ class Half:
     since_ms: int
 
 
+def is_asked_for(properties: str) -> bool:
+    """Whether a message is to be the half of a transaction: its property TRAN_MSG is true, in any case of letters."""
+    return MARK in properties and (props.find(properties, Property.TRANSACTION) or "").lower() == "true"
+
+
 def is_prepared(sysflag: int) -> bool:
     """Whether a message that comes in is to become a half."""
     return sysflag & Sysflag.TRANSACTION_MASK == Sysflag.PREPARED

@@ -1,4 +1,4 @@
-"""Transactions over the wire: halves, their ends, checks, and what nobody sees (J1, J2)."""
+"""Transactions over the wire: halves, their ends, checks, and what is never shown (J1, J2)."""
 
 from __future__ import annotations
 

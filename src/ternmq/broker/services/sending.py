@@ -44,6 +44,8 @@ from ternmq.message import Property
 from ternmq.store.durable.safety import Answer
 from ternmq.store.log.batch import PlacedBatch
 from ternmq.store.log.draft import Draft
+from ternmq.transaction.half import MARK as TRANSACTION_MARK
+from ternmq.transaction.half import is_asked_for
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
@@ -56,7 +58,6 @@ from ternmq.wire.requests import SendBack, SendFields
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
 _UNIQUE_KEY_DATA: Final = _UNIQUE_KEY.encode()
 _KEY_AT: Final = len(_UNIQUE_KEY)
-_TRANSACTION: Final = f"{Property.TRANSACTION}\x01"
 _POP_CHECKPOINT: Final = f"{Property.POP_CHECKPOINT}\x01"
 _CLUSTER: Final = f"{Property.CLUSTER}\x01"
 _NO_WAIT: Final = f"{Property.WAIT}\x01false"
@@ -67,7 +68,7 @@ _NOT_PLAIN: Final = tuple(
     text.encode()
     for text in (
         _CLUSTER,
-        _TRANSACTION,
+        TRANSACTION_MARK,
         _POP_CHECKPOINT,
         _TRANSIENT,
         *TIMER_MARKS,
@@ -174,7 +175,7 @@ class Sending:
             and (at := properties.rfind(_UNIQUE_KEY)) >= 0
             and (at == 0 or properties[at - 1] == "\x02")
             and _CLUSTER not in properties
-            and _TRANSACTION not in properties
+            and TRANSACTION_MARK not in properties
             and _POP_CHECKPOINT not in properties
             and _TRANSIENT not in properties
         ):
@@ -188,7 +189,7 @@ class Sending:
             queue_id = self._choose_queue(command, config, origin)
             properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
-            if _TRANSACTION in properties:
+            if TRANSACTION_MARK in properties:
                 properties, sysflag = self._transactions.prepare(
                     properties, sysflag, group=command.producer_group, reconsume_times=command.reconsume_times or 0
                 )
@@ -370,5 +371,5 @@ class Sending:
 
 def _refuse_transaction(properties: str, what: str) -> None:
     """Raise ``MessageIllegal`` for a message that cannot be part of a transaction."""
-    if _TRANSACTION in properties and (props.find(properties, Property.TRANSACTION) or "").lower() == "true":
+    if is_asked_for(properties):
         raise MessageIllegal(f"{what} cannot be part of a transaction; send the message alone")

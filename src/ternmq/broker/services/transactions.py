@@ -117,7 +117,7 @@ class TransactionService:
         consumer brings the property along; it is not part of a transaction any more.
         """
         is_retry = reconsume_times > 0 and props.find(properties, Property.DELAY) is not None
-        if (props.find(properties, Property.TRANSACTION) or "").lower() != "true" or is_retry:
+        if is_retry or not halves.is_asked_for(properties):
             return properties, sysflag & ~Sysflag.TRANSACTION_MASK
         if self._config.reject_transaction_message:
             raise NoPermission(

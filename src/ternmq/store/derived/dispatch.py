@@ -226,7 +226,7 @@ class Dispatcher:
 
 
 def delay_level(properties: str, level_max: int) -> int:
-    """The delay level of a message (I1): one beyond the last is the last; 0 without one, or if it is no number."""
+    """The delay level of a message (I1): one beyond the last is the last; 0 without one, or if it is not a number."""
     text = find(properties, Property.DELAY) or ""
     # Ten digits are as many as Java's number has.
     return min(int(text), level_max) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
