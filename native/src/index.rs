@@ -1,0 +1,204 @@
+//! Entries of the hash index (`store.derived.index`, `wire.layouts.index_file`), many at a time.
+//!
+//! Between the function that makes entries and the one that writes them, an entry is 20 bytes, big-endian: 4 hash,
+//! 8 log offset, 8 store time in ms.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+
+use crate::page::writable;
+use crate::properties::{each_key_hash, topic_hash, NotPlain};
+
+pub const MADE_BYTES: usize = 20;
+const HEADER_BYTES: usize = 40;
+const SLOT_BYTES: usize = 4;
+const ENTRY_BYTES: usize = 20;
+
+/// Append the entries of one record to `made`; on `NotPlain` it is as before.
+pub fn make(
+    made: &mut Vec<u8>,
+    properties: &[u8],
+    topic_hash: i32,
+    log_offset: i64,
+    store_time_ms: i64,
+) -> Result<(), NotPlain> {
+    let before = made.len();
+    let result = each_key_hash(properties, topic_hash, |hash| {
+        made.extend_from_slice(&hash.to_be_bytes());
+        made.extend_from_slice(&log_offset.to_be_bytes());
+        made.extend_from_slice(&store_time_ms.to_be_bytes());
+    });
+    if result.is_err() {
+        made.truncate(before);
+    }
+    result
+}
+
+/// The entries of records (topic, properties, log offset, store time); None if one of them is not plain.
+#[pyfunction]
+pub fn index_entries<'py>(
+    py: Python<'py>,
+    records: &Bound<'py, PyList>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let mut made = Vec::with_capacity(records.len() * 2 * MADE_BYTES);
+    let mut last: Option<(Bound<'py, PyAny>, i32)> = None;
+    for record in records.iter() {
+        let record = record.cast_into::<PyTuple>()?;
+        let topic = record.get_item(0)?;
+        let hash = match &last {
+            Some((known, hash)) if known.is(&topic) => *hash,
+            _ => {
+                // A text with half a surrogate pair has no UTF-8.
+                let Ok(text) = topic.cast::<PyString>()?.to_cow() else {
+                    return Ok(None);
+                };
+                let Ok(hash) = topic_hash(text.as_bytes()) else {
+                    return Ok(None);
+                };
+                drop(text);
+                last = Some((topic, hash));
+                hash
+            }
+        };
+        let properties = record.get_item(1)?;
+        let Ok(text) = properties.cast::<PyString>()?.to_cow() else {
+            return Ok(None);
+        };
+        let (log_offset, store_time_ms) = (
+            record.get_item(2)?.extract()?,
+            record.get_item(3)?.extract()?,
+        );
+        if make(&mut made, text.as_bytes(), hash, log_offset, store_time_ms).is_err() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(PyBytes::new(py, &made)))
+}
+
+fn get_i32(page: &[u8], at: usize) -> i32 {
+    i32::from_be_bytes(page[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn get_i64(page: &[u8], at: usize) -> i64 {
+    i64::from_be_bytes(page[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// What `put` leaves in the header of the file.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Head {
+    pub used_slots: i64,
+    pub begin_time_ms: i64,
+    /// Log offset of the first entry of the file, if `put` wrote it.
+    pub begin_offset: Option<i64>,
+}
+
+/// Write entries to the page of an index file, from entry `number` on. None if they do not fit: nothing is written.
+pub fn put(
+    page: &mut [u8],
+    made: &[u8],
+    slots: usize,
+    number: usize,
+    used_slots: i64,
+    begin_time_ms: i64,
+) -> Option<Head> {
+    let count = made.len() / MADE_BYTES;
+    let entries_at = HEADER_BYTES.checked_add(slots.checked_mul(SLOT_BYTES)?)?;
+    let end = entries_at.checked_add(number.checked_add(count)?.checked_mul(ENTRY_BYTES)?)?;
+    if slots == 0 || number == 0 || end > page.len() || number + count > i32::MAX as usize {
+        return None;
+    }
+    let mut head = Head {
+        used_slots,
+        begin_time_ms,
+        begin_offset: None,
+    };
+    for (added, entry) in made.chunks_exact(MADE_BYTES).enumerate() {
+        let number = number + added;
+        let (hash, log_offset, store_time_ms) =
+            (get_i32(entry, 0), get_i64(entry, 4), get_i64(entry, 12));
+        let seconds = if head.begin_time_ms > 0 {
+            store_time_ms
+                .saturating_sub(head.begin_time_ms)
+                .div_euclid(1000)
+                .clamp(0, i64::from(i32::MAX)) as i32
+        } else {
+            0
+        };
+        let slot_at = HEADER_BYTES + (hash.max(0) as usize % slots) * SLOT_BYTES;
+        let mut previous = get_i32(page, slot_at);
+        if previous <= 0 || previous as usize >= number {
+            previous = 0;
+            head.used_slots += 1;
+        }
+        let at = entries_at + number * ENTRY_BYTES;
+        page[at..at + 4].copy_from_slice(&hash.to_be_bytes());
+        page[at + 4..at + 12].copy_from_slice(&log_offset.to_be_bytes());
+        page[at + 12..at + 16].copy_from_slice(&seconds.to_be_bytes());
+        page[at + 16..at + 20].copy_from_slice(&previous.to_be_bytes());
+        page[slot_at..slot_at + 4].copy_from_slice(&(number as i32).to_be_bytes());
+        if number == 1 {
+            // Only the first entry of a file counts its seconds from the end of the file before.
+            head.begin_offset = Some(log_offset);
+            head.begin_time_ms = store_time_ms;
+        }
+    }
+    Some(head)
+}
+
+/// Write made entries to an index file: slots in use, begin time, and begin offset (-1: unchanged) afterwards.
+#[pyfunction]
+#[pyo3(signature = (page, made, *, slots, number, used_slots, begin_time_ms))]
+pub fn index_put(
+    py: Python<'_>,
+    page: PyBuffer<u8>,
+    made: &[u8],
+    slots: usize,
+    number: usize,
+    used_slots: i64,
+    begin_time_ms: i64,
+) -> PyResult<(i64, i64, i64)> {
+    let page = writable(py, &page)?;
+    put(page, made, slots, number, used_slots, begin_time_ms)
+        .map(|head| {
+            (
+                head.used_slots,
+                head.begin_time_ms,
+                head.begin_offset.unwrap_or(-1),
+            )
+        })
+        .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_one_slot_are_a_chain() {
+        let mut page = vec![0; HEADER_BYTES + 4 * SLOT_BYTES + 10 * ENTRY_BYTES];
+        let mut made = Vec::new();
+        make(&mut made, b"UNIQ_KEY\x01a\x02KEYS\x01e\x02", 0, 7, 5_000).unwrap();
+        let head = put(&mut page, &made, 4, 1, 0, 0).unwrap();
+        assert_eq!(
+            head,
+            Head {
+                used_slots: 1,
+                begin_time_ms: 5_000,
+                begin_offset: Some(7)
+            }
+        );
+        let second = HEADER_BYTES + 4 * SLOT_BYTES + 2 * ENTRY_BYTES;
+        assert_eq!(get_i32(&page, second + 16), 1);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_written() {
+        let mut page = vec![0; HEADER_BYTES + 4 * SLOT_BYTES + 2 * ENTRY_BYTES];
+        let mut made = Vec::new();
+        make(&mut made, b"UNIQ_KEY\x01a\x02KEYS\x01b\x02", 0, 7, 5_000).unwrap();
+        assert_eq!(put(&mut page, &made, 4, 1, 0, 0), None);
+        assert!(page.iter().all(|&byte| byte == 0));
+    }
+}

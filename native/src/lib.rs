@@ -1,0 +1,24 @@
+//! Compiled kernels of TernMQ.
+//!
+//! Each is a function of buffers and numbers that the package has in pure Python, too: that version is the reference
+//! and decides everything that is not plain. A kernel that is in doubt writes nothing and says so (`None`, or an earlier
+//! end). `ternmq.kernels` loads this module; `ternmq/_native.pyi` tells what the functions promise.
+
+use pyo3::prelude::*;
+
+mod batch;
+mod index;
+mod page;
+mod properties;
+mod scan;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
+    module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Pages that Python owns: mapped files, and byte arrays in simulations.
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// The bytes of a writable, contiguous buffer.
+///
+/// The slice lives as long as the borrowed buffer, which keeps the memory exported: neither an mmap nor a bytearray
+/// can be closed or resized meanwhile.
+#[allow(clippy::mut_from_ref)]
+pub fn writable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a mut [u8]> {
+    if buffer.readonly() || !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err(
+            "the page must be writable and contiguous",
+        ));
+    }
+    // SAFETY: pointer and length come from a live export of contiguous bytes. The caller holds the GIL and calls no
+    // Python code while it uses the slice, and no thread of ours writes to a page without the GIL: the store's pages
+    // belong to its one thread, all other threads only read the files or sync them.
+    Ok(
+        unsafe {
+            std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes())
+        },
+    )
+}

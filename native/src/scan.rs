@@ -1,0 +1,226 @@
+//! A range of the log, checked record by record and folded into queue entries and index entries
+//! (`store.derived.follower`).
+
+use std::collections::{HashMap, HashSet};
+
+use memchr::memchr;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use crate::index;
+use crate::properties::{tags_code, topic_hash};
+
+const MAGIC_V1: i32 = -626_843_481;
+const FIXED_V4_BYTES: usize = 88;
+const RECORD_BYTES_MIN: usize = FIXED_V4_BYTES + 3;
+/// Hosts of IPv6, and the kinds of transactions that have no queue entry or another meaning.
+const SPECIAL: i32 = 0x10 | 0x20 | 0xC;
+
+fn get_i32(data: &[u8], at: usize) -> i32 {
+    i32::from_be_bytes(data[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn get_i64(data: &[u8], at: usize) -> i64 {
+    i64::from_be_bytes(data[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// A record of the ordinary kind.
+pub struct Plain<'a> {
+    pub size: usize,
+    pub queue_id: i32,
+    pub queue_offset: i64,
+    pub log_offset: i64,
+    pub store_time_ms: i64,
+    /// The topic with its length in front.
+    pub topic_field: &'a [u8],
+    pub properties: &'a [u8],
+}
+
+/// The record at `at`, whose log offset must be `log_offset`; None if it is not plain, damaged or not whole.
+pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option<Plain<'_>> {
+    let record = data.get(at..)?;
+    if record.len() < RECORD_BYTES_MIN {
+        return None;
+    }
+    let size = usize::try_from(get_i32(record, 0)).ok()?;
+    let body_bytes = usize::try_from(get_i32(record, 84)).ok()?;
+    if get_i32(record, 4) != MAGIC_V1
+        || get_i64(record, 28) != log_offset
+        || get_i32(record, 36) & SPECIAL != 0
+        || get_i64(record, 76) != 0
+    {
+        return None;
+    }
+    let record = record.get(..size)?;
+    let topic_at = FIXED_V4_BYTES.checked_add(body_bytes)?;
+    let topic_bytes = usize::from(*record.get(topic_at)?);
+    let properties_at = topic_at + topic_bytes + 3;
+    if topic_bytes > 127 || properties_at > size {
+        return None;
+    }
+    let properties = &record[properties_at..];
+    if usize::from(u16::from_be_bytes([
+        record[properties_at - 2],
+        record[properties_at - 1],
+    ])) != properties.len()
+    {
+        return None;
+    }
+    let body = &record[FIXED_V4_BYTES..topic_at];
+    if check_crc
+        && !body.is_empty()
+        && crc32fast::hash(body) & 0x7FFF_FFFF != get_i32(record, 8) as u32
+    {
+        return None;
+    }
+    // Zeros may be a sector that never reached the disk.
+    if memchr(0, properties).is_some() {
+        return None;
+    }
+    Some(Plain {
+        size,
+        queue_id: get_i32(record, 12),
+        queue_offset: get_i64(record, 20),
+        log_offset,
+        store_time_ms: get_i64(record, 56),
+        topic_field: &record[topic_at..properties_at - 2],
+        properties,
+    })
+}
+
+/// What records of one queue add to it.
+struct Run<'py> {
+    known: Bound<'py, PyAny>,
+    topic_hash: i32,
+    /// Log offset behind the queue's last entry, and the queue offset of the next one.
+    log_end: i64,
+    next_offset: i64,
+    entries: Vec<u8>,
+    tags_codes: Vec<i64>,
+    /// The same codes: a list with many takes too long to search.
+    known_codes: HashSet<i64>,
+}
+
+type Scanned<'py> = (
+    usize,
+    usize,
+    i64,
+    Bound<'py, PyList>,
+    Bound<'py, PyBytes>,
+    i64,
+);
+
+/// Fold the plain records of known queues that follow each other from `at` on. See `ternmq/_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (data, at, *, begin, lead, check_crc, known, indexed))]
+#[allow(clippy::too_many_arguments)]
+pub fn scan<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    at: usize,
+    begin: i64,
+    lead: usize,
+    check_crc: bool,
+    known: &Bound<'py, PyDict>,
+    indexed: i64,
+) -> PyResult<Scanned<'py>> {
+    let mut at = at;
+    let mut runs: Vec<Run<'py>> = Vec::new();
+    let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
+    let mut last: Option<((&[u8], i32), usize)> = None;
+    let mut keys: Vec<u8> = Vec::new();
+    let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
+    while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
+        let key = (record.topic_field, record.queue_id);
+        let number = match last {
+            Some((before, number)) if before == key => number,
+            _ => match numbers.get(&key) {
+                Some(number) => *number,
+                None => {
+                    let found =
+                        known.get_item((PyBytes::new(py, record.topic_field), record.queue_id))?;
+                    let Some(found) = found.filter(|found| !found.is_none()) else {
+                        break;
+                    };
+                    let queue = found.cast::<PyTuple>()?.get_item(0)?;
+                    let Ok(topic_hash) = topic_hash(&record.topic_field[1..]) else {
+                        break;
+                    };
+                    runs.push(Run {
+                        topic_hash,
+                        log_end: queue.getattr("log_end")?.extract()?,
+                        next_offset: queue.getattr("next_offset")?.extract()?,
+                        known: found,
+                        entries: Vec::new(),
+                        tags_codes: Vec::new(),
+                        known_codes: HashSet::new(),
+                    });
+                    numbers.insert(key, runs.len() - 1);
+                    runs.len() - 1
+                }
+            },
+        };
+        last = Some((key, number));
+        let run = &mut runs[number];
+        let is_new = record.log_offset >= run.log_end;
+        if is_new && record.queue_offset != run.next_offset {
+            break;
+        }
+        let Ok(code) = (if is_new {
+            tags_code(record.properties)
+        } else {
+            Ok(0)
+        }) else {
+            break;
+        };
+        if record.log_offset > indexed {
+            if index::make(
+                &mut keys,
+                record.properties,
+                run.topic_hash,
+                record.log_offset,
+                record.store_time_ms,
+            )
+            .is_err()
+            {
+                break;
+            }
+            keyed = record.log_offset;
+        }
+        if is_new {
+            run.entries
+                .extend_from_slice(&record.log_offset.to_be_bytes());
+            run.entries
+                .extend_from_slice(&(record.size as i32).to_be_bytes());
+            run.entries.extend_from_slice(&code.to_be_bytes());
+            if run.tags_codes.last() != Some(&code) && run.known_codes.insert(code) {
+                run.tags_codes.push(code);
+            }
+            run.log_end = record.log_offset + record.size as i64;
+            run.next_offset += 1;
+        }
+        store_time_ms = record.store_time_ms;
+        count += 1;
+        at += record.size + lead;
+    }
+    let made = PyList::empty(py);
+    for run in runs {
+        if !run.entries.is_empty() {
+            let queue = run.known.cast::<PyTuple>()?.get_item(0)?;
+            made.append((
+                queue,
+                PyBytes::new(py, &run.entries),
+                run.log_end,
+                run.tags_codes,
+            ))?;
+        }
+    }
+    Ok((
+        at,
+        count,
+        store_time_ms,
+        made,
+        PyBytes::new(py, &keys),
+        keyed,
+    ))
+}
