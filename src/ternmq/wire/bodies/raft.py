@@ -1,0 +1,56 @@
+"""What members of a Raft group answer (P4): the bodies of GET_RAFT_STATUS 15040, GET_DELETED_TOPICS 15042 and
+GET_QUEUE_NUMBERS 15043, all of TernMQ."""
+
+from __future__ import annotations
+
+from ternmq.wire.bodies.codec import Body
+
+
+class RaftMember(Body, frozen=True, kw_only=True):
+    """How far a member is. Only the leader and the member itself know; else the numbers are -1."""
+
+    id: str
+    #: ``host:port`` of its Raft port.
+    address: str
+    #: Whether the member that answers is connected to it.
+    is_linked: bool
+    #: The last entry that it has where it counts, and what it lacks of the leader's log.
+    stored_index: int = -1
+    lag_entries: int = -1
+    lag_bytes: int = -1
+    #: A learner gets the log, and votes when it keeps up.
+    is_voter: bool = True
+
+
+class RaftStatus(Body, frozen=True, kw_only=True):
+    """Where the member that answers stands."""
+
+    group: str
+    id: str
+    #: ``leader``, ``follower`` or ``candidate``.
+    role: str
+    term: int
+    #: Empty: not known.
+    leader: str
+    first_index: int
+    last_index: int
+    commit_index: int
+    #: As leader: whether no other member can lead now. Only then it serves reads.
+    has_lease: bool = False
+    members: tuple[RaftMember, ...] = ()
+    #: Why it takes no part any more; empty while it does.
+    trouble: str = ""
+    #: What it still waits for, if it lost its disk, or the leader had deleted what it needed: it does not vote.
+    filling: str = ""
+
+
+class QueueNumbers(Body, frozen=True, kw_only=True):
+    """Topic → queue → next queue offset, of queues that have no message any more: the log does not tell it."""
+
+    queues: dict[str, dict[int, int]]
+
+
+class DeletedTopics(Body, frozen=True, kw_only=True):
+    """Topic → log offset of its deletion: records before it belong to no topic."""
+
+    topics: dict[str, int]

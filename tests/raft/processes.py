@@ -1,0 +1,269 @@
+"""A Raft group of real broker processes, with producers that never stop: what tests and the soak share (P4).
+
+``python -m tests.raft.processes 50`` kills the leader fifty times and prints how long there was none; with ``--java``
+the producers are Java's, of 4.9.4 and 5.2.0 at once (``script/bootstrap java`` first).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from ternmq.admin import Admin
+from ternmq.admin.raft import RaftMemberInfo
+from ternmq.client.send.producer import Producer
+from ternmq.embedded import free_ports
+from ternmq.errors import TernError
+from ternmq.message import Message, SendStatus
+from ternmq.tasks import Tasks
+from tests.cli.conftest import Serving
+from tests.interop.java import Java, Peer
+
+LONG_S: Final = 90.0
+_BODY: Final = re.compile(rb"<(\d+)>")
+
+
+class Processes:
+    """A name server and three members. ``signal`` a member by its id."""
+
+    def __init__(
+        self, directory: Path, ports: list[int], *settings: str, homes: Mapping[str, Path] | None = None
+    ) -> None:
+        """``homes`` are directories of members that are elsewhere, such as on a disk of their own."""
+        self.directory = directory
+        self._homes = {f"n{number}": directory / f"n{number}" for number in range(3)} | dict(homes or {})
+        directory.mkdir(exist_ok=True)
+        self._settings = settings
+        self._ports = ports
+        self._logs = 0
+        self.name_server = self._serve("namesrv", "-p", "0", "--set", f"kvConfigPath={directory / 'kv.json'}")
+        self.members = {f"n{number}": self._start(number) for number in range(3)}
+
+    @property
+    def name_servers(self) -> str:
+        return self.name_server.name_server
+
+    def restart(self, member: str) -> None:
+        """Start a member that has died."""
+        self.members[member] = self._start(int(member[1:]))
+
+    def signal(self, member: str, number: int) -> None:
+        os.kill(self.members[member].process.pid, number)
+
+    def kill(self, member: str) -> None:
+        self.signal(member, signal.SIGKILL)
+        self.members[member].wait()
+
+    def stop(self) -> None:
+        """End all processes cleanly, as far as they can."""
+        running = [each for each in (*self.members.values(), self.name_server) if each.process.poll() is None]
+        for serving in running:
+            serving.process.send_signal(signal.SIGCONT)
+            serving.process.terminate()
+        for serving in running:
+            serving.wait()
+
+    def data(self, member: str) -> list[bytes]:
+        """The data files of a member's log, the first first."""
+        directory = self._homes[member] / f"dledger-{member}" / "data"
+        return [path.read_bytes() for path in sorted(directory.iterdir())]
+
+    def stored(self, member: str) -> set[int]:
+        """The numbers of all messages in the log of a member."""
+        return {int(number) for file in self.data(member) for number in _BODY.findall(file)}
+
+    def _start(self, number: int) -> Serving:
+        peers = ";".join(f"n{other}-127.0.0.1:{port}" for other, port in enumerate(self._ports))
+        settings = [
+            "brokerName=broker-a",
+            "brokerIP1=127.0.0.1",
+            "bindAddress=127.0.0.1",
+            "listenPort=0",
+            "enableDLegerCommitLog=true",
+            f"dLegerPeers={peers}",
+            f"dLegerSelfId=n{number}",
+            f"storePathRootDir={self._homes[f'n{number}']}",
+            "mappedFileSizeCommitLog=1048576",
+            "mappedFileSizeConsumeQueue=20000",
+            "maxMessageSize=65536",
+            "maxHashSlotNum=1000",
+            "maxIndexNum=4000",
+            *self._settings,
+        ]
+        flags = [part for setting in settings for part in ("--set", setting)]
+        return self._serve("broker", "-n", self.name_servers, *flags)
+
+    def _serve(self, *arguments: str) -> Serving:
+        self._logs += 1
+        return Serving(*arguments, log=self.directory / f"{self._logs}.log")
+
+
+@asynccontextmanager
+async def running(directory: Path, *settings: str, homes: Mapping[str, Path] | None = None) -> AsyncIterator[Processes]:
+    processes = await asyncio.to_thread(Processes, directory, free_ports(3), *settings, homes=homes)
+    try:
+        yield processes
+    finally:
+        await asyncio.to_thread(processes.stop)
+
+
+class Load:
+    """A producer with several sends under way, and what was acknowledged."""
+
+    def __init__(self, name_servers: str, *, senders: int = 4, pause_s: float = 0.0) -> None:
+        self._name_servers = name_servers
+        self._senders = senders
+        self._pause_s = pause_s
+        self._next = 0
+        self.acknowledged: set[int] = set()
+        #: When the last message was acknowledged.
+        self.at = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with Producer("shop", name_servers=self._name_servers) as producer, Tasks() as tasks:
+            for _ in range(self._senders):
+                tasks.create_task(self._send(producer))
+            yield
+
+    async def _send(self, producer: Producer) -> None:
+        while True:
+            number = self._number()
+            try:
+                receipt = await producer.send(Message("orders", b"<%d>" % number * (1 + number % 20)), timeout_ms=3_000)
+            except TernError:
+                await asyncio.sleep(0.01)
+                continue
+            if receipt.status is SendStatus.OK:
+                self._acknowledged(number)
+            await asyncio.sleep(self._pause_s)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _acknowledged(self, number: int) -> None:
+        self.acknowledged.add(number)
+        self.at = asyncio.get_running_loop().time()
+
+    async def goes_on(self, count: int = 20) -> None:
+        """Wait until some more messages are acknowledged."""
+        wanted = len(self.acknowledged) + count
+        async with asyncio.timeout(LONG_S):
+            while len(self.acknowledged) < wanted:
+                await asyncio.sleep(0.005)
+
+
+class JavaLoad(Load):
+    """Java's producers, one of each version; they ask for routes every second instead of every 30 s."""
+
+    def __init__(self, name_servers: str, directory: Path) -> None:
+        super().__init__(name_servers)
+        self._directory = directory
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            tasks = Tasks()
+            for version in ("4.9.4", "5.2.0"):
+                java = Java(version, self._directory)
+                options = {"group": "shop", "timeoutMs": 3_000, "pollMs": 1_000}
+                producer = await stack.enter_async_context(java.producer(self._name_servers, **options))
+                tasks.create_task(self._order(producer))
+            await stack.enter_async_context(tasks)
+            yield
+
+    async def _order(self, producer: Peer) -> None:
+        while True:
+            number = self._number()
+            for answer in await producer.order(topic="orders", count=1, body=f"<{number}>", limit_s=LONG_S):
+                if answer["event"] == "result" and answer["status"] == "SEND_OK":
+                    self._acknowledged(number)
+
+
+async def leader(admin: Admin, *, but: str = "") -> str:
+    """The member that leads, when there is one, and it is another than ``but``."""
+    async with asyncio.timeout(LONG_S):
+        while True:
+            with contextlib.suppress(TernError):
+                for member in await admin.raft.status("broker-a"):
+                    if member.role == "leader" and member.member != but and not member.trouble:
+                        return member.member
+            await asyncio.sleep(0.02)
+
+
+async def level(admin: Admin) -> list[RaftMemberInfo]:
+    """Wait until all three members have the same log."""
+    async with asyncio.timeout(LONG_S):
+        while True:
+            with contextlib.suppress(TernError):
+                members = await admin.raft.status("broker-a")
+                ends = {member.last_index for member in members} | {member.commit_index for member in members}
+                if len(members) == 3 and len(ends) == 1 and not any(member.trouble for member in members):
+                    return members
+            await asyncio.sleep(0.05)
+
+
+async def kill_leaders(directory: Path, rounds: int, *settings: str, with_java: bool = False) -> list[float]:
+    """Kill the leader again and again under load; the seconds until a message was acknowledged again.
+
+    Raises ``AssertionError`` if a message that was acknowledged is lost, or the members differ.
+    """
+    gaps = []
+    async with running(directory, *settings) as processes, Admin(processes.name_servers) as admin:
+        names = processes.name_servers
+        load = JavaLoad(names, directory) if with_java else Load(names)
+        await leader(admin)
+        # A member that begins with an empty log gives no votes before it has everything (decision 0027).
+        await level(admin)
+        async with load.running():
+            for _ in range(rounds):
+                await load.goes_on()
+                old = await leader(admin)
+                await asyncio.to_thread(processes.kill, old)
+                killed_at = asyncio.get_running_loop().time()
+                await load.goes_on(1)
+                gaps.append(load.at - killed_at)
+                await asyncio.to_thread(processes.restart, old)
+            await load.goes_on()
+        await level(admin)
+        await asyncio.to_thread(processes.stop)
+        check(processes, load)
+    return gaps
+
+
+def check(processes: Processes, load: Load) -> None:
+    """What was acknowledged is on all members, and their files are equal. Call when all have stopped."""
+    for member in processes.members:
+        lost = load.acknowledged - processes.stored(member)
+        assert not lost, f"{member} has lost {sorted(lost)[:10]} of {len(load.acknowledged)} messages"
+    one, two, three = (processes.data(member) for member in sorted(processes.members))
+    assert one == two == three, "the data files of the members differ"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="script/soak raft-kill")
+    parser.add_argument("rounds", type=int, nargs="?", default=50, help="how often the leader is killed (50)")
+    parser.add_argument("--java", action="store_true", help="producers of Java, 4.9.4 and 5.2.0, instead of TernMQ's")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the brokers")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        gaps = asyncio.run(kill_leaders(Path(directory), given.rounds, *given.set, with_java=given.java))
+    print(  # noqa: T201 - the result of a program
+        f"{len(gaps)} leaders killed, no acknowledged message lost; until the next acknowledged message: median "
+        f"{statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Each rule of whole brokers that is broken on purpose is found by a seed (P1–P4): else the simulation proves nothing.
+
+``test_broken_rules`` does the same to the core alone. The seeds are those of the table in
+docs/decisions/0035-raft-proof.md. After a change of the simulation other seeds find them:
+``python -m tests.raft.test_broken_groups 100`` searches.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Final
+from unittest.mock import PropertyMock, patch
+
+import pytest
+
+from ternmq.raft.log import RaftLog
+from ternmq.raft.messages import NO_INDEX
+from ternmq.raft.node import RaftNode
+from tests.raft import breakages
+from tests.raft.group_simulation import RaftSimulation
+
+Broken = Callable[[], AbstractContextManager[object]]
+
+
+def _core(core: type) -> Broken:
+    return lambda: patch("ternmq.raft.node.RaftCore", core)
+
+
+def _has_role(node: RaftNode) -> bool:
+    return node.is_leader
+
+
+#: Rule → how it is broken, and the seed that finds it.
+RULES: Final[dict[str, tuple[Broken, int]]] = {
+    "a leader serves reads with a lease only": (lambda: patch.object(RaftNode, "has_lease", _has_role), 25),
+    "a member that is not the leader serves no reads": (
+        lambda: patch("ternmq.broker.raft_reads.RaftReads._of_follower", lambda _reads: None),
+        1,
+    ),
+    "what is shown is committed": (_core(breakages.CommitsEarly), 71),
+    "term and vote are on the disk when they are told": (
+        lambda: patch("ternmq.raft.node.TermFile.save", lambda _file, _vote: None),
+        0,
+    ),
+    "one vote a term": (_core(breakages.VotesTwice), 22),
+    "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 5),
+    "what differs is dropped": (_core(breakages.KeepsWhatDiffers), 3),
+    "a member that lost committed entries does not vote": (
+        lambda: patch.object(RaftLog, "lost", PropertyMock(return_value=NO_INDEX), create=True),
+        5,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def finds(seed: int, broken: Broken) -> str | None:
+    """What this life shows, if anything."""
+    try:
+        with broken():
+            RaftSimulation(seed).run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_broken_rule_is_found(rule: str) -> None:
+    broken, seed = RULES[rule]
+    assert finds(seed, broken) is not None
+
+
+def search(seeds: int, *names: str) -> None:
+    """Print the first seed that finds each rule, as rows of the table in the decision."""
+    logging.disable(logging.CRITICAL)
+    for rule, (broken, _) in RULES.items():
+        if not names or any(name in rule for name in names):
+            found = next(((seed, wrong) for seed in range(seeds) if (wrong := finds(seed, broken))), (-1, ""))
+            sys.stdout.write(f"| {rule} | {found[0]} | {found[1][:200]} |\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    search(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,425 @@
+"""A member that lost its disk, or was away until the leader had deleted what it needs, comes back (P1, P2)."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from ternmq.client.send.producer import Producer
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.errors import RemoteProtocolError, TernError
+from ternmq.message import Message
+from ternmq.raft.filling import (
+    ANSWER_KIND,
+    CHUNK_BYTES,
+    Answer,
+    Ask,
+    Content,
+    CopiedFile,
+    Places,
+    Sender,
+    pack_answer,
+    unpack_answer,
+    unpack_ask,
+)
+from ternmq.raft.log import RaftPaths
+from ternmq.raft.node import RaftNode
+from ternmq.raft.wire import FrameDecoder
+from ternmq.store.log.draft import Draft
+from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
+from ternmq.testing.disk import SimulatedDisk
+from ternmq.wire.layouts.raft_state import Saved, pack_saved
+from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until, votes_of
+from tests.store.small import HOST
+from tests.store.small import bodies as all_bodies
+
+SEGMENT = int(SMALL_FILES["mappedFileSizeCommitLog"])
+
+
+def node_of(member: Node) -> RaftNode:
+    assert member.broker is not None
+    assert member.broker.group is not None
+    return member.broker.group.node
+
+
+def is_there(member: Node) -> bool:
+    return member.broker is not None and member.broker.group is not None and member.broker.group._node is not None
+
+
+async def delete_old(members: list[Node], *, beyond: int = 100) -> None:
+    """Let retention of these members delete all before some entry."""
+    for member in members:
+        node_of(member).store.retention.ask()
+    await until(lambda: all(node_of(each).log.first_index > beyond for each in members), 300.0)
+
+
+def check_equal(members: list[Node], shop: Shop) -> None:
+    """All have the same messages, and the same bytes where they have files; none has anything else."""
+    held = [data_files(member) for member in members]
+    for files in held:
+        for name, data in files.items():
+            assert all(name not in other or other[name] == data for other in held)
+    last = [max(files) for files in held]
+    assert len(set(last)) == 1
+    tails = [set(bodies(member)) for member in members]
+    newest = shop.acknowledged[-20:]
+    assert all(set(newest) <= tail for tail in tails)
+
+
+async def wiped(member: Node) -> None:
+    """A new disk."""
+    member.kill()
+    member.disk = SimulatedDisk(now_ms=member.clock.now_ms)
+
+
+async def a_group_that_has_deleted(cluster: Cluster, **settings: object) -> tuple[list[Node], Shop, Node]:
+    """Three members, one of which was away until the others had deleted what it needs."""
+    members = cluster.raft_group("broker-a", 3, fileReservedTime=0, **settings)
+    shop = Shop(cluster, per_second=200)
+    await cluster.start(cluster.name_server(), *members)
+    await cluster.start(shop.node)
+    await until(lambda: len(shop.acknowledged) > 20)
+    away = next(each for each in members if each is not leader_of(members))
+    away.kill()
+    await until(lambda: len(shop.acknowledged) > 700)
+    await shop.node.stop()
+    await delete_old([each for each in members if each is not away])
+    await cluster.start(shop.node)
+    return members, shop, away
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> None:
+    """P1, P4: it begins anew where the leader's log begins, keeps its term, and the others go on meanwhile."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, away = await a_group_that_has_deleted(cluster, flushDiskType=flush)
+        before = votes_of(away)
+        away.start()
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
+        assert node_of(away).log.first_index > 100
+        assert int(before[0].partition("=")[2]) <= node_of(away).core.term
+        await until(lambda: not node_of(away).core.is_filling)
+        await until(lambda: not [path for path in away.disk.files() if path.name == "fill.json"])
+        assert "" == node_of(away).status().trouble
+
+    run(9, story)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 3))])
+def test_a_lost_disk_is_filled_whatever_is_killed_meanwhile(seed: int) -> None:
+    """P1, P2: the member and the leader die at any moment of the copy; then all are equal again, and all delayed
+    messages are there, those whose records were deleted, too."""
+
+    async def story(cluster: Cluster) -> None:
+        chance = Random(seed)
+        members = cluster.raft_group("broker-a", 3, fileReservedTime=0, flushDiskType="SYNC_FLUSH")
+        shop = Shop(cluster, per_second=200)
+        await cluster.start(cluster.name_server(), *members)
+        later = await _delay(cluster)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 700)
+        await shop.node.stop()
+        await agree(members)
+        await delete_old(members)
+        await cluster.start(shop.node)
+        lost = chance.choice(members)
+        await wiped(lost)
+        lost.start()
+        for _ in range(4):
+            victim = lost if chance.random() < 0.7 else (leader_of(members) or lost)
+            await asyncio.sleep(chance.choice((0.02, 0.1, 0.3, 1.0)) * chance.random() * 3)
+            if victim.is_up:
+                victim.cut_power()
+                await asyncio.sleep(chance.random() * 2)
+                victim.start()
+        await until(lambda: all(is_there(each) for each in members) and leader_of(members))
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
+        await until(lambda: not node_of(lost).core.is_filling)
+        # Tables come every 5 s; the queue of the delayed topic has no message yet, that of the first message none left.
+        await until(lambda: node_of(lost).store.numbers().items() <= _numbers(members, lost).items())
+        [feed] = node_of(lost).store._loaded.parts._feeds
+        assert isinstance(feed.part, ScheduleLog)
+        assert later == feed.part.waiting
+        store = node_of(lost).store
+        assert [1] == [store.max_offset(*queue) for queue in store.queues() if queue[0] == "rare"]
+
+    run(100 + seed, story)
+
+
+def _numbers(members: list[Node], but: Node) -> dict[tuple[str, int], int]:
+    return next(node_of(each).store.numbers() for each in members if each is not but)
+
+
+async def _delay(cluster: Cluster) -> int:
+    """How many: messages that wait for minutes, and one of a topic that is not used again."""
+    sent = 0
+    done = asyncio.Event()
+
+    async def remind(node: Node) -> None:
+        nonlocal sent
+        async with Producer("reminder", client=node.client_config(), env=node.env) as producer:
+            node.is_ready()
+            while sent < 5:
+                try:
+                    await producer.send(Message("reminders", b"later", delay=timedelta(minutes=20)))
+                    sent += 1
+                except TernError:
+                    await asyncio.sleep(0.1)
+            await producer.send(Message("rare", b"1"))
+            done.set()
+            await node.stopping.wait()
+
+    reminder = cluster.node("reminder", remind)
+    await cluster.start(reminder)
+    await until(done.is_set)
+    await reminder.stop()
+    return sent
+
+
+def test_an_empty_member_gets_the_log_of_the_single_broker_that_the_group_was() -> None:
+    """P2: the old files come as they are, in front of the entries. A member with messages of its own keeps them, and
+    says what to do."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        single = cluster.broker("single")
+        name_server = cluster.name_server()
+        await cluster.start(name_server, single)
+        await put(single, 200)
+        await single.stop()
+        old = single.disk.files()
+        for member in members[:2]:
+            copy_log(old, member)
+        await cluster.start(*members[:2])
+        await until(lambda: leader_of(members))
+        await cluster.start(members[2])
+        await agree(members)
+        assert data_files(members[0]) == data_files(members[2])
+        assert _old_files(members[0]) == _old_files(members[2]) != {}
+        stores = [node_of(member).store for member in members]
+        assert list(range(200)) == [int(body) for body in all_bodies(stores[2], "orders", 0)]
+        # One with other messages is not emptied.
+        await wiped(members[2])
+        await cluster.start(single)
+        await put(single, 3000)
+        await single.stop()
+        copy_log(single.disk.files(), members[2])
+        await cluster.start(members[2])
+        await until(lambda: "not those of the group" in node_of(members[2]).status().trouble)
+        assert 3200 == len(all_bodies(node_of(members[2]).store, "orders", 0))
+
+    run(11, story)
+
+
+async def put(member: Node, count: int) -> None:
+    assert member.broker is not None
+    assert member.broker.replicating is not None
+    store = member.broker.replicating._store
+    for number in range(count):
+        store.put(Draft("orders", 0, b"%d" % number, "", member.clock.now_ms(), HOST))
+    store.flush_now()
+
+
+def copy_log(files: dict[Path, bytes], member: Node) -> None:
+    for path, data in files.items():
+        if path.parent.name == "commitlog":
+            member.disk.replace(path, data)
+
+
+def _old_files(member: Node) -> dict[str, bytes]:
+    return {path.name: data for path, data in member.disk.files().items() if path.parent.name == "commitlog"}
+
+
+# --- What others may send ---------------------------------------------------------------------------------------------
+
+ROOT = Path("/store")
+HOME = ROOT / "dledger-n0"
+
+
+def places(disk: SimulatedDisk) -> Places:
+    return Places(
+        disk,
+        ROOT,
+        RaftPaths((HOME / "data",), HOME, (ROOT / "commitlog",)),
+        part_directories=[ROOT / "schedule"],
+        segment_bytes=SEGMENT,
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "../x", "schedule/../x", "schedule/a/b", "config/topics.json", "old/x", "old/../x", "currterm"],
+)
+def test_a_leader_cannot_send_a_file_that_has_no_place(name: str) -> None:
+    content = Content(5, SEGMENT, 1, SEGMENT, (CopiedFile(name, 1),))
+    with pytest.raises(RemoteProtocolError, match=r"no place here|contradicts"):
+        places(SimulatedDisk()).check(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Content(-1, SEGMENT, 1, SEGMENT),
+        Content(5, -SEGMENT, 1, SEGMENT),
+        Content(5, 17, 1, SEGMENT),
+        Content(5, SEGMENT, 1, 2 * SEGMENT),
+        Content(0, SEGMENT, 0, SEGMENT, (CopiedFile(f"old/{0:020d}", 17),)),
+        Content(5, SEGMENT, 0, SEGMENT, (CopiedFile(f"old/{0:020d}", SEGMENT),)),
+        Content(5, SEGMENT, 0, SEGMENT, (CopiedFile("schedule/a", -1),)),
+        Content(5, SEGMENT, 0, SEGMENT, (CopiedFile("schedule/a", 1), CopiedFile("schedule/a", 1))),
+    ],
+)
+def test_a_description_that_contradicts_itself_is_refused(content: Content) -> None:
+    with pytest.raises(RemoteProtocolError, match="contradicts"):
+        places(SimulatedDisk()).check(content)
+
+
+def test_an_empty_member_begins_behind_an_old_log_that_was_deleted() -> None:
+    """P2: the first entry is there, and the old log before it is not any more."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        single = cluster.broker("single")
+        await cluster.start(cluster.name_server(), single)
+        await put(single, 200)
+        await single.stop()
+        for member in members[:2]:
+            copy_log(single.disk.files(), member)
+        await cluster.start(*members[:2])
+        await until(lambda: leader_of(members))
+        for member in members[:2]:
+            log = node_of(member).log
+            member.disk.remove(log.drop_first())
+            assert (0, SEGMENT) == (log.first_index, log.begin)
+        await cluster.start(members[2])
+        await agree(members)
+        assert data_files(members[0]) == data_files(members[2])
+        members[2].kill()
+        await cluster.start(members[2])
+        await agree(members)
+
+    run(12, story)
+
+
+@pytest.mark.parametrize("stops", range(1, 40))
+def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
+    """P1, P2: before the exchange is done nothing of it is believed; afterwards all is there, and the vote is kept."""
+    disk = SimulatedDisk()
+    disk.replace(HOME / "currterm", b"currTerm=7\nvoteLeader=n2\n")
+    for path in (
+        HOME / "data" / f"{0:020d}",
+        ROOT / "consumequeue" / "orders" / "0" / f"{0:020d}",
+        ROOT / "schedule/x",
+    ):
+        disk.replace(path, b"old")
+    content = Content(5, SEGMENT, 3, SEGMENT, (CopiedFile("schedule/1", 3), CopiedFile("schedule/state", 5)))
+    staged = places(disk)
+    staged.begin()
+    staged.write("schedule/1", 0, b"abc")
+    staged.write("schedule/state", 0, b"state")
+    staged.finish(content)
+    calls = _Stops(disk, stops)
+    try:
+        places(calls).carry_out()  # type: ignore[arg-type]
+    except _PowerCut:
+        disk.power_cut(Random(stops))
+        kept = disk.read(HOME / "currterm") or b""
+        assert b"currTerm=7\nvoteLeader=n2\n" in kept
+        assert b"filling=true" in kept or disk.read(HOME / "data" / f"{0:020d}") == b"old"
+        places(disk).carry_out()
+    found = {str(path.relative_to(ROOT)): data for path, data in disk.files().items()}
+    found.pop("dledger-n0/fill.json")
+    assert {
+        "dledger-n0/currterm": b"currTerm=7\nvoteLeader=n2\nfilling=true\n",
+        "dledger-n0/checkpoint": pack_saved(Saved(4, 4, 5, SEGMENT, 3)),
+        "schedule/1": b"abc",
+        "schedule/state": b"state",
+    } == found
+
+
+class _PowerCut(Exception):
+    pass
+
+
+class _Stops:
+    """A disk that fails at the n-th change."""
+
+    def __init__(self, disk: SimulatedDisk, stops: int) -> None:
+        self._disk = disk
+        self._left = stops
+
+    def __getattr__(self, name: str) -> object:
+        found = getattr(self._disk, name)
+        if name not in ("remove", "replace", "move", "sync_names", "sync_file"):
+            return found
+
+        def call(*given: object) -> object:
+            self._left -= 1
+            if not self._left:
+                raise _PowerCut
+            return found(*given)
+
+        return call
+
+
+async def test_a_sender_tells_when_its_files_have_changed(tmp_path: Path) -> None:
+    """A copy under way begins anew; no byte of another state is among its own."""
+
+    class Nothing:
+        def begin(self) -> tuple[int, int, int]:
+            return 0, 0, 0
+
+        def old_segments(self) -> list[Path]:
+            return [ROOT / "commitlog" / f"{0:020d}"]
+
+        def part_files(self) -> list[list[Path]]:
+            return []
+
+        def deletions(self) -> dict[str, int]:
+            return {}
+
+        def members(self, index: int) -> None:
+            return None
+
+    disk = SimulatedDisk()
+    disk.replace(ROOT / "commitlog" / f"{0:020d}", bytes(SEGMENT))
+    sender = Sender(disk, ROOT, Nothing(), segment_bytes=SEGMENT)
+    name = f"old/{0:020d}"
+    opened, _ = await sender.answer(Ask(1))
+    answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10))
+    assert ("", 10) == (answer.reason, len(data))
+    for ask in (Ask(3, 1, name, SEGMENT), Ask(4, 1, name, 1 << 60), Ask(5, 1, name, -5)):
+        answer, data = await sender.answer(ask)
+        assert len(data) <= CHUNK_BYTES
+    assert "" == opened.reason
+    disk.remove(ROOT / "commitlog" / f"{0:020d}")
+    assert "no such file" in (await sender.answer(Ask(6, 1, name, 0)))[0].reason
+    await sender.answer(Ask(7))
+    assert "begin anew" in (await sender.answer(Ask(8, 1, name, 0)))[0].reason
+    assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0)))[0].reason
+
+
+@pytest.mark.parametrize("body", [b"", b"\0\0\0\x05{}", b"\xff" * 40, b"\0\0\0\x02{}", b"\0\0\0\x00"])
+def test_bytes_that_are_no_question_and_no_answer_are_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        unpack_answer(body)
+    with pytest.raises(RemoteProtocolError):
+        unpack_ask(body)
+
+
+def test_an_answer_has_its_bytes() -> None:
+    [(kind, body)] = FrameDecoder(1000).feed(b"".join(pack_answer(Answer(7, 8), b"abc")))
+    assert (ANSWER_KIND, (Answer(7, 8), b"abc")) == (kind, unpack_answer(body))

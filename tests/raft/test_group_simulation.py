@@ -1,0 +1,486 @@
+"""Whole brokers as a Raft group, on a simulated network and disk, with real clients (P1–P4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from ternmq.client.send.producer import Producer
+from ternmq.errors import StoreError, TernError
+from ternmq.message import Message, SendStatus
+from ternmq.raft.messages import Append
+from ternmq.raft.wire import pack_message
+from ternmq.testing.cluster import Cluster, Node
+from ternmq.testing.disk import SimulatedDisk
+from ternmq.testing.loop import simulated_loop
+from ternmq.testing.net import Weather
+from tests.store.small import bodies as all_bodies
+
+#: Far beyond elections, back-off and registration, in virtual seconds.
+LONG_S: Final = 60.0
+
+
+def run(seed: int, story: Callable[[Cluster], Coroutine[Any, Any, None]]) -> list[tuple[object, ...]]:
+    with simulated_loop() as loop:
+        cluster = Cluster(loop, seed)
+        loop.run_until_complete(story(cluster))
+        loop.check()
+        return cluster.trace
+
+
+class Shop:
+    """A producer that notes what was acknowledged."""
+
+    def __init__(self, cluster: Cluster, *, per_second: float = 20.0) -> None:
+        self.acknowledged: list[bytes] = []
+        #: When the last message was acknowledged, and the longest time between two.
+        self.at = 0.0
+        self._per_second = per_second
+        self.node = cluster.node("shop", self._sell)
+
+    async def _sell(self, node: Node) -> None:
+        async with Producer("shop", client=node.client_config(), env=node.env) as producer:
+            node.is_ready()
+            number = 0
+            while not node.stopping.is_set():
+                number += 1
+                body = b"<%d>" % number
+                await asyncio.sleep(node.env.random.expovariate(self._per_second))
+                try:
+                    receipt = await producer.send(Message("orders", body))
+                except TernError:
+                    continue
+                if receipt.status is SendStatus.OK:
+                    self.acknowledged.append(body)
+                    self.at = asyncio.get_running_loop().time()
+
+
+def leader_of(members: list[Node]) -> Node | None:
+    return next((each for each in members if each.broker is not None and each.broker.roles.is_master), None)
+
+
+async def until(is_true: Callable[[], object], limit_s: float = LONG_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not is_true():
+            await asyncio.sleep(0.01)
+
+
+def bodies(node: Node) -> list[bytes]:
+    """All messages of the topic that can be read on a member, by queue."""
+    assert node.broker is not None
+    assert node.broker.group is not None
+    store = node.broker.group.node.store
+    return [
+        body
+        for topic, queue_id in sorted(store.queues())
+        if topic == "orders"
+        for body in all_bodies(store, topic, queue_id)
+    ]
+
+
+def votes_of(node: Node | None) -> tuple[str, ...]:
+    """Term and vote as they are on the disk of a member, after a power cut, too."""
+    assert node is not None
+    disk = node.disk.copy()
+    disk.power_cut(Random(0))
+    [path] = [path for path in disk.files() if path.name == "currterm"]
+    lines = (disk.read(path) or b"").decode().splitlines()
+    return tuple(sorted(line for line in lines if line.startswith(("currTerm", "voteLeader"))))
+
+
+async def agree(members: list[Node]) -> None:
+    """Wait until all members have the same log, and all of it is dispatched."""
+
+    def is_equal() -> bool:
+        groups = [each.broker.group for each in members if each.broker is not None]
+        if len(groups) < len(members) or leader_of(members) is None:
+            return False
+        ends = {group.log.end for group in groups if group is not None}
+        dispatched = {group.node.store.dispatched for group in groups if group is not None}
+        return len(ends) == 1 and ends == dispatched
+
+    await until(is_equal)
+
+
+def data_files(node: Node) -> dict[str, bytes]:
+    """The data files of a member's log."""
+    return {path.name: data for path, data in node.disk.files().items() if path.parent.name == "data"}
+
+
+def test_a_leader_is_elected_and_takes_messages() -> None:
+    """P1, P4: within 2 s of the start, and what it takes is on all members, byte for byte."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await until(lambda: leader_of(members), 2.0)
+        votes = [votes_of(member) for member in members]
+        assert 2 <= sum(vote == votes_of(leader_of(members)) for vote in votes), "the votes of a majority are on disks"
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) >= 100)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert sorted(shop.acknowledged) == sorted(bodies(member))
+        one, two, three = (data_files(member) for member in members)
+        assert one
+        assert one == two == three
+
+    run(1, story)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_killed_leader_is_replaced_and_nothing_acknowledged_is_lost(flush: str) -> None:
+    """P4: a new master within 2 s; clients continue; the old leader comes back as a follower."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3, flushDiskType=flush)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        for _ in range(3):
+            await until(lambda: leader_of(members))
+            sent = len(shop.acknowledged)
+            await until(lambda sent=sent: len(shop.acknowledged) > sent + 20)  # type: ignore[misc]
+            old = leader_of(members)
+            assert old is not None
+            old.kill()
+            await until(lambda: leader_of(members), 2.0)
+            await cluster.start(old)
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(2, story)
+
+
+def test_a_minority_acknowledges_nothing() -> None:
+    """P4: a leader that is cut off steps down, and answers no send with OK; the others elect a leader and go on."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        old = leader_of(members)
+        assert old is not None
+        others = [each for each in members if each is not old]
+        # Clients and name server still reach the old leader.
+        cluster.network.partition([old.ip], [each.ip for each in others])
+        await until(lambda: not _is_master(old), 3.0)
+        await until(lambda: leader_of(others), 3.0)
+        end = old.broker.group.log.committed  # type: ignore[union-attr]
+        await asyncio.sleep(10.0)
+        assert end == old.broker.group.log.committed  # type: ignore[union-attr]
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        cluster.network.heal()
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(3, story)
+
+
+def test_a_leader_that_was_suspended_comes_back_as_a_follower() -> None:
+    """P4: as with SIGSTOP; it answers nothing with OK that the new leader does not have."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        old = leader_of(members)
+        assert old is not None
+        old.pause()
+        await until(lambda: leader_of([each for each in members if each is not old]), 3.0)
+        await asyncio.sleep(5.0)
+        old.resume()
+        await until(lambda: not _is_master(old), 1.0)
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(4, story)
+
+
+def test_a_clean_stop_hands_over_first() -> None:
+    """P4: within 300 ms there is another master."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster, per_second=100)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        old = leader_of(members)
+        assert old is not None
+        others = [each for each in members if each is not old]
+        stopping = cluster.watch(old.stop())
+        await until(lambda: leader_of(others), 0.3)
+        await stopping
+        await cluster.start(old)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(5, story)
+
+
+def test_a_member_with_a_full_disk_does_not_stop_the_others() -> None:
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster, per_second=100)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        leader = leader_of(members)
+        full = next(each for each in members if each is not leader)
+        full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 600)
+        full.disk.capacity_bytes = None
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(6, story)
+
+
+@pytest.mark.parametrize("seed", range(3, 11))
+def test_whatever_fails_what_was_acknowledged_is_kept(seed: int) -> None:
+    """P3, P4: kills, power cuts, suspensions, partitions and resets at random; at the end all logs are equal."""
+    run(seed, _storm)
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    assert run(99, _storm) == run(99, _storm)
+
+
+async def _storm(cluster: Cluster) -> None:
+    chance = cluster.random
+    flush = chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
+    members = cluster.raft_group("broker-a", 3, flushDiskType=flush)
+    shop = Shop(cluster)
+    await cluster.start(cluster.name_server(), *members)
+    await cluster.start(shop.node)
+    masters: dict[int, Node] = {}
+    cluster.network.weather = Weather(0.000_1, chance.choice((0.001, 0.02)), chance.choice((0.0, 0.5)))
+    for _ in range(10):
+        victim = leader_of(members) if chance.random() < 0.6 else None
+        victim = victim or chance.choice(members)
+        await _hurt(cluster, members, victim, is_sync=flush == "SYNC_FLUSH")
+        end = cluster.loop.time() + chance.choice((0.2, 1.0, 4.0))
+        while cluster.loop.time() < end:
+            _check_masters(members, masters)
+            await asyncio.sleep(0.02)
+    cluster.network.heal()
+    cluster.network.weather = Weather()
+    for member in members:
+        if member.is_paused:
+            member.resume()
+        if not member.is_up:
+            await cluster.start(member)
+    sent = len(shop.acknowledged)
+    await until(lambda: len(shop.acknowledged) > sent + 10)
+    await shop.node.stop()
+    await agree(members)
+    for member in members:
+        found = bodies(member)
+        lost = set(shop.acknowledged) - set(found)
+        assert not lost, f"{member.name} has lost {sorted(lost)}"
+    one, two, three = (data_files(member) for member in members)
+    assert one == two == three
+
+
+async def _hurt(cluster: Cluster, members: list[Node], victim: Node, *, is_sync: bool) -> None:
+    chance, network = cluster.random, cluster.network
+    down = [each for each in members if not each.is_up]
+    if down:
+        await cluster.start(down[0])
+        return
+    paused = [each for each in members if each.is_paused]
+    if paused:
+        paused[0].resume()
+        return
+    fault = chance.choice(("kill", "power", "pause", "cut", "one way", "reset", "heal"))
+    cluster.note(fault, victim.name)
+    other = chance.choice([each for each in members if each is not victim])
+    match fault:
+        case "kill":
+            victim.kill()
+        case "power":
+            # A page cache that is lost on one member is more than that member's share of a majority in page caches.
+            (victim.cut_power if is_sync else victim.kill)()
+        case "pause":
+            victim.pause()
+        case "cut":
+            network.partition([victim.ip], [each.ip for each in members if each is not victim])
+        case "one way":
+            network.block(victim.ip, other.ip)
+        case "reset":
+            network.reset(victim.ip, other.ip)
+        case _:
+            network.heal()
+
+
+def _check_masters(members: list[Node], masters: dict[int, Node]) -> None:
+    """One master a term."""
+    for member in members:
+        if _is_master(member) and not member.is_paused:
+            assert member.broker is not None
+            term = member.broker.roles.term.number
+            assert masters.setdefault(term, member) is member, f"two masters in term {term}"
+
+
+def _is_master(member: Node) -> bool:
+    return member.broker is not None and member.broker.roles.is_master
+
+
+def test_a_leader_with_a_full_disk_hands_over() -> None:
+    """P4: producers need not wait until a person has made room."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster, per_second=100)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        full = leader_of(members)
+        assert full is not None
+        full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
+        await until(lambda: leader_of(members) not in (None, full), 120.0)
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 100)
+        full.disk.capacity_bytes = None
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(7, story)
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_a_leader_whose_disk_fails_is_replaced(flush: str) -> None:
+    """P4: a sync that fails ends its part in the group; it must not go on as a leader that takes nothing."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3, flushDiskType=flush)
+        shop = Shop(cluster, per_second=100)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        broken = leader_of(members)
+        assert broken is not None
+
+        def fail(kind: str, path: Path) -> None:
+            if kind == "sync" and path.parent.name == "data":
+                raise StoreError(f"cannot sync {path}: input/output error")
+
+        broken.disk.before = fail
+        await until(lambda: leader_of(members) not in (None, broken))
+        assert "input/output error" in _trouble(broken)
+        assert broken.broker is not None
+        assert broken.broker.group is not None
+        assert broken.broker.group.status().role == "follower"
+        await until(lambda: broken.broker is not None and broken.broker.roles.broker_id != 0)
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 100)
+        broken.kill()
+        broken.disk.before = None
+        await cluster.start(broken)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+
+    run(10, story)
+
+
+def test_entries_that_are_not_what_their_message_says_are_dropped() -> None:
+    """P3: also behind entries that the member has already; it stays a member."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        victim = next(each for each in members if each is not leader_of(members))
+        assert victim.broker is not None
+        assert victim.broker.group is not None
+        node = victim.broker.group.node
+        for overlap in (0, 1, 2):
+            await until(lambda: node.core.leader is not None and node.log.last_index > 5)
+            term, last, leader = node.log.last_term, node.log.last_index, node.core.leader
+            assert leader is not None
+            prev = last - overlap
+            message = Append(
+                sender=leader,
+                receiver=node.id,
+                term=node.core.term,
+                prev_index=prev,
+                prev_term=node.log.term_of(prev) or 0,
+                last_index=last + 1,
+                runs=((prev + 1, term),),
+                commit=last + 1,
+                sent_ms=0,
+            )
+            node.deliver(leader, 3, b"".join(pack_message(message, [b"x" * 500]))[5:])
+            await asyncio.sleep(1.0)
+            assert not node.trouble
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await agree(members)
+        one, two, three = (data_files(member) for member in members)
+        assert one == two == three
+
+    run(11, story)
+
+
+def test_a_member_that_lost_its_disk_gets_everything_again() -> None:
+    """P4: while the leader still has all of its log."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster, per_second=100)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 300)
+        lost = next(each for each in members if each is not leader_of(members))
+        lost.kill()
+        lost.disk = SimulatedDisk(now_ms=lost.clock.now_ms)
+        await cluster.start(lost)
+        await shop.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(shop.acknowledged) <= set(bodies(member))
+        one, two, three = (data_files(member) for member in members)
+        assert one == two == three
+
+    run(8, story)
+
+
+def _trouble(member: Node) -> str:
+    assert member.broker is not None
+    assert member.broker.group is not None
+    return member.broker.group.status().trouble

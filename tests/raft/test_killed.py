@@ -1,0 +1,69 @@
+"""kill -9, SIGSTOP and full disks of real leaders under load: nothing acknowledged is lost, clients go on (P4).
+
+Fifty rounds are in ``script/soak raft-kill``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+from ternmq.admin import Admin
+from ternmq.errors import TernError
+from tests.raft.processes import LONG_S, Load, check, kill_leaders, leader, level, running
+from tests.tmpfs import Tmpfs, small_disk
+
+__all__ = ["small_disk"]
+
+
+async def test_a_killed_leader_takes_nothing_along(tmp_path: Path) -> None:
+    await kill_leaders(tmp_path, 2)
+
+
+async def test_a_leader_that_was_stopped_comes_back_as_a_follower(tmp_path: Path) -> None:
+    """It holds messages that were sent to it meanwhile, and must not acknowledge them by itself."""
+    async with running(tmp_path) as processes, Admin(processes.name_servers) as admin:
+        load = Load(processes.name_servers)
+        old = await leader(admin)
+        async with load.running():
+            await load.goes_on()
+            processes.signal(old, signal.SIGSTOP)
+            await load.goes_on()
+            processes.signal(old, signal.SIGCONT)
+            assert await leader(admin) != old
+            await load.goes_on()
+        members = await level(admin)
+        assert ["follower"] == [member.role for member in members if member.member == old]
+        await asyncio.to_thread(processes.stop)
+        check(processes, load)
+
+
+async def test_a_leader_whose_disk_is_full_hands_over_and_comes_back(tmp_path: Path, small_disk: Tmpfs) -> None:
+    """The others go on without it. When it has room again it gets all that it lacks."""
+    async with (
+        running(tmp_path, homes={"n2": small_disk.path}) as processes,
+        Admin(processes.name_servers) as admin,
+    ):
+        load = Load(processes.name_servers, senders=2, pause_s=0.01)
+        await leader(admin)
+        async with load.running():
+            await load.goes_on()
+            await _hand_to(admin, "n2")
+            await load.goes_on()
+            small_disk.fill(leave_bytes=32 * 1024)
+            assert await leader(admin, but="n2") != "n2"
+            await load.goes_on(200)
+            small_disk.free(12 << 20)
+            await load.goes_on()
+        await level(admin)
+        await asyncio.to_thread(processes.stop)
+        check(processes, load)
+
+
+async def _hand_to(admin: Admin, member: str) -> None:
+    async with asyncio.timeout(LONG_S):
+        while await leader(admin) != member:
+            with contextlib.suppress(TernError):
+                await admin.raft.transfer(to=member)

@@ -1,0 +1,492 @@
+"""Members join and leave while the group works (P1, P3, P4)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from ternmq import names
+from ternmq.admin import Admin
+from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, ServiceNotAvailable, TernError
+from ternmq.raft.group import Members
+from ternmq.raft.membership import MEMBERS_FLAG, Change, Membership, Peer, pack_body, peers_in
+from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
+from ternmq.testing.disk import SimulatedDisk
+from ternmq.wire.record import pack_record, record_bytes
+from tests.raft.group import Group
+from tests.raft.member_simulation import MemberSimulation
+from tests.raft.seeds import live, live_twice
+from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
+from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until
+from tests.store.small import HOST
+from tests.store.small import bodies as all_bodies
+
+# --- Cores ------------------------------------------------------------------------------------------------------------
+
+#: Seeds of one test.
+PORTION = 20
+
+
+@pytest.mark.parametrize("first", range(0, 60, PORTION))
+def test_members_change_while_everything_breaks(first: int) -> None:
+    """P1, P3: joins, leaves, lost disks, entries that were deleted meanwhile. One leader a term, log matching, leader
+    completeness, committed entries never change, acknowledged ones are on a majority of the present members, and soon
+    after all is well the group works again."""
+    lives = [live_twice(first, MemberSimulation)]
+    lives += [live(seed, kind=MemberSimulation) for seed in range(first + 1, first + PORTION)]
+    assert PORTION < sum(life.changes for life in lives if isinstance(life, MemberSimulation))
+
+
+def test_a_second_change_waits_for_the_first() -> None:
+    group = Group(members=Members(("n0", "n1", "n2")))
+    leader = group.elect("n0")
+    group.run(100)
+    core = leader.core
+    group.isolate("n0")
+    core.check_change(Members(("n0", "n1", "n2"), ("n3",)), group.now_ms)
+    leader.put("members", Members(("n0", "n1", "n2"), ("n3",)))
+    assert core.members.learners == ("n3",), "it counts when it is appended"
+    with pytest.raises(ServiceNotAvailable, match="in progress"):
+        core.check_change(Members(("n0", "n1", "n2"), ("n3", "n4")), group.now_ms)
+
+
+def test_a_leader_that_has_committed_nothing_in_its_term_changes_no_members() -> None:
+    """Ongaro's correction of single-server changes (2015)."""
+    group = Group((1,), (1,), (1,))
+    group.cut |= {("n1", "n0"), ("n2", "n0")}
+    follower = group["n0"].core
+    with pytest.raises(BrokerRefused, match="does not lead"):
+        follower.check_change(Members(("n0", "n1")), 0)
+    group.cut.clear()
+    leader = group.elect("n0")
+    leader.core._commit = 0
+    with pytest.raises(ServiceNotAvailable, match="has committed nothing yet"):
+        leader.core.check_change(Members(("n0", "n1")), group.now_ms)
+
+
+@pytest.mark.parametrize(
+    ("members", "sentence"),
+    [
+        (Members(("n0", "n1", "n2")), "one member at a time: none would change"),
+        (Members(("n0", "n1", "n2", "n3", "n4")), "one member at a time: n3, n4 would change"),
+        (Members(("n0",)), "one member at a time: n1, n2 would change"),
+        (Members(("n0", "n1", "n3")), "one member at a time: n2, n3 would change"),
+        (Members(("n1", "n2")), "n0 leads the group; hand over first"),
+        (Members(("n0", "n1", "n2"), ("n3",)), ""),
+        (Members(("n0", "n1")), ""),
+    ],
+)
+def test_one_member_changes_at_a_time(members: Members, sentence: str) -> None:
+    group = Group(members=Members(("n0", "n1", "n2")))
+    leader = group.elect("n0")
+    group.run(1000)
+    if not sentence:
+        leader.core.check_change(members, group.now_ms)
+        return
+    with pytest.raises(InvalidParameter, match=sentence):
+        leader.core.check_change(members, group.now_ms)
+
+
+def test_a_change_that_is_taken_back_counts_no_more() -> None:
+    """It was in the log of a minority only."""
+    group = Group(members=Members(("n0", "n1", "n2")))
+    old = group.elect("n0")
+    group.run(100)
+    group.isolate("n0")
+    old.put("members", Members(("n0", "n1", "n2"), ("n3",)))
+    assert ("n3",) == old.core.members.learners
+    group.run_until(lambda: any(name != "n0" for name in group.leaders))
+    group.cut.clear()
+    group.run(3000)
+    assert old.log.members is None
+    assert Members(("n0", "n1", "n2")) == old.core.members
+
+
+def test_several_members_do_not_change_at_once() -> None:
+    """Majorities before and after would have no member in common."""
+    group = Group(members=Members(("n0", "n1", "n2")))
+    leader = group.elect("n0")
+    group.run(1000)
+    with pytest.raises(InvalidParameter, match="one member at a time"):
+        leader.core.check_change(Members(("n0",)), group.now_ms)
+
+
+def test_a_change_that_would_stop_the_group_is_refused() -> None:
+    """The members that are left could not elect a leader."""
+    group = Group(members=Members(("n0", "n1", "n2")))
+    leader = group.elect("n0")
+    group.run(1000)
+    group.isolate("n1")
+    group.run(1000)
+    with pytest.raises(ServiceNotAvailable, match="n1 cannot be reached or lacks a part of the log"):
+        leader.core.check_change(Members(("n0", "n1")), group.now_ms)
+    leader.core.check_change(Members(("n0", "n2")), group.now_ms)
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_counts_only_for_what_the_log_has() -> None:
+    """P1: it is written before the entry, so it may know more than the log; never less."""
+    disk, path = SimulatedDisk(), Path("/members")
+    one = (Peer("n0", "a:1"),)
+    two = (*one, Peer("n1", "b:1", votes=False))
+    membership = Membership(disk, path)
+    membership.load(first_index=0, term_of=lambda _index: None)
+    assert (None, -1) == (membership.members, membership.index)
+    membership.add(Change(5, 1, one), committed=-1)
+    membership.add(Change(9, 2, two), committed=5)
+    assert (Members(("n0",), ("n1",)), 9) == (membership.members, membership.index)
+    membership.cut(9)
+    assert (Members(("n0",)), 5) == (membership.members, membership.index)
+    for terms, expected in (({5: 1, 9: 2}, 9), ({5: 1, 9: 3}, 5), ({5: 1}, 5), ({}, -1)):
+        again = Membership(disk, path)
+        again.load(first_index=0, term_of=terms.get)
+        assert expected == again.index
+    again = Membership(disk, path)
+    again.load(first_index=7, term_of={9: 3}.get)
+    assert 5 == again.index, "an entry that was deleted was committed"
+
+
+def members_record(body: bytes, *, topic: str = names.RAFT_MEMBERS_TOPIC) -> bytearray:
+    """A record as it is in the log."""
+    size = record_bytes(body=len(body), topic=len(topic), properties=0, born_host=len(HOST), store_host=len(HOST))
+    page = bytearray(size)
+    pack_record(
+        page,
+        0,
+        size=size,
+        queue_id=0,
+        flag=MEMBERS_FLAG,
+        queue_offset=0,
+        log_offset=0,
+        sysflag=0,
+        born_time_ms=1,
+        born_host=HOST,
+        store_time_ms=1,
+        store_host=HOST,
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+        body=body,
+        topic=topic.encode(),
+        properties=b"",
+    )
+    return page
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [
+        (),
+        (Peer("n0", "a:1", votes=False),),
+        (Peer("n0", "a:1"), Peer("n0", "b:1")),
+        (Peer("n0", "a:1"), Peer("n1", "a:1")),
+        (Peer("x", "a:1"),),
+        (Peer("n0", "nowhere"),),
+        tuple(Peer(f"n{number}", f"a:{number + 1}") for number in range(10)),
+    ],
+)
+def test_a_record_that_names_no_group_names_no_members(peers: tuple[Peer, ...]) -> None:
+    assert None is peers_in(members_record(pack_body(peers)))
+    good = (Peer("n0", "a:1"), Peer("n1", "b:1", votes=False))
+    assert good == peers_in(members_record(pack_body(good)))
+    assert None is peers_in(members_record(b"\xff"))
+    assert None is peers_in(members_record(pack_body(good), topic="orders"))
+
+
+# --- Brokers ----------------------------------------------------------------------------------------------------------
+
+
+def joining(cluster: Cluster, members: list[Node], number: int, **settings: object) -> Node:
+    """A broker that is to join a group."""
+    ip = f"10.0.0.{len(cluster.nodes) + 1}"
+    peers = [f"n{at}-{member.ip}:{RAFT_PORT}" for at, member in enumerate(members)] + [f"n{number}-{ip}:{RAFT_PORT}"]
+    node = cluster.broker(
+        f"broker-a-n{number}",
+        brokerName="broker-a",
+        enableDLegerCommitLog=True,
+        dLegerPeers=";".join(peers),
+        dLegerSelfId=f"n{number}",
+        raftJoin=True,
+        **settings,
+    )
+    assert ip == node.ip
+    return node
+
+
+async def asked(cluster: Cluster, *texts: str) -> None:
+    """Add (``+n3-…``) and remove (``-n1``) members, as a tool does; each must be done."""
+    done: list[str] = []
+
+    async def ask(node: Node) -> None:
+        async with Admin(config=node.client_config(), env=node.env) as admin:
+            node.is_ready()
+            for text in texts:
+                if text.startswith("+"):
+                    await admin.raft.add(text[1:], wait_s=200)
+                else:
+                    await admin.raft.remove(text[1:])
+                done.append(text)
+            await node.stopping.wait()
+
+    tool = cluster.node(f"tool-{len(cluster.nodes)}", ask)
+    await cluster.start(tool)
+    await until(lambda: len(done) == len(texts) or cluster.loop.failures, 100.0)
+    cluster.loop.check()
+    await tool.stop()
+
+
+def test_a_member_is_replaced_while_messages_come() -> None:
+    """P1, P4: n3 joins, also what was deleted meanwhile, and votes; n0 leaves, whether it leads or not; all that was
+    acknowledged is on all members; restarts know the members; the one that left says so."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3, fileReservedTime=0)
+        shop = Shop(cluster, per_second=200)
+        await cluster.start(cluster.name_server(), *members)
+        new = joining(cluster, members, 3, fileReservedTime=0)
+        await cluster.start(shop.node, new)
+        await until(lambda: len(shop.acknowledged) > 700)
+        await shop.node.stop()
+        await agree(members)
+        await delete_old(members)
+        await cluster.start(shop.node)
+        old = leader_of(members)
+        assert old is not None
+        old_id = node_of(old).id
+        await asked(cluster, f"+n3-{new.ip}:{RAFT_PORT}", f"-{old_id}")
+        left = [each for each in (*members, new) if each is not old]
+        await until(lambda: leader_of(left))
+        assert {"n0", "n1", "n2", "n3"} - {old_id} == set(node_of(new).core.members.voters)
+        await until(lambda: "was removed from the group" in node_of(old).status().trouble)
+        for member in left:
+            member.kill()
+            await cluster.start(member)
+        await until(lambda: leader_of(left))
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await agree(left)
+        assert all({"n0", "n1", "n2", "n3"} - {old_id} == set(node_of(each).core.members.voters) for each in left)
+        one, two, three = (data_files(member) for member in left)
+        last = max(one)
+        assert one[last] == two[last] == three[last]
+        assert all(set(shop.acknowledged[-20:]) <= set(bodies(each)) for each in left)
+        # The one that left comes back with what it knew, and is not listened to.
+        await old.stop()
+        await cluster.start(old)
+        await until(lambda: len(shop.acknowledged) >= sent)
+        assert leader_of(left) is not None
+
+    run(21, story)
+
+
+def test_what_cannot_be_changed_is_refused_with_a_sentence() -> None:
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 2)
+        await cluster.start(cluster.name_server(), *members)
+        await until(lambda: leader_of(members))
+        leader = leader_of(members)
+        assert leader is not None
+        assert leader.broker is not None
+        group = leader.broker.group
+        assert group is not None
+        other = "n1" if node_of(leader).id == "n0" else "n0"
+        await until(lambda: node_of(leader).core.keeps_up(other, node_of(leader)._now_ms()))
+        for change, sentence in (
+            (group.add("n1-10.0.0.9:40911"), "is a member already"),
+            (group.add(f"n7-{members[1].ip}:{RAFT_PORT}"), "needs its own id and address"),
+            (group.add("x7"), "expected members such as n0"),
+            (group.remove("n9"), "'n9' is not a member of the group: n0"),
+            (group.remove(node_of(leader).id), "hand over first"),
+        ):
+            with pytest.raises(TernError, match=sentence):
+                await change
+        await group.add("n5-10.0.0.99:40911")
+        with pytest.raises(TernError, match="joins already"):
+            await group.add("n5-10.0.0.99:40911")
+        await group.remove("n5")
+        await group.remove(other)
+        with pytest.raises(TernError, match="last member that votes"):
+            await group.remove(node_of(leader).id)
+
+    run(22, story)
+
+
+def test_a_learner_that_cannot_be_reached_does_not_vote_and_stops_nothing() -> None:
+    """P1: nothing depends on it; the caller is told, and may take it back."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 5)
+        told: list[str] = []
+
+        async def ask(node: Node) -> None:
+            async with Admin(config=node.client_config(), env=node.env) as admin:
+                node.is_ready()
+                with pytest.raises(CallTimeout) as refused:
+                    await admin.raft.add("n3-10.0.0.99:40911", wait_s=5)
+                told.append(str(refused.value))
+                await admin.raft.remove("n3")
+                told.append("removed")
+                await node.stopping.wait()
+
+        tool = cluster.node("tool", ask)
+        await cluster.start(tool)
+        await until(lambda: len(told) == 2 or cluster.loop.failures)
+        cluster.loop.check()
+        assert "n3 does not keep up yet" in told[0]
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        assert all(is_there(each) and node_of(each).core.members == Members(("n0", "n1", "n2")) for each in members)
+
+    run(23, story)
+
+
+def test_a_member_that_lost_its_disk_learns_of_the_members_again() -> None:
+    """P1: its settings are older than the group."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        new = joining(cluster, members, 3)
+        await cluster.start(shop.node, new)
+        await until(lambda: len(shop.acknowledged) > 20)
+        await asked(cluster, f"+n3-{new.ip}:{RAFT_PORT}", "-n0")
+        left = [*members[1:], new]
+        await until(lambda: leader_of(left))
+        await wiped(members[2])
+        await cluster.start(members[2])
+        await shop.node.stop()
+        await agree(left)
+        assert Members(("n1", "n2", "n3")) == node_of(members[2]).core.members
+
+    run(24, story)
+
+
+def test_a_single_broker_grows_to_a_group() -> None:
+    """P2: a group of one, with the log that the broker had before; the others begin with empty directories."""
+
+    async def story(cluster: Cluster) -> None:
+        [first] = cluster.raft_group("broker-a", 1)
+        single = cluster.broker("single")
+        await cluster.start(cluster.name_server(), single)
+        await put(single, 200)
+        await single.stop()
+        copy_log(single.disk.files(), first)
+        others = [joining(cluster, [first], number) for number in (1, 2)]
+        await cluster.start(first, *others)
+        await until(lambda: leader_of([first]))
+        await asked(cluster, *(f"+n{at}-{each.ip}:{RAFT_PORT}" for at, each in enumerate(others, 1)))
+        members = [first, *others]
+        await agree(members)
+        assert Members(("n0", "n1", "n2")) == node_of(others[1]).core.members
+        for member in others:
+            assert data_files(first) == data_files(member)
+            assert list(range(200)) == [int(body) for body in all_bodies(node_of(member).store, "orders", 0)]
+
+    run(25, story)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+def test_whole_brokers_join_and_leave_while_everything_breaks(seed: int) -> None:
+    """P1, P3, P4: kills, power cuts, partitions, lost disks, deleted entries, while members join and leave; at the end
+    the present members are equal byte for byte, and have all that was acknowledged and not deleted."""
+    run(300 + seed, _Storm().story)
+
+
+WHAT = ("kill", "power", "cut", "join", "join", "leave", "wipe", "delete", "transfer")
+
+
+class _Storm:
+    async def story(self, cluster: Cluster) -> None:
+        chance = self.chance = cluster.random
+        self.deletes = chance.random() < 0.4
+        settings = {"flushDiskType": "SYNC_FLUSH", **({"fileReservedTime": 0} if self.deletes else {})}
+        members = cluster.raft_group("broker-a", 3, **settings)
+        self.cluster, self.shop = cluster, Shop(cluster, per_second=50)
+        await cluster.start(cluster.name_server(), *members)
+        self.nodes = {f"n{number}": member for number, member in enumerate(members)}
+        for number in (3, 4):
+            self.nodes[f"n{number}"] = joining(cluster, members, number, **settings)
+        await cluster.start(self.shop.node, self.nodes["n3"], self.nodes["n4"])
+        await until(lambda: len(self.shop.acknowledged) > 200)
+        for _ in range(8):
+            await self._hurt(
+                chance.choice(("kill", "power", "cut", "join", "join", "leave", "wipe", "delete", "transfer"))
+            )
+            await asyncio.sleep(chance.choice((0.3, 1.0, 4.0)))
+        cluster.network.heal()
+        for node in self.nodes.values():
+            if not node.is_up:
+                await cluster.start(node)
+        sent = len(self.shop.acknowledged)
+        await until(lambda: len(self.shop.acknowledged) > sent + 20, 120.0)
+        await self.shop.node.stop()
+        await until(lambda: all(each.is_up and is_there(each) for each in self._present()) and len(self._present()) > 0)
+        await agree(self._present())
+        present = self._present()
+        files = [data_files(member) for member in present]
+        for name in files[0]:
+            assert all(name not in other or other[name] == files[0][name] for other in files)
+        wanted = set(self.shop.acknowledged[-20:] if self.deletes else self.shop.acknowledged)
+        assert all(wanted <= set(bodies(each)) for each in present)
+
+    def _leader(self) -> Node | None:
+        return leader_of([each for each in self.nodes.values() if each.is_up])
+
+    def _present(self) -> list[Node]:
+        leader = self._leader()
+        members = node_of(leader).core.members if leader is not None and is_there(leader) else Members(("n0",))
+        return [self.nodes[name] for name in (*members.voters, *members.learners)]
+
+    async def _hurt(self, what: str) -> None:
+        chance, nodes, leader = self.chance, self.nodes, self._leader()
+        for node in nodes.values():
+            if not node.is_up:
+                await self.cluster.start(node)
+        if leader is None or leader.broker is None or leader.broker.group is None or not is_there(leader):
+            self.cluster.network.heal()
+            return
+        group, members = leader.broker.group, node_of(leader).core.members
+        victim = nodes[chance.choice(members.voters)]
+        self.cluster.note(what, victim.name)
+        others = [each for name in members.voters if (each := nodes[name]) is not victim]
+        is_whole = (
+            len(members.voters) > 2
+            and node_of(leader).log.members_index <= group.log.committed
+            and all(is_there(each) and not node_of(each).core.is_filling for each in others)
+        )
+        with contextlib.suppress(TernError, TimeoutError):
+            match what:
+                case "kill":
+                    victim.kill()
+                case "power":
+                    victim.cut_power()
+                case "cut":
+                    self.cluster.network.partition(
+                        [victim.ip], [each.ip for each in nodes.values() if each is not victim]
+                    )
+                case "wipe" if (
+                    is_whole and len(members.voters) > 2 and node_of(leader).log.members_index <= group.log.committed
+                ):
+                    await wiped(victim)
+                    # Changes wait until it is noticed.
+                    await asyncio.sleep(3.0)
+                case "delete" if self.deletes:
+                    for each in others:
+                        node_of(each).store.retention.ask()
+                case "join":
+                    spare = chance.choice([*nodes])
+                    await group.add(f"{spare}-{nodes[spare].ip}:{RAFT_PORT}")
+                case "leave" if len(members.voters) > 3:
+                    await group.remove(chance.choice([name for name in members.voters if nodes[name] is not leader]))
+                case "transfer":
+                    await node_of(leader).transfer(chance.choice(members.voters))
