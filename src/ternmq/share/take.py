@@ -1,0 +1,562 @@
+"""Taking messages for one pull: what the consumer was given and never saw first, then new ones (R1, R2).
+
+1. A consumer says up to which number it has what it was given. What lies behind that was lost on its way, or belongs to
+   an earlier start of the same consumer: it comes first, with the numbers that it has.
+2. New messages are read from the group's cursors, in all queues of the topic. The ``Pull`` action is written, and only
+   then the cursors move: a crash in between hands the messages out again. If it cannot be written, nothing happened.
+3. Records that are probably not in memory are not touched: they are named (``Taken.cold``), must be read by another
+   thread, and are taken by a second call, if the cursor is still there.
+
+**A key at a time** (``ordered``). Where one consumer at a time may hold messages of a key, a message whose key another
+consumer holds goes into *its* pull log: it finds it there with its next pull, as it finds what it never saw. So keys
+stay together without a table of owners, and a pull passes by what others must get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from typing import Final, Protocol
+
+from ternmq.message import Property
+from ternmq.share.actions import LOST, Ack, Action, Cursors, Hold, Pull, Stretch
+from ternmq.share.pull_log import PullLog, Run
+from ternmq.share.state import Place, ShareState
+from ternmq.store.log.draft import Placed
+from ternmq.store.log.protocol import Piece
+from ternmq.store.read.query import GetResult, GetStatus
+from ternmq.store.read.records import offsets_of, start_offset
+from ternmq.wire import properties as props
+from ternmq.wire.record import peek_properties, unpack_place
+
+#: Bytes of an answer, as frames have a bound; a first message may be larger.
+BYTES_MAX: Final = 4 * 1024 * 1024
+#: Stretches of a queue that one pull looks through for something that its filter lets through.
+SCANS_MAX: Final = 4
+#: Characters of a key that are kept as they are. A key may have 32 KB, and there is one for each held message.
+_KEY_MAX: Final = 64
+#: What the key of a held message takes in memory, about.
+_KEY_BYTES: Final = 300
+#: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
+UNSEEN_MAX: Final = 256
+
+Matches = Callable[[int], bool]
+Accepts = Callable[[str], bool]
+IsOver = Callable[[], bool]
+
+
+class TakenStore(Protocol):
+    """What taking needs of the message store."""
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        count_max: int,
+        bytes_max: int | None = None,
+        matches: Matches | None = None,
+        accepts: Accepts | None = None,
+        is_over: IsOver | None = None,
+        leave_cold: bool = False,
+    ) -> GetResult: ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int: ...
+
+    def max_offset(self, topic: str, queue_id: int) -> int: ...
+
+
+class StartOffsets(Protocol):
+    """Where groups stood that consumed in another way before; -1 where there is none."""
+
+    def get(self, group: str, topic: str, queue_id: int) -> int: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Wish:
+    """What a consumer wants of a topic."""
+
+    group: str
+    topic: str
+    consumer: str
+    count_max: int
+    bytes_max: int
+    #: The last number that it has, and in which life it got it.
+    held: int
+    held_life: int
+    #: When what it gets is taken back; 0: not while the consumer lives.
+    due_ms: int
+    matches: Matches | None = None
+    accepts: Accepts | None = None
+    is_over: IsOver | None = None
+    #: Whether a group that is new to a queue begins behind its last message.
+    from_last: bool = False
+    ordered: bool = False
+    #: Messages that it may hold.
+    held_max: int = 10_000
+
+
+@dataclass(slots=True, frozen=True)
+class ColdPlace:
+    """Records that must be read before they are taken: from where, how many, and their places on disk."""
+
+    queue_id: int
+    queue_offset: int
+    count: int
+    pieces: list[Piece]
+
+
+@dataclass(slots=True)
+class Taken:
+    """What it gets. The messages have the numbers ``first``, ``first`` + 1 …"""
+
+    first: int = -1
+    life: int = 0
+    buffers: list[memoryview] = field(default_factory=list)
+    count: int = 0
+    body_bytes: int = 0
+    #: Whether these were given to it before.
+    is_again: bool = False
+    #: Whether it holds as much as it may.
+    is_full: bool = False
+    #: Messages that are left in the queues.
+    rest: int = 0
+    #: A filter let nothing through so far, and there is more to look at.
+    unfinished: bool = False
+    #: Where the log must be confirmed before the messages may go out; 0: nothing was written.
+    end_offset: int = 0
+    cold: ColdPlace | None = None
+    #: Other consumers that were given messages.
+    others: list[str] = field(default_factory=list)
+
+
+class Keys:
+    """Of one place: which consumer holds messages of which key, and how many."""
+
+    __slots__ = ("_by_key", "_of", "count")
+
+    def __init__(self) -> None:
+        #: Messages with a key that are held.
+        self.count = 0
+        self._by_key: dict[str, tuple[str, int]] = {}
+        #: By consumer and number, the key.
+        self._of: dict[str, dict[int, str]] = {}
+
+    def holder(self, key: str) -> str | None:
+        held = self._by_key.get(key)
+        return held[0] if held is not None else None
+
+    def add(self, consumer: str, number: int, key: str) -> None:
+        self.count += 1
+        self._of.setdefault(consumer, {})[number] = key
+        held = self._by_key.get(key)
+        self._by_key[key] = consumer, 1 if held is None else held[1] + 1
+
+    def remove(self, consumer: str, first: int, last: int) -> list[str]:
+        """Forget numbers; returns their keys in order, "" for numbers without one."""
+        numbers = self._of.get(consumer)
+        removed: list[str] = []
+        for number in range(first, last + 1):
+            key = numbers.pop(number, "") if numbers is not None else ""
+            removed.append(key)
+            if key:
+                self.count -= 1
+                holder, count = self._by_key.pop(key)
+                if count > 1:
+                    self._by_key[key] = holder, count - 1
+        if numbers is not None and not numbers:
+            del self._of[consumer]
+        return removed
+
+
+class Taker:
+    """All methods belong to the broker's loop. ``do`` writes an action and applies it to ``state``."""
+
+    def __init__(
+        self,
+        *,
+        store: TakenStore,
+        offsets: StartOffsets,
+        state: ShareState,
+        life: int,
+        do: Callable[[Action], Placed],
+        next_number: Callable[[str, str, str], int],
+        expired: Callable[[int], None],
+    ) -> None:
+        """``next_number`` tells the next number of a consumer, ``expired`` is told how many messages retention has
+        taken from a consumer."""
+        self._store = store
+        self._offsets = offsets
+        self._state = state
+        self._life = life
+        self._do = do
+        self._next_number = next_number
+        self._expired = expired
+        #: Of the places where a key is held by one consumer at a time.
+        self.keys: dict[tuple[str, str], Keys] = {}
+        #: Those of them where messages wait for a consumer that has too many.
+        self.blocked: set[tuple[str, str]] = set()
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what the keys take in memory."""
+        return sum([keys.count for keys in self.keys.values()]) * _KEY_BYTES
+
+    # --- What it was given before ----------------------------------------------------------------------------------
+
+    def take_again(self, wish: Wish, taken: Taken, *, read: ColdPlace | None = None) -> bool:
+        """Give a consumer what it was given and does not have; False if there is nothing of the kind.
+
+        ``read`` was read by another thread, and is in memory now.
+        """
+        log = self._state.find(wish.group, wish.topic, wish.consumer)
+        if log is None:
+            return False
+        while log.pulled > (known := log.known_to(wish.held, wish.held_life)):
+            behind = log.behind(known)
+            if not behind:
+                return False
+            run = behind[0]
+            if not self._take_run(wish, taken, log, run.part(max(run.first, known + 1), run.last), read):
+                break
+        return taken.count > 0 or taken.cold is not None
+
+    def _take_run(self, wish: Wish, taken: Taken, log: PullLog, first: Run, read: ColdPlace | None) -> bool:
+        """Add a run and those behind it; True if some of it was deleted and is confirmed now: try again."""
+        expected = first.first
+        for run in [first, *log.behind(first.last)]:
+            if run.first != expected or run.life != first.life or taken.count >= wish.count_max:
+                break
+            found = self._read(wish, taken, run.queue_id, run.offset, run.count, read)
+            if found is None:
+                break
+            if found.status is not GetStatus.FOUND or not found.count:
+                if taken.count:
+                    break
+                self._confirm_deleted(wish, run, found)
+                return True
+            if found.next_offset - run.offset != found.count:
+                # Some of it is gone.
+                offsets = offsets_of(found.buffers)
+                whole = sum([one == run.offset + number for number, one in enumerate(offsets)])
+                if not whole and not taken.count:
+                    self._give_up(wish, run.part(run.first, run.first + offsets[0] - run.offset - 1))
+                    return True
+                found = self._read(wish, taken, run.queue_id, run.offset, whole, read) if whole else None
+                if found is None:
+                    break
+            if taken.count and taken.body_bytes + found.body_bytes > wish.bytes_max:
+                break
+            if not taken.count:
+                taken.first, taken.life, taken.is_again = run.first, run.life, True
+            taken.buffers += found.buffers
+            taken.count += found.count
+            taken.body_bytes += found.body_bytes
+            if found.count < run.count:
+                break
+            expected = run.last + 1
+        if taken.count and wish.due_ms:
+            # Its time begins again: the consumer has not seen it before.
+            last = taken.first + taken.count - 1
+            hold = Hold(wish.group, wish.topic, wish.consumer, taken.first, last, wish.due_ms)
+            taken.end_offset = self._do(hold).end_offset
+        return False
+
+    def _confirm_deleted(self, wish: Wish, run: Run, found: GetResult) -> None:
+        """Confirm what retention has deleted of a run of which nothing could be read."""
+        behind = max(found.next_offset, self._store.min_offset(wish.topic, run.queue_id))
+        gone = min(max(behind - run.offset, 1), run.count)
+        self._give_up(wish, run.part(run.first, run.first + gone - 1))
+
+    def _give_up(self, wish: Wish, run: Run) -> None:
+        self._do(Ack(wish.group, wish.topic, wish.consumer, run.first, run.last))
+        self.release(wish.group, wish.topic, wish.consumer, run.first, run.last)
+        self._expired(run.count)
+
+    # --- New ones --------------------------------------------------------------------------------------------------
+
+    def take_new(self, wish: Wish, taken: Taken, queue_ids: Sequence[int], *, read: ColdPlace | None = None) -> None:
+        """Give a consumer the next messages of these queues, in this order."""
+        state = self._state
+        place = state.places.get((wish.group, wish.topic))
+        if place is None or any(queue_id not in place.cursors for queue_id in queue_ids):
+            place = self._begin(wish, queue_ids)
+        log = place.consumers.get(wish.consumer)
+        room = wish.held_max - (log.held if log is not None else 0)
+        if room <= 0:
+            taken.is_full = True
+            return
+        if wish.ordered != place.is_ordered and (wish.ordered or place.key not in self.keys):
+            # Members say with each pull what they are. The first one of a term decides, and one that keeps the order.
+            self._do(Cursors(wish.group, wish.topic, [], wish.ordered))
+        keys = self._keys_of(place) if place.is_ordered else None
+        gathered = _Gathered()
+        for queue_id in queue_ids:
+            start, end = place.cursors[queue_id], self._store.max_offset(wish.topic, queue_id)
+            count_max = min(wish.count_max - taken.count, room - taken.count)
+            if count_max <= 0 or taken.body_bytes >= wish.bytes_max or taken.cold is not None:
+                taken.rest += max(end - start, 0)
+            elif start != end:
+                self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
+        self._hand_out(wish, taken, gathered, keys)
+
+    def _begin(self, wish: Wish, queue_ids: Sequence[int]) -> Place:
+        """Where the group begins is noted, so that what comes between two pulls that find nothing is not left out."""
+        place = self._state.places.get((wish.group, wish.topic))
+        cursors = []
+        for queue_id in queue_ids:
+            if place is None or queue_id not in place.cursors:
+                offset = self._offsets.get(wish.group, wish.topic, queue_id)
+                if offset < 0:
+                    offset = start_offset(self._store, wish.topic, queue_id, from_last=wish.from_last)
+                cursors.append((queue_id, offset))
+        self._do(Cursors(wish.group, wish.topic, cursors))
+        return self._state.places[wish.group, wish.topic]
+
+    def _take_queue(
+        self,
+        wish: Wish,
+        taken: Taken,
+        gathered: _Gathered,
+        place: Place,
+        queue_id: int,
+        count_max: int,
+        keys: Keys | None,
+        read: ColdPlace | None,
+    ) -> None:
+        start = place.cursors[queue_id]
+        for _ in range(SCANS_MAX):
+            found = self._read(wish, taken, queue_id, start, count_max, read, is_new=True)
+            if found is None:
+                return
+            if found.status is GetStatus.FOUND:
+                if taken.count and taken.body_bytes + found.body_bytes > wish.bytes_max:
+                    break
+                offsets: Sequence[int] = range(start, found.next_offset)
+                if len(offsets) != found.count:
+                    offsets = offsets_of(found.buffers)
+                if keys is None:
+                    gathered.add(queue_id, offsets)
+                    taken.buffers += found.buffers
+                    taken.count += found.count
+                    taken.body_bytes += found.body_bytes
+                    next_offset = found.next_offset
+                else:
+                    next_offset = self._sort_keys(wish, taken, gathered, place, keys, queue_id, found)
+                gathered.cursors[queue_id] = next_offset
+                taken.rest += max(found.max_offset - next_offset, 0)
+                return
+            start = found.next_offset
+            if found.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_TOO_SMALL):
+                # The queue begins or ends elsewhere by now: retention, or a topic made anew.
+                if found.status is GetStatus.OFFSET_TOO_SMALL:
+                    self._expired(start - place.cursors[queue_id])
+                self._do(Cursors(wish.group, wish.topic, [(queue_id, start)]))
+            else:
+                # Noted with the next action; until then a crash only has them looked at again.
+                place.cursors[queue_id] = start
+            if start >= found.max_offset:
+                return
+            if wish.is_over is not None and wish.is_over():
+                break
+        taken.unfinished = True
+        taken.rest += max(self._store.max_offset(wish.topic, queue_id) - start, 0)
+
+    def _read(
+        self,
+        wish: Wish,
+        taken: Taken,
+        queue_id: int,
+        queue_offset: int,
+        count_max: int,
+        read: ColdPlace | None,
+        *,
+        is_new: bool = False,
+    ) -> GetResult | None:
+        """What a queue has there; None if it must be read by another thread first."""
+        is_read = read is not None and (read.queue_id, read.queue_offset) == (queue_id, queue_offset)
+        if is_read and read is not None:
+            count_max = min(count_max, read.count)
+        found = self._store.get(
+            wish.topic,
+            queue_id,
+            queue_offset,
+            count_max=count_max,
+            bytes_max=max(wish.bytes_max - taken.body_bytes, 1),
+            matches=wish.matches if is_new else None,
+            accepts=wish.accepts if is_new else None,
+            is_over=wish.is_over if is_new else None,
+            leave_cold=not is_read,
+        )
+        if found.cold is None:
+            return found
+        if not taken.count:
+            taken.cold = ColdPlace(queue_id, queue_offset, max(found.next_offset - queue_offset, 1), found.cold)
+        return None
+
+    def _hand_out(self, wish: Wish, taken: Taken, gathered: _Gathered, keys: Keys | None) -> None:
+        # What others get comes first, and the cursors last: a crash in between repeats, and loses nothing.
+        for consumer, stretches in gathered.others.items():
+            first = self._next_number(wish.group, wish.topic, consumer)
+            runs, names = stretches.runs, stretches.keys
+            self._do(Pull(wish.group, wish.topic, consumer, first, self._life, wish.due_ms, runs, []))
+            taken.others.append(consumer)
+            if keys is not None:
+                _note_keys(keys, consumer, first, names)
+        own, cursors = gathered.own, sorted(gathered.cursors.items())
+        if not own.runs:
+            if gathered.others:
+                taken.end_offset = self._do(Cursors(wish.group, wish.topic, cursors)).end_offset
+            return
+        first = self._next_number(wish.group, wish.topic, wish.consumer)
+        action = Pull(wish.group, wish.topic, wish.consumer, first, self._life, wish.due_ms, own.runs, cursors)
+        taken.end_offset = self._do(action).end_offset
+        taken.first, taken.life = first, self._life
+        if keys is not None:
+            _note_keys(keys, wish.consumer, first, own.keys)
+
+    # --- A key at a time --------------------------------------------------------------------------------------------
+
+    def _sort_keys(
+        self,
+        wish: Wish,
+        taken: Taken,
+        gathered: _Gathered,
+        place: Place,
+        keys: Keys,
+        queue_id: int,
+        found: GetResult,
+    ) -> int:
+        """Who gets which of the messages; returns the queue offset up to which all were given to some consumer."""
+        for record, queue_offset in _records(found.buffers):
+            key = key_of(peek_properties(record, 0, len(record)) or "")
+            holder = wish.consumer
+            if key:
+                holder = gathered.holders.get(key) or keys.holder(key) or wish.consumer
+                gathered.holders[key] = holder
+            if holder == wish.consumer:
+                gathered.own.add(queue_id, queue_offset, key)
+                taken.buffers.append(record)
+                taken.count += 1
+                taken.body_bytes += len(record)
+                continue
+            stretches, log = gathered.others.get(holder), place.consumers.get(holder)
+            count = stretches.count if stretches is not None else 0
+            if count + (log.held if log is not None else 0) >= UNSEEN_MAX:
+                # It is slow: what comes behind in this queue waits for it.
+                self.blocked.add(place.key)
+                return queue_offset
+            if stretches is None:
+                stretches = gathered.others[holder] = _Stretches()
+            stretches.add(queue_id, queue_offset, key)
+        return found.next_offset
+
+    def _keys_of(self, place: Place) -> Keys:
+        """The keys of a place; of what is held from before, they are read from the records."""
+        known = self.keys.get((place.group, place.topic))
+        if known is not None:
+            return known
+        keys = self.keys[place.group, place.topic] = Keys()
+        for consumer, log in place.consumers.items():
+            for run in log.runs if consumer != LOST else ():
+                at = 0
+                while at < run.count:
+                    found = self._store.get(place.topic, run.queue_id, run.offset + at, count_max=run.count - at)
+                    for record, queue_offset in _records(found.buffers):
+                        key = key_of(peek_properties(record, 0, len(record)) or "")
+                        if key and queue_offset < run.offset + run.count:
+                            keys.add(consumer, run.first + queue_offset - run.offset, key)
+                    step = found.next_offset - run.offset - at
+                    if step <= 0:
+                        break
+                    at += step
+        return keys
+
+    def release(self, group: str, topic: str, consumer: str, first: int, last: int) -> None:
+        """Numbers of a consumer are confirmed: their keys are free."""
+        keys = self.keys.get((group, topic))
+        if keys is not None:
+            keys.remove(consumer, first, last)
+
+    def moved(self, group: str, topic: str, runs: Sequence[Run], consumer: str, to: str, at: int) -> None:
+        """Runs of a consumer are another's now, numbered from ``at`` on."""
+        keys = self.keys.get((group, topic))
+        if keys is None:
+            return
+        names = [key for run in runs for key in keys.remove(consumer, run.first, run.last)]
+        _note_keys(keys, to, at, names)
+
+
+def key_of(properties: str) -> str:
+    """The key whose messages must not be held by two consumers: the sharding key, else the keys; "" without one."""
+    key = props.find(properties, Property.SHARDING_KEY) or props.find(properties, Property.KEYS) or ""
+    return key if len(key) <= _KEY_MAX else f"#{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def _note_keys(keys: Keys, consumer: str, first: int, names: Sequence[str]) -> None:
+    for number, key in enumerate(names, first):
+        if key:
+            keys.add(consumer, number, key)
+
+
+def _records(buffers: Sequence[memoryview]) -> Iterator[tuple[memoryview, int]]:
+    for view in buffers:
+        at = 0
+        while at < len(view):
+            size, queue_offset = unpack_place(view, at)
+            yield view[at : at + size], queue_offset
+            at += size
+
+
+class _Stretches:
+    """What one consumer gets in one pull, and the keys."""
+
+    __slots__ = ("count", "keys", "runs")
+
+    def __init__(self) -> None:
+        self.runs: list[Stretch] = []
+        self.keys: list[str] = []
+        self.count = 0
+
+    def add(self, queue_id: int, queue_offset: int, key: str) -> None:
+        self.keys.append(key)
+        self._add(queue_id, queue_offset, 1)
+
+    def add_all(self, queue_id: int, offsets: Sequence[int]) -> None:
+        if len(offsets) == offsets[-1] - offsets[0] + 1:
+            self._add(queue_id, offsets[0], len(offsets))
+            return
+        start = 0
+        for number, (one, other) in enumerate(pairwise(offsets), 1):
+            if other != one + 1:
+                self._add(queue_id, offsets[start], number - start)
+                start = number
+        self._add(queue_id, offsets[start], len(offsets) - start)
+
+    def _add(self, queue_id: int, offset: int, count: int) -> None:
+        self.count += count
+        if self.runs:
+            last_queue, last_offset, last_count = self.runs[-1]
+            if last_queue == queue_id and last_offset + last_count == offset:
+                self.runs[-1] = queue_id, last_offset, last_count + count
+                return
+        self.runs.append((queue_id, offset, count))
+
+
+class _Gathered:
+    """What one pull hands out."""
+
+    __slots__ = ("cursors", "holders", "others", "own")
+
+    def __init__(self) -> None:
+        self.own = _Stretches()
+        self.others: dict[str, _Stretches] = {}
+        #: By key, who gets it in this pull.
+        self.holders: dict[str, str] = {}
+        self.cursors: dict[int, int] = {}
+
+    def add(self, queue_id: int, offsets: Sequence[int]) -> None:
+        self.own.add_all(queue_id, offsets)

@@ -1,0 +1,121 @@
+"""Lost messages that cannot simply be written again (R2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ternmq import names
+from ternmq.broker.config import READ
+from ternmq.broker.services.sharing import Outcome
+from ternmq.errors import NoPermission, RecordRefused
+from ternmq.wire.requests_share import SharePull
+from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, Options, World
+
+Make = Callable[[Options], World]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Worlds that end with the test."""
+    worlds: list[World] = []
+
+    def make(options: Options) -> World:
+        worlds.append(World(options))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.end()
+
+
+def retried(world: World) -> list[bytes]:
+    return [message.body for message in world.pull("eve", topic=RETRY_TOPIC)] if world.has_retries() else []
+
+
+def test_what_retention_leaves_of_lost_messages_is_written_again(make: Make) -> None:
+    """R2: a disk that was full, or a broker that was down: the first of them are deleted, the others are not."""
+    world = make(Options(queues=1))
+    for number in range(20):
+        world.send(b"%02d" % number + b" " * 1_000)
+    assert 20 == len(world.pull("ann", bytes_max=1 << 20))
+    world.leave("ann")
+    world.clean()
+    first = world.store.min_offset(TOPIC, 0)
+    assert 0 < first < 20, "some are deleted"
+    world.tend()
+    assert [b"%02d" % number for number in range(first, 20)] == [body[:2] for body in retried(world)]
+    assert first == world.sharing.counts.expired
+
+
+def test_a_message_whose_copy_does_not_fit_goes_to_another_consumer_as_it_is(make: Make) -> None:
+    """R2: a copy has more properties. Such a message must not stand in the way, nor be lost."""
+    world = make(Options(queues=1))
+    for size in range(1 << 14, 0, -1):
+        try:
+            world.send(b"x" * size)
+        except RecordRefused:
+            continue
+        break
+    world.send(b"small")
+    assert 2 == len(world.pull("ann", bytes_max=1 << 20))
+    world.leave("ann")
+    world.tend()
+    assert {"": ("lost", 2), "ann": ("offline", 0)} == world.states(), "it waits for a consumer"
+    assert [] == world.pull("bob")
+    world.tend()
+    assert [b"x" * size] == [message.body for message in world.pull("bob", bytes_max=1 << 20)]
+    assert [b"small"] == retried(world)
+
+
+def test_a_group_whose_retry_topic_takes_nothing_does_not_hold_up_others(make: Make) -> None:
+    """R3: others' lost messages are written, and what cannot be waits."""
+    world = make(Options(queues=1))
+    world.tables.topics.ensure(RETRY_TOPIC, queues=1, perm=READ)
+    world.tables.groups.find("audit")
+    world.send(b"one")
+
+    async def lose() -> None:
+        for group in (GROUP, "audit"):
+            query = SharePull(consumer_group=group, topic=TOPIC, consumer="ann", count_max=1)
+            assert Outcome.FOUND is world.sharing.take(query, is_first=True).outcome
+            world.sharing.leave(query)
+
+    world.run(lose())
+    with pytest.raises(NoPermission):
+        world.tend()
+    assert 1 == world.store.max_offset(names.retry_topic("audit"), 0)
+    assert ("lost", 1) == world.states()[""]
+
+
+@pytest.mark.parametrize("checkpoint_actions", [20_000, 1])
+def test_an_ordered_group_is_one_after_a_restart_too(make: Make, checkpoint_actions: int) -> None:
+    """R2, R3: what a dead consumer held goes to another one as it is, also if no one has pulled since the restart."""
+    world = make(Options(queues=1, checkpoint_actions=checkpoint_actions))
+    for number in range(4):
+        world.send(b"%d" % number, KEYS="one")
+    assert 2 == len(world.pull("ann", count_max=2, order=True))
+    world.tend()
+    world.stop()
+    world.start()
+    world.pass_time(200)
+    assert {"ann": ("offline", 2)} == world.states(), "there is no one who could take them in order"
+    assert not world.has_retries()
+    assert [] == world.pull("bob", order=True), "the key is ann's"
+    world.tend()
+    assert [b"0", b"1", b"2", b"3"] == [message.body for message in world.pull("bob", order=True)]
+
+
+def test_an_ordered_group_becomes_a_plain_one_with_its_members(make: Make) -> None:
+    """R2: after a restart in which all of them were changed."""
+    world = make(Options(queues=1))
+    world.send(b"0", KEYS="one")
+    world.send(b"1", KEYS="one")
+    assert 1 == len(world.pull("ann", count_max=1, order=True))
+    world.stop()
+    world.start()
+    assert [b"1"] == [message.body for message in world.pull("bob")]
+    world.leave("ann")
+    world.tend()
+    assert [b"0"] == retried(world)
