@@ -1,0 +1,101 @@
+"""Databases of Django as the relay sees them (J3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from django.db import Error, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ternmq.errors import OutboxFailed, OutboxMissing
+from ternmq.outbox.schema import TABLE, Dialect
+from ternmq.outbox.table import CONFLICTS_MAX, Execute, OutboxTable, Result, Values, is_conflict
+
+T = TypeVar("T")
+
+_VALUE: Final = re.compile(r":(\w+)")
+
+
+def executing(connection: BaseDatabaseWrapper) -> Execute:
+    """Statements in the current transaction of a connection."""
+
+    def execute(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
+        # Django has the values of all databases in this form.
+        converted = _VALUE.sub(r"%(\1)s", statement)
+        each = list(values) if isinstance(values, Sequence) and values else [values]
+        changed = 0
+        with connection.cursor() as cursor:
+            for one in each:
+                cursor.execute(converted, one or None)  # type: ignore[arg-type]
+                changed += max(cursor.rowcount, 0)
+            rows = cursor.fetchall() if cursor.description is not None else []
+        return Result(rows, changed)
+
+    return execute
+
+
+class DjangoDatabase:
+    """The database of an alias in ``settings.DATABASES``. The relay uses it in a thread of its own."""
+
+    def __init__(self, alias: str) -> None:
+        connection = connections[alias]
+        self.alias = alias
+        self.name = alias
+        self.table = OutboxTable(
+            TABLE,
+            Dialect.of(connection.vendor),
+            skip_locked=bool(connection.features.has_select_for_update_skip_locked),
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ternmq-outbox-{alias}")
+
+    async def run(self, work: Callable[[Execute], T]) -> T:
+        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+
+    def _run(self, work: Callable[[Execute], T]) -> T:
+        connection = connections[self.alias]
+        for left in reversed(range(CONFLICTS_MAX)):
+            try:
+                connection.close_if_unusable_or_obsolete()
+                with transaction.atomic(using=self.alias):
+                    return work(executing(connection))
+            except Error as error:
+                if left and is_conflict(error.__cause__):
+                    continue
+                self._check_exists()
+                connection.close()
+                raise self.failed(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _check_exists(self) -> None:
+        with contextlib.suppress(Error):
+            self.check_exists()
+
+    def check_exists(self) -> None:
+        """Raise ``OutboxMissing`` if the table does not exist, by the connection of this thread."""
+        if not self.table.exists(executing(connections[self.alias])):
+            raise OutboxMissing(
+                f"the database {self.alias!r} has no table {self.table.name!r}, which the outbox needs; run "
+                f"`manage.py migrate ternmq_outbox --database {self.alias}`",
+                database=self.name,
+            )
+
+    def failed(self, error: Exception) -> OutboxFailed:
+        """An error of Django as a sentence."""
+        detail = " ".join(str(error).split())[:300]
+        return OutboxFailed(f"the outbox cannot use the database {self.alias!r}: {detail}", database=self.name)
+
+    @contextlib.asynccontextmanager
+    async def listen(self) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
+        """Django tells of no notifications."""
+        yield None
+
+    async def close(self) -> None:
+        """Close the relay's connection."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: connections[self.alias].close())
+        self._thread.shutdown(wait=False)

@@ -1,0 +1,300 @@
+"""Databases of SQLAlchemy as the relay sees them, and the table as SQLAlchemy's ``Table`` (J3)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from ternmq.errors import ConfigError, OutboxFailed, OutboxMissing
+from ternmq.outbox.entry import ERROR_LENGTH, MESSAGE_ID_LENGTH, ORDER_KEY_LENGTH, OWNER_LENGTH, TOPIC_LENGTH
+from ternmq.outbox.schema import TABLE, Dialect, check_name, index_name
+from ternmq.outbox.table import CHANNEL, CONFLICTS_MAX, Execute, OutboxTable, Result, Values, is_conflict
+
+try:
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Identity,
+        Index,
+        Integer,
+        LargeBinary,
+        MetaData,
+        SmallInteger,
+        String,
+        Table,
+        Text,
+        text,
+    )
+    from sqlalchemy.dialects.mysql import LONGBLOB, LONGTEXT, VARCHAR
+    from sqlalchemy.engine import Connection, Engine
+    from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncEngine
+    from sqlalchemy.pool import StaticPool
+except ImportError as error:
+    raise ImportError("the outbox needs SQLAlchemy 2; install it with `pip install ternmq[outbox]`") from error
+
+T = TypeVar("T")
+
+#: MariaDB and MySQL have SKIP LOCKED from these versions on.
+_SKIP_LOCKED_MARIADB: Final = (10, 6)
+_SKIP_LOCKED_MYSQL: Final = (8, 0, 1)
+#: How often a listener looks whether it shall end.
+_LISTEN_S: Final = 1.0
+#: How long the end waits for a transaction that is under way.
+_CLOSE_S: Final = 5.0
+
+
+def outbox_table(metadata: MetaData, name: str = TABLE) -> Table:
+    """The outbox table as part of ``metadata``, for tools that create or migrate tables.
+
+    ::
+
+        class Base(DeclarativeBase): ...
+
+        outbox_table(Base.metadata)
+        Base.metadata.create_all(engine)
+    """
+    schema, _, bare = check_name(name).rpartition(".")
+    if (known := metadata.tables.get(name)) is not None:
+        return known
+
+    def key(length: int) -> String:
+        mysql = VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+        return String(length).with_variant(mysql, "mysql", "mariadb")
+
+    content = Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+    return Table(
+        bare,
+        metadata,
+        Column("id", BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True),
+        Column("message_id", key(MESSAGE_ID_LENGTH)),
+        Column("topic", key(TOPIC_LENGTH), nullable=False),
+        Column("body", LargeBinary().with_variant(LONGBLOB, "mysql", "mariadb"), nullable=False),
+        Column("message", content, nullable=False),
+        Column("order_key", key(ORDER_KEY_LENGTH)),
+        Column("state", SmallInteger, nullable=False, server_default=text("0")),
+        Column("due_ms", BigInteger, nullable=False, server_default=text("0")),
+        Column("owner", key(OWNER_LENGTH)),
+        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        Column("refusals", Integer, nullable=False, server_default=text("0")),
+        Column("error", key(ERROR_LENGTH)),
+        Column("created_ms", BigInteger, nullable=False, server_default=text("0")),
+        Index(index_name(name, "message_id"), "message_id", unique=True),
+        Index(index_name(name, "due"), "state", "due_ms", "id"),
+        Index(index_name(name, "order"), "order_key", "id"),
+        schema=schema or None,
+        sqlite_autoincrement=True,
+    )
+
+
+def executing(connection: Connection) -> Execute:
+    """Statements in the transaction of a connection."""
+
+    def execute(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
+        # What text() does not know as a value stays as it is; there is no other colon in the statements.
+        result = connection.execute(text(statement), values or None)
+        if result.returns_rows:
+            rows = [tuple(row) for row in result]
+            return Result(rows, len(rows))
+        return Result((), result.rowcount)
+
+    return execute
+
+
+def _gave_way(error: SQLAlchemyError) -> bool:
+    return isinstance(error, DBAPIError) and is_conflict(error.orig)
+
+
+class EngineDatabase:
+    """A database behind an ``Engine`` or an ``AsyncEngine``. Blocking drivers run in a thread of its own."""
+
+    def __init__(self, engine: Engine | AsyncEngine, table: str = TABLE) -> None:
+        if not isinstance(engine, Engine | AsyncEngine):
+            raise ConfigError(f"invalid engine {engine!r}: expected an Engine or AsyncEngine of SQLAlchemy")
+        plain = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+        #: What sessions are bound to, also those of an ``AsyncEngine``.
+        self.engine = plain
+        self.is_async = isinstance(engine, AsyncEngine)
+        dialect = Dialect.of(plain.dialect.name)
+        # The relay's commit would be one of the application's half transaction, too.
+        in_memory = dialect is Dialect.SQLITE and plain.url.database in (None, "", ":memory:")
+        if in_memory or isinstance(plain.pool, StaticPool):
+            raise ConfigError(
+                "an outbox needs a connection of its own, which a SQLite database in memory and a StaticPool do not "
+                "give; use a file"
+            )
+        self.name = plain.url.render_as_string(hide_password=True)
+        self.table = OutboxTable(table, dialect)
+        # READ COMMITTED: a relay wants to see what is there now, and locks nothing but its rows.
+        options: dict[str, Any] = {} if dialect is Dialect.SQLITE else {"isolation_level": "READ COMMITTED"}
+        # Statements with ids are never the same again: they would push the application's own out of its cache.
+        self._plain = plain.execution_options(compiled_cache=None, **options)
+        self._async = AsyncEngine(self._plain) if self.is_async else None
+        self._thread: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+        self._kept: Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"<EngineDatabase {self.name}>"
+
+    async def run(self, work: Callable[[Execute], T]) -> T:
+        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
+        if self._async is None:
+            if self._thread is None or self._pid != os.getpid():
+                # After a fork, the thread and its connection are the parent's.
+                self._pid, self._kept = os.getpid(), None
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="ternmq-outbox")
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_kept, work)
+        for left in reversed(range(CONFLICTS_MAX)):
+            try:
+                async with self._async.begin() as connection:
+                    return await connection.run_sync(lambda plain: work(self._prepared(plain)))
+            except SQLAlchemyError as error:
+                if left and _gave_way(error):
+                    continue
+                with contextlib.suppress(SQLAlchemyError):
+                    async with self._async.connect() as connection:
+                        await connection.run_sync(self.check_exists)
+                raise self.failed(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def run_here(self, work: Callable[[Execute], T]) -> T:
+        """The same in this thread, for an ``Engine``."""
+        for left in reversed(range(CONFLICTS_MAX)):
+            try:
+                with self._plain.begin() as connection:
+                    return work(self._prepared(connection))
+            except SQLAlchemyError as error:
+                if left and _gave_way(error):
+                    continue
+                with contextlib.suppress(SQLAlchemyError), self._plain.connect() as connection:
+                    self.check_exists(connection)
+                raise self.failed(error) from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _run_kept(self, work: Callable[[Execute], T]) -> T:
+        """The same in the thread of this database, on a connection that it keeps: to take one from the pool for each
+        transaction, with its isolation level, is several round trips on MariaDB.
+        """
+        for left in reversed(range(CONFLICTS_MAX)):
+            try:
+                if self._kept is None:
+                    self._kept = self._plain.connect()
+                with self._kept.begin():
+                    return work(self._prepared(self._kept))
+            except SQLAlchemyError as error:
+                is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
+                if left and _gave_way(error):
+                    continue
+                self._drop_kept()
+                if is_lost and left == CONFLICTS_MAX - 1:
+                    # It may have been idle for hours. All that is done here can be done twice.
+                    continue
+                with contextlib.suppress(SQLAlchemyError), self._plain.connect() as connection:
+                    self.check_exists(connection)
+                raise self.failed(error) from error
+            except BaseException:
+                self._drop_kept()
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _drop_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                kept.close()
+
+    async def create(self) -> None:
+        """Create the table if it does not exist."""
+        wanted = outbox_table(MetaData(), self.table.name)
+        try:
+            if self._async is not None:
+                async with self._async.begin() as connection:
+                    await connection.run_sync(lambda plain: wanted.create(plain, checkfirst=True))
+            else:
+                await asyncio.to_thread(wanted.create, self._plain, checkfirst=True)
+        except SQLAlchemyError as error:
+            raise self.failed(error) from error
+
+    def check_exists(self, connection: Connection) -> None:
+        """Raise ``OutboxMissing`` if the table does not exist. It fails no transaction of the connection."""
+        if not self.table.exists(executing(connection)):
+            raise OutboxMissing(
+                f"the database {self.name} has no table {self.table.name!r}, which the outbox needs; create it with "
+                "Outbox.create(), an Alembic migration with op.create_outbox(), or `tern outbox create`",
+                database=self.name,
+            )
+
+    def failed(self, error: SQLAlchemyError) -> OutboxFailed:
+        """A driver's error as a sentence."""
+        reason: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        detail = " ".join(str(reason).split())[:300]
+        return OutboxFailed(f"the outbox cannot use the database {self.name}: {detail}", database=self.name)
+
+    def _prepared(self, connection: Connection) -> Execute:
+        """What is known only when a server has answered."""
+        dialect = connection.dialect
+        if not self.table.skip_locked and self.table.dialect is not Dialect.SQLITE:
+            version = dialect.server_version_info or ()
+            needed = _SKIP_LOCKED_MARIADB if getattr(dialect, "is_mariadb", False) else _SKIP_LOCKED_MYSQL
+            self.table.skip_locked = self.table.dialect is Dialect.POSTGRESQL or version >= needed
+        return executing(connection)
+
+    @contextlib.asynccontextmanager
+    async def listen(self) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
+        """Notifications of PostgreSQL, by psycopg; None with other databases, drivers, and asynchronous engines."""
+        if self.is_async or self.table.dialect is not Dialect.POSTGRESQL or self._plain.dialect.driver != "psycopg":
+            yield None
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="ternmq-outbox-listen") as thread:
+            loop = asyncio.get_running_loop()
+            connecting = loop.run_in_executor(thread, self._listening)
+            try:
+                listening = await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                # The thread goes on, and what it opens must be closed.
+                with contextlib.suppress(OutboxFailed):
+                    (await connecting).close()
+                raise
+            try:
+
+                async def notified() -> None:
+                    while not await loop.run_in_executor(thread, self._has_notified, listening):
+                        pass
+
+                yield notified
+            finally:
+                # An attempt that is under way ends within a second.
+                await asyncio.shield(loop.run_in_executor(thread, listening.close))
+
+    def _listening(self) -> Any:
+        """A connection of psycopg that listens, apart from the pool: it waits for ever."""
+        try:
+            with self._plain.connect() as connection:
+                raw: Any = connection.connection.driver_connection
+                copy = type(raw).connect(raw.info.dsn, password=raw.info.password, autocommit=True)
+            copy.execute(f"LISTEN {CHANNEL}")
+            return copy
+        except SQLAlchemyError as error:
+            raise self.failed(error) from error
+        except Exception as error:
+            raise OutboxFailed(f"cannot listen to the database {self.name}: {error}", database=self.name) from error
+
+    def _has_notified(self, connection: Any) -> bool:
+        try:
+            return any(True for _ in connection.notifies(timeout=_LISTEN_S, stop_after=1))
+        except Exception as error:
+            raise OutboxFailed(f"cannot listen to the database {self.name}: {error}", database=self.name) from error
+
+    async def close(self) -> None:
+        """Give the connection back, and end the thread; a database that does not answer is not waited for."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await asyncio.get_running_loop().run_in_executor(thread, self._drop_kept)
+            thread.shutdown(wait=False)

@@ -1,0 +1,363 @@
+"""All that is done with the outbox table, as functions of a transaction (J3).
+
+The seam to databases is ``Execute``: it runs one statement with named values (``:name``) and returns rows. SQLAlchemy,
+Django and ``sqlite3`` each have one, so that the statements stand here once. Every function below is one transaction of
+its caller; a caller that dies in the middle leaves the table as it was.
+
+**Taking without double work.** A relay selects rows that are due, with ``FOR UPDATE SKIP LOCKED`` where the database
+has it, and writes itself into ``owner`` and the end of its lease into ``due_ms``. The update asks again whether the row
+is still due: without row locks (SQLite, old MySQL), the second of two relays changes nothing, and sees that it did. All
+that a relay does later asks for its own ``owner``: one whose lease ended changes nothing any more. The owner of each
+take is a new text, so that a relay does not mistake a later lease for its own.
+
+**Order.** Of the rows of one key only the first is ever selected, and it takes the rows behind it along as far as they
+are due, so a key has one owner. A row that waits, is leased or dead holds the rows behind it. Rows are numbered when
+they are inserted: transactions that both have a message of one key, and wait for no lock of each other, have no order.
+"""
+
+# ruff: noqa: S608 - names of tables are checked, ids are numbers, and all else goes as values
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from ternmq.outbox.entry import Entry, Row
+from ternmq.outbox.rules import TIMES_MAX, Verdict
+from ternmq.outbox.schema import DEAD, WAITING, Dialect, check_name
+
+#: Where relays on PostgreSQL listen; a transaction that leaves messages to them notifies it.
+CHANNEL: Final = "ternmq_outbox"
+
+#: How often a transaction is done again that gave way to another one.
+CONFLICTS_MAX: Final = 10
+#: Serialization failure and deadlock, of PostgreSQL; deadlock and lock wait time-out, of MariaDB and MySQL.
+_CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
+_CONFLICT_NUMBERS: Final = frozenset({1213, 1205})
+
+Values = Mapping[str, object]
+
+
+class Result(NamedTuple):
+    """Rows that a statement returned, and how many it changed."""
+
+    rows: Sequence[Sequence[object]]
+    changed: int
+
+
+class Execute(Protocol):
+    """Runs one statement in the transaction of the caller; with a list of values, once for each."""
+
+    def __call__(self, statement: str, values: Values | Sequence[Values] = ..., /) -> Result: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Status:
+    """How many messages are in an outbox."""
+
+    waiting: int
+    leased: int
+    dead: int
+    #: When the oldest message that is not dead was saved; None without one.
+    oldest_ms: int | None
+
+
+@dataclass(slots=True, frozen=True)
+class DeadRow:
+    """A message that is not sent any more."""
+
+    id: int
+    message_id: str | None
+    topic: str
+    order_key: str | None
+    refusals: int
+    error: str
+    created_ms: int
+
+
+class OutboxTable:
+    """The statements for a table of a database.
+
+    Args:
+        name: Name of the table.
+        dialect: Kind of the database.
+        skip_locked: Whether it has ``FOR UPDATE SKIP LOCKED``.
+    """
+
+    def __init__(self, name: str, dialect: Dialect, *, skip_locked: bool = False) -> None:
+        self.name = check_name(name)
+        self.dialect = dialect
+        self.skip_locked = skip_locked
+        # SQLite learned the other name in 3.43.
+        self._length = "LENGTH" if dialect is Dialect.SQLITE else "OCTET_LENGTH"
+
+    def exists(self, execute: Execute) -> bool:
+        """Whether the database has the table."""
+        schema, _, bare = self.name.rpartition(".")
+        match self.dialect:
+            case Dialect.POSTGRESQL:
+                found = execute("SELECT 1 WHERE to_regclass(:name) IS NOT NULL", {"name": self.name})
+            case Dialect.MYSQL:
+                found = execute(
+                    "SELECT 1 FROM information_schema.tables "
+                    "WHERE table_name = :name AND table_schema = COALESCE(:schema, DATABASE())",
+                    {"name": bare, "schema": schema or None},
+                )
+            case Dialect.SQLITE:
+                catalogue = f"{schema}.sqlite_master" if schema else "sqlite_master"
+                found = execute(f"SELECT 1 FROM {catalogue} WHERE type = 'table' AND name = :name", {"name": bare})
+        return bool(found.rows)
+
+    # --- The application's part ------------------------------------------------------------------------------
+
+    def insert(
+        self, execute: Execute, entries: Sequence[Entry], *, now_ms: int, owner: str | None = None, due_ms: int = 0
+    ) -> None:
+        """Save messages. With an ``owner`` they are leased to it until ``due_ms``."""
+        execute(
+            f"INSERT INTO {self.name} (message_id, topic, body, message, order_key, due_ms, owner, created_ms) "
+            "VALUES (:message_id, :topic, :body, :message, :order_key, :due_ms, :owner, :created_ms)",
+            [
+                {
+                    "message_id": entry.message_id,
+                    "topic": entry.topic,
+                    "body": entry.body,
+                    "message": entry.message,
+                    "order_key": entry.order_key,
+                    "due_ms": due_ms,
+                    "owner": owner,
+                    "created_ms": now_ms,
+                }
+                for entry in entries
+            ],
+        )
+
+    def notify(self, execute: Execute) -> None:
+        """Wake relays when this transaction is committed, if the database can."""
+        if self.dialect is Dialect.POSTGRESQL:
+            execute("SELECT pg_notify(:channel, '')", {"channel": CHANNEL})
+
+    def held(self, execute: Execute, entries: Sequence[Entry], *, owner: str, until_ms: int) -> list[Row]:
+        """Those of our entries that are committed, and leased to ``owner`` beyond ``until_ms``."""
+        # As text: with SQLAlchemy, hundreds of values cost seven times as much as all else here. The ids are our own.
+        assert all(entry.message_id.isalnum() for entry in entries)
+        found = execute(
+            f"SELECT id, message_id FROM {self.name} "
+            f"WHERE message_id IN ({', '.join(repr(entry.message_id) for entry in entries)}) "
+            "AND owner = :owner AND due_ms > :until_ms",
+            {"owner": owner, "until_ms": until_ms},
+        ).rows
+        ids = {message_id: _number(row_id) for row_id, message_id in found}
+        return [Row.of(ids[entry.message_id], entry) for entry in entries if entry.message_id in ids]
+
+    def has_key(self, execute: Execute, order_key: str | None = None) -> bool:
+        """Whether a message of this key is in the table; without one, of any key."""
+        if order_key is None:
+            return bool(execute(f"SELECT 1 FROM {self.name} WHERE order_key IS NOT NULL LIMIT 1").rows)
+        found = execute(f"SELECT 1 FROM {self.name} WHERE order_key = :order_key LIMIT 1", {"order_key": order_key})
+        return bool(found.rows)
+
+    # --- The relay's part ------------------------------------------------------------------------------------
+
+    def take(
+        self, execute: Execute, *, owner: str, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int
+    ) -> list[Row]:
+        """Lease the rows that are due to ``owner``, a text that was never used before."""
+        ids = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max)
+        if not ids:
+            return []
+        values: dict[str, object] = {"owner": owner, "until_ms": now_ms + lease_ms, "now_ms": now_ms}
+        changed = execute(
+            f"UPDATE {self.name} SET owner = :owner, due_ms = :until_ms "
+            f"WHERE id IN ({_numbers(ids)}) AND state = {WAITING} AND due_ms <= :now_ms",
+            values,
+        ).changed
+        if not changed:
+            return []
+        found = execute(
+            "SELECT id, message_id, topic, body, message, order_key, attempts, refusals "
+            f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
+            {"owner": owner},
+        ).rows
+        rows = [_row(fields) for fields in found]
+        return rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner)
+
+    def _whole(self, execute: Execute, rows: Sequence[Row], ids: Sequence[int], *, owner: str) -> list[Row]:
+        """Of what we got, the rows that may be sent now: another relay was faster with some, and with their keys.
+
+        A row with a key follows those before it; if one of them is not ours, it is given back.
+        """
+        wanted, ours = set(ids), {row.id for row in rows}
+        lost = wanted - ours
+        kept = [row for row in rows if row.order_key is None or not any(one < row.id for one in lost)]
+        if len(kept) < len(rows):
+            self.release(execute, ours - {row.id for row in kept}, owner=owner)
+        return kept
+
+    def _chosen(self, execute: Execute, *, now_ms: int, rows_max: int, bytes_max: int) -> list[int]:
+        """The ids to take: what is due, as far as it fits."""
+        lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
+        candidates = execute(
+            f"SELECT o.id, o.order_key, {self._length}(o.body) + {self._length}(o.message) FROM {self.name} o "
+            f"WHERE o.state = {WAITING} AND o.due_ms <= :now_ms AND (o.order_key IS NULL OR NOT EXISTS "
+            f"(SELECT 1 FROM {self.name} p WHERE p.order_key = o.order_key AND p.id < o.id)) "
+            f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{lock}",
+            {"now_ms": now_ms},
+        ).rows
+        sizes = {_number(row_id): _number(size) for row_id, _, size in candidates}
+        if keys := [key for _, key, _ in candidates if key is not None]:
+            sizes |= self._behind(execute, keys, now_ms=now_ms, rows_max=rows_max)
+        chosen: list[int] = []
+        total = 0
+        # By id, as the rows behind a first one come after it: what is cut off leaves a beginning of each key.
+        for row_id, size in sorted(sizes.items())[:rows_max]:
+            total += size
+            if chosen and total > bytes_max:
+                break
+            chosen.append(row_id)
+        return chosen
+
+    def _behind(self, execute: Execute, keys: Sequence[object], *, now_ms: int, rows_max: int) -> dict[int, int]:
+        """Ids and sizes of the rows of these keys, from the first on, as far as they can be taken now."""
+        names = {f"k{number}": key for number, key in enumerate(keys)}
+        found = execute(
+            f"SELECT order_key, id, {self._length}(body) + {self._length}(message), "
+            f"CASE WHEN state = {WAITING} AND due_ms <= :now_ms THEN 1 ELSE 0 END "
+            f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) ORDER BY id LIMIT {rows_max}",
+            {**names, "now_ms": now_ms},
+        ).rows
+        free: dict[int, int] = {}
+        held: set[object] = set()
+        for key, row_id, size, is_due in found:
+            if not is_due:
+                held.add(key)
+            elif key not in held:
+                free[_number(row_id)] = _number(size)
+        return free
+
+    def delete(self, execute: Execute, ids: Iterable[int], *, owner: str) -> int:
+        """Delete rows that were sent, as far as they still belong to ``owner``."""
+        return execute(
+            f"DELETE FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner", {"owner": owner}
+        ).changed
+
+    def release(self, execute: Execute, ids: Iterable[int], *, owner: str) -> None:
+        """Give rows back that were not sent."""
+        execute(
+            f"UPDATE {self.name} SET owner = NULL, due_ms = 0 WHERE id IN ({_numbers(ids)}) AND owner = :owner",
+            {"owner": owner},
+        )
+
+    def fail(self, execute: Execute, verdicts: Sequence[Verdict], *, owner: str) -> None:
+        """Store what became of failed attempts."""
+        execute(
+            f"UPDATE {self.name} SET owner = NULL, state = :state, due_ms = :due_ms, attempts = :attempts, "
+            "refusals = :refusals, error = :error WHERE id = :id AND owner = :owner",
+            [
+                {
+                    "id": verdict.row_id,
+                    "owner": owner,
+                    "state": DEAD if verdict.is_dead else WAITING,
+                    "due_ms": verdict.due_ms,
+                    "attempts": verdict.attempts,
+                    "refusals": verdict.refusals,
+                    "error": verdict.error,
+                }
+                for verdict in verdicts
+            ],
+        )
+
+    # --- The operator's part ---------------------------------------------------------------------------------
+
+    def status(self, execute: Execute, *, now_ms: int) -> Status:
+        """How many messages there are in each state."""
+        found = execute(
+            f"SELECT state, CASE WHEN owner IS NOT NULL AND due_ms > :now_ms THEN 1 ELSE 0 END AS leased, "
+            f"COUNT(*), MIN(created_ms) FROM {self.name} GROUP BY 1, 2",
+            {"now_ms": now_ms},
+        ).rows
+        counts = {(state, bool(leased)): _number(count) for state, leased, count, _ in found}
+        oldest = [created_ms for state, _, _, created_ms in found if state != DEAD and isinstance(created_ms, int)]
+        dead = counts.get((DEAD, False), 0) + counts.get((DEAD, True), 0)
+        return Status(
+            counts.get((WAITING, False), 0), counts.get((WAITING, True), 0), dead, min(oldest) if oldest else None
+        )
+
+    def dead(self, execute: Execute, *, count_max: int) -> list[DeadRow]:
+        """Dead messages, the oldest first."""
+        found = execute(
+            "SELECT id, message_id, topic, order_key, refusals, error, created_ms "
+            f"FROM {self.name} WHERE state = {DEAD} ORDER BY id LIMIT {int(count_max)}"
+        ).rows
+        return [
+            DeadRow(
+                _number(row_id),
+                _text_or_none(message_id),
+                str(topic),
+                _text_or_none(key),
+                _times(refusals),
+                str(error or ""),
+                created_ms if isinstance(created_ms, int) else 0,
+            )
+            for row_id, message_id, topic, key, refusals, error, created_ms in found
+        ]
+
+    def retry(self, execute: Execute, ids: Sequence[int] | None) -> int:
+        """Let dead messages wait again, with all their attempts; None: all of them. Returns how many there were."""
+        which = "" if ids is None else f" AND id IN ({_numbers(ids)})"
+        return execute(
+            f"UPDATE {self.name} SET state = {WAITING}, due_ms = 0, attempts = 0, refusals = 0, owner = NULL "
+            f"WHERE state = {DEAD}{which}"
+        ).changed
+
+    def discard(self, execute: Execute, ids: Sequence[int]) -> int:
+        """Delete dead messages, which will never be sent. Returns how many there were."""
+        return execute(f"DELETE FROM {self.name} WHERE state = {DEAD} AND id IN ({_numbers(ids)})").changed
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether the database chose this transaction to give way to another one: it can be done again at once.
+
+    Relays meet each other in the indexes, and InnoDB answers that with a deadlock now and then.
+    """
+    code = error.args[0] if error is not None and error.args else None
+    return getattr(error, "sqlstate", None) in _CONFLICT_STATES or code in _CONFLICT_NUMBERS
+
+
+def _numbers(ids: Iterable[int]) -> str:
+    """Numbers for an IN (…); as text, since they are ours and statements have few places for values."""
+    return ", ".join(str(int(one)) for one in ids)
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _times(value: object) -> int:
+    """How often something failed; what another program wrote there may be anything."""
+    return min(max(value, 0), TIMES_MAX) if isinstance(value, int) else 0
+
+
+def _text(value: object) -> str:
+    # SQLite has bytes in columns of texts, if another program wrote them so; and the other way round.
+    return bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray | memoryview) else str(value)
+
+
+def _row(fields: Sequence[object]) -> Row:
+    row_id, message_id, topic, body, message, order_key, attempts, refusals = fields
+    return Row(
+        _number(row_id),
+        _text_or_none(message_id),
+        str(topic),
+        bytes(body) if isinstance(body, bytes | bytearray | memoryview) else str(body).encode("utf-8", "replace"),
+        _text(message),
+        _text_or_none(order_key),
+        _times(attempts),
+        _times(refusals),
+    )

@@ -1,0 +1,72 @@
+"""Rows that no one should write, and one bad row among good ones (J3)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ternmq import EmbeddedCluster
+from ternmq.outbox.spool import SpoolFile
+from tests.outbox.test_relay import relaying
+from tests.outbox.topics import bodies_of
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[SpoolFile]:
+    file = SpoolFile(tmp_path / "spool.db")
+    yield file
+    await file.close()
+
+
+INSERT = "INSERT INTO ternmq_outbox (topic, body, message, attempts, refusals) VALUES "
+
+
+@pytest.mark.parametrize(
+    ("row", "sent"),
+    [
+        ("('orders', 42, '{}', 0, 0)", b"42"),
+        ("('orders', 4.5, '{}', 0, 0)", b"4.5"),
+        ("('orders', 'text', x'7b7d', 0, 0)", b"text"),
+        ("('orders', x'01', '{}', 'many', 'more')", b"\x01"),
+        ("('orders', x'01', '{', -1, -1)", None),
+        ("('orders', x'01', '{', -9223372036854775808, 9223372036854775807)", None),
+        ("('orders', x'01', '{', 9223372036854775807, 0)", None),
+        ("('orders', x'01', CAST(x'ff7b' AS TEXT), 0, 0)", None),
+        ("(CAST(x'ff' AS TEXT), x'01', '{}', 0, 0)", None),
+        ("('orders', x'01', '{\"flag\": 99999999999}', 0, 0)", None),
+        ("('orders', x'01', '{\"deliver_at_ms\": 99999999999999999999}', 0, 0)", None),
+        ("('orders', x'01', '{\"delay_ms\": 9223372036854775807}', 0, 0)", None),
+        ("('orders', x'01', '{\"tags\": \"\\ud800\"}', 0, 0)", None),
+        ("('orders', zeroblob(5000000), '{}', 0, 0)", None),
+    ],
+)
+async def test_a_bad_row_does_not_stand_in_the_way(
+    cluster: EmbeddedCluster, spool: SpoolFile, request: pytest.FixtureRequest, row: str, sent: bytes | None
+) -> None:
+    """J3: SQLite keeps what another program writes, of whatever type. It is sent or dead, and the others are sent."""
+    topic = f"hostile-{request.node.callspec.indices['row']}"
+    await spool.run(
+        lambda execute: execute(f"{INSERT} {row}, ('orders', x'6f6b', '{{}}', 0, 0)".replace("orders", topic))
+    )
+    async with relaying(spool, cluster) as relay:
+        await relay.sweep()
+        assert (0, 0) == (relay.counters.database_failures, relay.counters.outages)
+    status = await spool.run(lambda execute: spool.table.status(execute, now_ms=0))
+    assert (0, int(sent is None)) == (status.waiting + status.leased, status.dead)
+    assert {b"ok"} | ({sent} if sent is not None else set()) == set(await bodies_of(cluster.name_servers, topic))
+
+
+async def test_operators_see_rows_with_columns_of_another_type(spool: SpoolFile) -> None:
+    """J3: status and the list of dead rows, which are needed most then."""
+    statement = (
+        "INSERT INTO ternmq_outbox (topic, body, message, state, refusals, created_ms) VALUES "
+        "('orders', x'01', '{}', 0, 0, 'yesterday'), ('orders', x'01', '{}', 0, 0, 5), "
+        "('orders', x'01', '{}', 1, 'many', 'today'), ('orders', x'01', '{}', 'none', 0, 0)"
+    )
+    await spool.run(lambda execute: execute(statement))
+    status = await spool.run(lambda execute: spool.table.status(execute, now_ms=10))
+    assert (2, 0, 1) == (status.waiting, status.leased, status.dead)
+    [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
+    assert (0, 0) == (dead.refusals, dead.created_ms)
