@@ -1,0 +1,1 @@
+"""Traces of sends and consumption (Q1); start reading at ``outbox.py``."""
