@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from ternmq.auth import acl_file
+from ternmq.auth.user_file import UserFile
+from ternmq.auth.users import UserRules, from_account
 from ternmq.net.dial import connect
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -48,6 +51,16 @@ def acl_in(directory: Path, text: str = ACCOUNTS) -> Path:
     file = directory / "plain_acl.yml"
     file.write_text(text)
     file.chmod(0o600)
+    return directory
+
+
+def users_in(directory: Path, text: str = ACCOUNTS) -> Path:
+    """A directory with these accounts as users, for ``authConfigPath``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rules = UserRules()
+    for account in acl_file.read(text.encode()).accounts:
+        rules = rules.created(from_account(account))
+    UserFile(directory).save(rules)
     return directory
 
 

@@ -107,6 +107,10 @@ def test_a_file_without_accounts_admits_no_client(data: bytes) -> None:
         (b"a: " + b"[" * 20 + b"]" * 20, "nested more than"),
         (b"[" * 100_000, "nested more than"),
         (b"#" * (yaml_text.FILE_BYTES_MAX + 1), "expected at most"),
+        (
+            b"globalWhiteRemoteAddresses:" + 30 * (b"\n- " + b",".join([b"10.1.2.3"] * 400)),
+            "it has 12000 addresses, expected at most 10000",
+        ),
         (b"dataVersion: [{counter: x}]", "invalid dataVersion"),
         (b"dataVersion: [{counter: " + b"9" * 5000 + b"}]", "invalid dataVersion"),
         (

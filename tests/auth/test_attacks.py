@@ -1,5 +1,8 @@
 """Every request code of a broker and of a name server, attacked (N1, issue 18).
 
+The ports of slaves and of Raft members have no codes; see ``tests/replication/test_admission.py`` and
+``tests/raft/test_admission.py``.
+
 Each code is asked for in both header forms, with resources that one account may use and another may not, and then with
 everything wrong that the protocol leaves room for. Behind the ACL stands ``tests.auth.last``: what reaches it was
 admitted, and nothing is carried out.
@@ -26,7 +29,6 @@ from ternmq.broker.broker import VIP_PORT_STEP, Broker
 from ternmq.errors import TernError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
-from ternmq.net.endpoint import bind
 from ternmq.net.gate import Action, Gate, Rule
 from ternmq.net.peer import Peer
 from ternmq.wire.auth import Credentials
@@ -35,11 +37,12 @@ from ternmq.wire.codes import BINARY, JSON, ResponseCode
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Fields, Response
-from tests.auth.accounts import acl_in, dialled
+from tests.auth.accounts import acl_in, dialled, users_in
 from tests.auth.last import ADMITTED, LAST, Last
 from tests.auth.test_plain import Connection
 from tests.broker import calls
 from tests.broker.test_rules import BODIES
+from tests.interop.rocketmq import free_port
 from tests.manual_clock import ManualClock
 
 #: May use orders and billing, and nothing else.
@@ -148,7 +151,34 @@ async def a_name_server(tmp_path: Path) -> AsyncIterator[str]:
         yield f"127.0.0.1:{server.port}"
 
 
-@pytest.fixture(params=[a_broker, a_name_server], ids=["broker", "name server"])
+@asynccontextmanager
+async def a_broker_with_users(tmp_path: Path) -> AsyncIterator[str]:
+    """The same accounts as users of RocketMQ 5.3's access control."""
+    users_in(tmp_path / "users", ACCOUNTS)
+    config = calls.settings(
+        authentication_enabled=True,
+        authorization_enabled=True,
+        auth_config_path=tmp_path / "users",
+        auth_validators="tests.auth.last:make",
+    )
+    async with Broker(config, calls.small_store(tmp_path / "store")) as broker:
+        yield broker.address
+
+
+@asynccontextmanager
+async def a_vip_port(tmp_path: Path) -> AsyncIterator[str]:
+    """The second port of a broker."""
+    port = free_port(neighbours=(-VIP_PORT_STEP, 1))
+    config = calls.settings(
+        acl_enable=True, acl_path=tmp_path, auth_validators="tests.auth.last:make", listen_port=port
+    )
+    async with Broker(config, calls.small_store(tmp_path / "store")):
+        yield f"127.0.0.1:{port - VIP_PORT_STEP}"
+
+
+@pytest.fixture(
+    params=[a_broker, a_vip_port, a_name_server, a_broker_with_users], ids=["broker", "VIP", "name server", "users"]
+)
 async def address(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[str]:
@@ -205,7 +235,11 @@ async def test_no_code_is_admitted_without_its_key_its_secret_and_its_permission
             assert ADMITTED == await attacker.ask(good), case
 
 
-async def test_a_right_key_without_the_permission_or_with_another_resource_is_refused(address: str) -> None:
+async def test_a_right_key_without_the_permission_or_with_another_resource_is_refused(
+    address: str, request: pytest.FixtureRequest
+) -> None:
+    # An admin of the plain ACL that lists topics is limited to them; a super user is limited to nothing.
+    has_users = "users" in request.node.name
     for case in await cases_of(address):
         async with dialled(address) as caller:
             attacker = Attacker(caller.peer, case)
@@ -222,7 +256,7 @@ async def test_a_right_key_without_the_permission_or_with_another_resource_is_re
                 credentials.sign(there, body)
                 answer = await attacker.ask(there, body)
                 # An admin may change what it cannot read.
-                is_admin_call = credentials is ADMIN and case.rule.action is Action.ADMIN
+                is_admin_call = credentials is ADMIN and (has_users or case.rule.action is Action.ADMIN)
                 assert (answer == ADMITTED) == (is_free or is_admin_call or not _asks(case, credentials)), (
                     case,
                     answer,
@@ -311,9 +345,7 @@ async def test_fields_that_come_twice_in_the_binary_form_are_checked_as_one(addr
 
 async def test_the_second_port_of_a_broker_is_guarded_as_well(tmp_path: Path) -> None:
     acl_in(tmp_path, ACCOUNTS)
-    bound = bind("127.0.0.1", 0)
-    port = bound.getsockname()[1]
-    bound.close()
+    port = free_port(neighbours=(-VIP_PORT_STEP, 1))
     config = calls.settings(acl_enable=True, acl_path=tmp_path, listen_port=port)
     async with Broker(config, calls.small_store(tmp_path / "store")):
         for number in (port, port - VIP_PORT_STEP):

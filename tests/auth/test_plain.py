@@ -35,6 +35,7 @@ class Connection:
         self.address = f"{ip}:5555"
         self.access: Access | None = None
         self.proved = ""
+        self.certificate: dict[str, object] = {}
 
 
 class Door:
@@ -219,7 +220,19 @@ def test_the_attempts_of_invented_keys_take_a_bounded_place_for_each_address(doo
     for number in range(5000):
         door.answer(Credentials(f"invented-{number}", "some-secret"))
 
-    assert guesses.GROUPS >= len(door.acl._guesses._left)
+    assert guesses.GROUPS >= len(door.acl._callers._guesses._left)
+
+
+def test_addresses_of_one_network_of_ipv6_share_their_attempts(door: Door) -> None:
+    """N1: a client with one of them has 2**64."""
+    for number in range(guesses.ATTEMPTS):
+        door.answer(WRONG, caller=Connection(f"2001:db8:0:1::{number:x}"))
+
+    assert "too many" in door.answer(WRONG, caller=Connection("2001:db8:0:1:ffff::1"))
+    assert "is not valid" in door.answer(WRONG, caller=Connection("2001:db8:0:2::1"))
+    for number in range(guesses.ATTEMPTS):
+        door.answer(WRONG, caller=Connection(f"::ffff:10.3.3.{number}"))
+    assert "is not valid" in door.answer(WRONG, caller=Connection("::ffff:10.3.3.99")), "these are of IPv4"
 
 
 def test_the_table_of_guesses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +259,18 @@ def test_each_admin_change_is_a_line_with_who_from_where_and_what(door: Door, ca
 
     line = "'boss-key' from 10.1.1.1:5555: UPDATE_AND_CREATE_TOPIC on topic:'orders'"
     assert [line, line] == audited(caplog)
+
+
+def test_a_change_of_thousands_of_topics_is_a_short_line(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    named = [Resource(ResourceKind.TOPIC, f"orders-{number}\n" + "x" * 200) for number in range(5000)]
+    rule = Rule(Action.ADMIN, in_body=lambda _body: named)
+
+    assert "" == door.answer(BOSS, rule, code=Code.UPDATE_AND_CREATE_TOPIC_LIST)
+    [line] = audited(caplog)
+    assert line.endswith(" and 4980 more")
+    assert len(line) < 3000
+    assert line.isprintable()
 
 
 def test_denials_are_a_line_each_ten_seconds_with_how_many_there_were(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError
 from ternmq.wire.requests_admin import UpdateAcl
 from tests.auth.accounts import BOSS, SHOP, acl_in
+from tests.auth.certificates import Certificates
 from tests.cli.conftest import ENVIRONMENT, TERN
 from tests.cli.conftest import tern as run_tern
 
@@ -209,14 +211,90 @@ def test_secrets_are_in_no_output_of_a_full_run(tmp_path: Path) -> None:
     assert [] == [secret for secret in (*SECRETS, "secret-of-nobody") if secret in everything]
 
 
+def test_passwords_of_users_are_in_no_output_of_a_full_run(tmp_path: Path) -> None:
+    """N1: users of 5.3's access control, made, changed and asked for, with TLS whose key has a password."""
+    certificates = Certificates(tmp_path / "certs")
+    key = tmp_path / "encrypted.key"
+    files = ("-in", str(certificates / "server.key"), "-out", str(key), "-passout", "pass:secret-of-the-key")
+    subprocess.run(["openssl", "pkcs8", "-topk8", *files], check=True, capture_output=True)
+    settings = tmp_path / "broker.conf"
+    settings.write_text(
+        "authenticationEnabled=true\nauthorizationEnabled=true\n"
+        'initAuthenticationUser={"username": "boss-key", "password": "secret-of-the-boss"}\n'
+        'innerClientAuthenticationCredentials={"accessKey": "inner-key", "secretKey": "secret-of-the-inner"}\n'
+        f"tls.server.mode=permissive\ntls.server.certPath={certificates / 'server.pem'}\n"
+        f"tls.server.keyPath={key}\ntls.server.keyPassword=secret-of-the-key\n"
+    )
+    settings.chmod(0o600)
+    with (tmp_path / "names.log").open("wb") as names_log, (tmp_path / "broker.log").open("wb") as broker_log:
+        names = subprocess.Popen(
+            [TERN, "namesrv", "-p", "0", "--json"], stdout=subprocess.PIPE, stderr=names_log, env=ENVIRONMENT
+        )
+        assert names.stdout is not None
+        port = json.loads(names.stdout.readline())["name_server"].rpartition(":")[2]
+        name_server = f"127.0.0.1:{port}"
+        broker = subprocess.Popen(
+            [
+                *(TERN, "broker", "-c", str(settings), "-n", name_server, "--json", "--log-level", "debug"),
+                *("--set", f"storePathRootDir={tmp_path / 'store'}", "--set", "listenPort=0"),
+                *("--set", "brokerIP1=127.0.0.1"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=broker_log,
+            env=ENVIRONMENT,
+        )
+    assert broker.stdout is not None
+    output = [broker.stdout.readline().decode()]
+    password = tmp_path / "password"
+    password.write_text("secret-of-the-shop")
+    password.chmod(0o600)
+    boss = {
+        "NAMESRV_ADDR": name_server,
+        "TERNMQ_ACCESS_KEY": BOSS.access_key,
+        "TERNMQ_SECRET_KEY": BOSS.secret_key,
+    }
+    try:
+        for arguments in (
+            ("user", "create", "shop-key", "--password-file", str(password), "--json"),
+            ("user", "create", "shop-key", "--password-file", str(password), "--debug"),
+            ("user", "allow", "shop-key", "Topic:orders", "Pub", "--json"),
+            ("user", "list", "--json"),
+            ("user", "policies", "--json"),
+            ("broker", "list", "--json"),
+            ("topic", "create", "orders", "--debug"),
+            ("send", "payments", "hello", "--debug"),
+        ):
+            done = tern(*arguments, environment=boss)
+            output += [done.stdout, done.stderr]
+        shop = boss | {"TERNMQ_ACCESS_KEY": SHOP.access_key, "TERNMQ_SECRET_KEY": SHOP.secret_key}
+        sent, refused = (tern("send", topic, "x", "--debug", environment=shop) for topic in ("orders", "payments"))
+        output += [sent.stdout, sent.stderr, refused.stdout, refused.stderr]
+        output += [Path(f"/proc/{process.pid}/cmdline").read_text() for process in (names, broker)]
+    finally:
+        for process in (broker, names):
+            process.terminate()
+            output.append(process.communicate(timeout=40)[0].decode())
+    output += [(tmp_path / name).read_text() for name in ("names.log", "broker.log")]
+    for path in (tmp_path / "store").rglob("*"):
+        if path.is_file() and path.stat().st_size < 1 << 20:
+            output.append(path.read_text(errors="replace"))
+
+    everything = "\n".join(output)
+    assert 0 == sent.returncode, sent.stderr
+    assert "no permission for topic:'payments'" in refused.stderr
+    assert "AUTH_CREATE_USER on user 'shop-key'" in everything, "the audit log is part of it"
+    names_of_secrets = ("boss", "shop", "inner", "key")
+    assert [] == [name for name in names_of_secrets if f"secret-of-the-{name}" in everything]
+
+
 def test_no_command_takes_a_secret_as_an_option() -> None:
     """Options are in the list of processes."""
     source = Path(profiles.__file__).parent
-    found = [
-        path.name for path in source.rglob("*.py") if "--secret" in path.read_text() or "--password" in path.read_text()
-    ]
+    option = re.compile(r'"(--[a-z-]*(?:secret|password)[a-z-]*)"')
+    found = {name for path in source.rglob("*.py") for name in option.findall(path.read_text())}
 
-    assert [] == found
+    # The name of a file, and a switch.
+    assert {"--password-file", "--new-password"} == found
 
 
 def test_a_request_to_change_an_account_does_not_show_its_secret() -> None:

@@ -23,11 +23,14 @@ from ternmq.client.consume.push import PushConsumer
 from ternmq.client.send.producer import Producer
 from ternmq.config import Settings, load, to_properties
 from ternmq.embedded import EmbeddedCluster
-from ternmq.errors import ConfigError, NetworkError
+from ternmq.errors import ConfigError, NetworkError, NoPermission
 from ternmq.message import Message, ReceivedMessage
 from ternmq.net.endpoint import dial_blocking
+from ternmq.net.gate import CallingPeer, Rule
 from ternmq.net.tls import ClientAuth, TlsConfig, TlsMode
 from ternmq.wire.codes import RequestCode as Code
+from ternmq.wire.frame import encode_request
+from ternmq.wire.header import Fields, Request
 from tests.auth.certificates import Certificates
 from tests.broker import calls
 from tests.cli.conftest import tern
@@ -175,6 +178,39 @@ async def test_clients_show_certificates_if_they_are_asked(
                 assert not is_served
             else:
                 assert is_served
+
+
+_SUBJECTS: list[object] = []
+
+
+def noting_certificates() -> Any:
+    """A factory of a validator that goes by the certificates of clients."""
+
+    def check(caller: CallingPeer, _request: Request[Any], _fields: Fields, _rule: Rule) -> None:
+        _SUBJECTS.append(caller.certificate.get("subject"))
+        if not caller.certificate:
+            raise NoPermission("show a certificate")
+
+    return check
+
+
+async def test_validators_know_the_certificates_of_clients(certificates: Certificates, tmp_path: Path) -> None:
+    """N1: who calls is a key, a certificate or an address."""
+    given = certificates.server(
+        tls_server_need_client_auth=ClientAuth.OPTIONAL, auth_validators=f"{__name__}:noting_certificates"
+    )
+    given["tls_server_mode"] = TlsMode.ENFORCING
+    async with Broker(calls.settings(**given), calls.small_store(tmp_path / "store")) as broker:
+        answers = []
+        for shows in (True, False):
+            context = certificates.client(shows=shows).context()
+            with await asyncio.to_thread(dial_blocking, broker.address, context, timeout_ms=60_000) as one:
+                one.sendall(b"".join(encode_request(Code.GET_BROKER_RUNTIME_INFO, opaque=1)))
+                answers.append(await asyncio.to_thread(one.recv, 1 << 16))
+
+    assert [False, True] == [b"show a certificate" in answer for answer in answers]
+    assert "commonName" in str(_SUBJECTS[0])
+    assert _SUBJECTS[-1] is None
 
 
 # --- Reload ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ from ternmq.net.gate import Action, Need, ResourceKind
 from ternmq.wire.auth import KEY_LENGTH_MIN, Secret
 
 _KEY_LENGTH_MAX: Final = 1024
-#: Requests that passed, kept for each account, and addresses kept for white lists.
-MEMORY_MAX: Final = 10_000
+#: Requests of one account that passed and are remembered: about a megabyte, as long names are not.
+PASSED_MAX: Final = 1_000
+#: Addresses that are remembered for white lists.
+_ASKED_MAX: Final = 10_000
 #: Topics of which every account may know that they exist: clients ask for their routes by themselves.
 _KNOWN_TOPICS: Final = frozenset({AUTO_CREATE_TOPIC, TRACE_TOPIC})
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
@@ -65,6 +67,8 @@ class Account:
     topics: Mapping[str, Permission] = field(default_factory=dict)
     groups: Mapping[str, Permission] = field(default_factory=dict)
     secret: Secret = field(init=False, repr=False)
+    #: An admin that lists no topics and no groups.
+    may_do_all: bool = field(init=False, repr=False)
     #: What was allowed before, by what the validator makes of a request; it may forget all at any time.
     passed: set[object] = field(default_factory=set, init=False, repr=False)
 
@@ -74,10 +78,7 @@ class Account:
                 whose = f" of {self.access_key!r}" if what == "secretKey" else f" {value[:40]!r}"
                 raise ConfigError(f"invalid {what}{whose}: expected {KEY_LENGTH_MIN} to {_KEY_LENGTH_MAX} characters")
         object.__setattr__(self, "secret", Secret(self.secret_key))
-
-    @property
-    def may_do_all(self) -> bool:
-        return self.is_admin and not self.topics and not self.groups
+        object.__setattr__(self, "may_do_all", self.is_admin and not self.topics and not self.groups)
 
     def allows(self, need: Need) -> bool:
         """Whether the account has a permission that a request needs."""
@@ -90,24 +91,35 @@ class Account:
             return action is Action.ANY
         if kind is ResourceKind.GROUP:
             return _suffices(self.groups.get(name, self.default_group), action)
-        if name == TRACE_TOPIC and action is Action.PUB:
-            return True
-        if action is Action.ANY and (name in _KNOWN_TOPICS or name.endswith(_REPLY_SUFFIX)):
-            return True
-        return _suffices(self._topic_permission(name), action)
+        return is_free(need) or _suffices(self._topic_permission(name), action)
 
     def _topic_permission(self, topic: str) -> Permission:
         permission = self.topics.get(topic)
         if permission is not None:
             return permission
-        if is_internal_topic(topic) or topic == CHECK_MAX_TOPIC:
-            # Messages of all topics wait there, also of those that this account is denied.
+        if holds_all_topics(topic):
             return Permission.DENY
         permission = self.default_topic
         if topic.startswith(DEAD_LETTER_PREFIX):
             group = topic.removeprefix(DEAD_LETTER_PREFIX)
             permission |= self.groups.get(group, self.default_group) & Permission.SUB
         return permission
+
+
+def is_free(need: Need) -> bool:
+    """Whether every account has a permission: to write traces, and to know of topics that clients ask for by
+    themselves."""
+    action, (kind, name) = need
+    if kind is not ResourceKind.TOPIC:
+        return False
+    if name == TRACE_TOPIC and action is Action.PUB:
+        return True
+    return action is Action.ANY and (name in _KNOWN_TOPICS or name.endswith(_REPLY_SUFFIX))
+
+
+def holds_all_topics(topic: str) -> bool:
+    """Whether messages of all topics wait there, also of those that an account is denied: defaults do not reach it."""
+    return is_internal_topic(topic) or topic == CHECK_MAX_TOPIC
 
 
 def _suffices(permission: Permission, action: Action) -> bool:
@@ -131,6 +143,8 @@ class AccessRules:
         for account in accounts:
             self.accounts.setdefault(account.access_key, account)
         self._white = tuple(white)
+        #: Whether there are addresses that need no account, or no signature.
+        self.has_white = bool(self._white) or any(account.white.text for account in self.accounts.values())
         self._asked: dict[str, bool] = {}
 
     def is_white(self, ip: str) -> bool:
@@ -139,7 +153,7 @@ class AccessRules:
             return False
         known = self._asked.get(ip)
         if known is None:
-            if len(self._asked) >= MEMORY_MAX:
+            if len(self._asked) >= _ASKED_MAX:
                 self._asked.clear()
             known = self._asked[ip] = any(pattern.matches(ip) for pattern in self._white)
         return known

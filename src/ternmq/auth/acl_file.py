@@ -24,6 +24,7 @@ an error, too, as a misspelt ``whiteRemoteAdress`` or ``amin`` would otherwise d
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -80,11 +81,14 @@ def read(data: bytes) -> AclFile:
     accounts = tuple(_account(item, number) for number, item in enumerate(_list(document.get(ACCOUNTS), ACCOUNTS), 1))
     if len(accounts) > ACCOUNTS_MAX:
         raise ConfigError(f"the file has {len(accounts)} accounts: expected at most {ACCOUNTS_MAX}")
-    keys = [account.access_key for account in accounts]
-    for key in keys if len(set(keys)) < len(keys) else ():
-        if keys.count(key) > 1:
+    for key, count in Counter(account.access_key for account in accounts).items():
+        if count > 1:
             raise ConfigError(f"the accessKey {key!r} occurs twice")
     white = tuple(AddressPattern.parse(_text(one, WHITE)) for one in _list(document.get(WHITE), WHITE))
+    addresses = sum(pattern.count for pattern in white)
+    if addresses > ENTRIES_MAX:
+        # Each client that connects is compared with all of them, on the loop.
+        raise ConfigError(f"invalid {WHITE}: it has {addresses} addresses, expected at most {ENTRIES_MAX}; use ranges")
     return AclFile(accounts, white, _version(document.get(VERSION)), document)
 
 

@@ -219,11 +219,8 @@ def check_mode(path: Path) -> None:
         log.warning("other users of this machine can read the secrets in %s; run `chmod 600` on it", path)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one. A new one is for its owner only."""
-    mode = 0o600
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.stat().st_mode & 0o777
+def replace_file(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
     new = path.with_name(f"{path.name}.tmp")
     with contextlib.suppress(FileNotFoundError):
         new.unlink()
@@ -235,3 +232,11 @@ def _replace(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
     new.replace(path)
     sync_directory(path.parent)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Replace an ACL file, which keeps its mode. A new one is for its owner only."""
+    mode = 0o600
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode & 0o777
+    replace_file(path, data, mode=mode)

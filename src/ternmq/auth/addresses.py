@@ -61,6 +61,11 @@ class AddressPattern:
                 "10.1.2.{3,4}, fe80::1, fe80::*, several separated by commas, or * for all"
             ) from None
 
+    @property
+    def count(self) -> int:
+        """How many patterns it is made of."""
+        return len(self._alternatives)
+
     def matches(self, ip: str) -> bool:
         """Whether an address, in numbers, is one of these."""
         if self._is_every:

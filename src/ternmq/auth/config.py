@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ternmq.errors import ConfigError
 from ternmq.net.limits import Limits
 from ternmq.net.tls import ClientAuth, LiveTls, ServerTls, TlsConfig, TlsMode
@@ -123,7 +125,68 @@ class AccessConfig(Limits):
         return [name.strip() for name in self.auth_validators.split(",") if name.strip()]
 
 
+@dataclass(slots=True, frozen=True, kw_only=True)
+class UserAccessConfig(AccessConfig):
+    """What brokers have in addition: users and policies, as RocketMQ 5.3 has them instead of ``aclEnable``."""
+
+    #: Whether requests must be signed by a user.
+    authentication_enabled: bool = False
+    #: Whether users may do only what their policies allow. Otherwise only what an administrator does needs a super
+    #: user.
+    authorization_enabled: bool = False
+    #: The directory of ``users.json``. None: ``config`` below storePathRootDir.
+    auth_config_path: Path | None = None
+    #: The file with the key by which passwords are encrypted. None: ``users.key`` beside ``users.json``.
+    auth_key_path: Path | None = None
+    #: ``{"username": …, "password": …}``: a super user that is created if there is none of that name.
+    init_authentication_user: str = field(default="", repr=False, metadata={"secret": True})
+    #: ``{"accessKey": …, "secretKey": …}``: the super user that this broker signs its own calls as; created likewise.
+    inner_client_authentication_credentials: str = field(default="", repr=False, metadata={"secret": True})
+    #: Whether accounts of ``aclPath`` become users, if there are none of these names.
+    migrate_auth_from_v1_enabled: bool = False
+
+    def __post_init__(self) -> None:
+        AccessConfig.__post_init__(self)
+        if self.authorization_enabled and not self.authentication_enabled:
+            raise ConfigError("authorizationEnabled=true needs authenticationEnabled=true: policies belong to users")
+        if self.authentication_enabled and self.acl_enable:
+            raise ConfigError(
+                "aclEnable=true and authenticationEnabled=true exclude each other; to keep the accounts of aclPath as "
+                "users, set aclEnable=false and migrateAuthFromV1Enabled=true"
+            )
+        if self.migrate_auth_from_v1_enabled and not self.authentication_enabled:
+            raise ConfigError("migrateAuthFromV1Enabled=true needs authenticationEnabled=true")
+        self.first_user()
+        self.inner_user()
+
+    @property
+    def checks_callers(self) -> bool:
+        """Whether strangers are kept out."""
+        # Not super(): dataclasses with slots are made twice.
+        return self.authentication_enabled or AccessConfig.checks_callers.fget(self)  # type: ignore[attr-defined]
+
+    def first_user(self) -> tuple[str, str] | None:
+        """Name and password of ``initAuthenticationUser``. Raises ``ConfigError``."""
+        return _pair("initAuthenticationUser", self.init_authentication_user, "username", "password")
+
+    def inner_user(self) -> tuple[str, str] | None:
+        """Key and secret of ``innerClientAuthenticationCredentials``. Raises ``ConfigError``."""
+        text = self.inner_client_authentication_credentials
+        return _pair("innerClientAuthenticationCredentials", text, "accessKey", "secretKey")
+
+
+def _pair(setting: str, text: str, first: str, second: str) -> tuple[str, str] | None:
+    if not text.strip():
+        return None
+    try:
+        values = msgspec.json.decode(text, type=dict[str, str])
+        return values[first], values[second]
+    except (msgspec.DecodeError, KeyError):
+        # The value has a secret, and is not repeated.
+        raise ConfigError(f'invalid {setting}: expected {{"{first}": "…", "{second}": "…"}}') from None
+
+
 #: The settings of access control and TLS.
 SECURITY: Final = tuple(
-    one.name for one in fields(AccessConfig) if one.name not in {limit.name for limit in fields(Limits)}
+    one.name for one in fields(UserAccessConfig) if one.name not in {limit.name for limit in fields(Limits)}
 )
