@@ -2,12 +2,14 @@
 
 The nodes are machines of ``testing.cluster`` with a store and a ``Master`` or a ``Slave``, without brokers. A sender on
 the master appends messages and waits until they are replicated. Meanwhile nodes are killed, lose power or stand still,
-disks are slow, connections break, one way or both are blocked, and transfers arrive in pieces. Then:
+disks are slow, connections break or fall silent, one way or both are blocked, and transfers arrive in pieces. A topic
+is deleted and made again. Then:
 
 - what was acknowledged as replicated is on the slaves that acknowledged it: on their disk with SYNC_FLUSH, else in
   their page cache, and nothing takes it from them (O2);
 - a slave is refused exactly when its log is no beginning of its master's; then it keeps what it has, until an operator
   (here: the simulation) empties its directory (O1);
+- connections over which nothing is sent stay open, and those whose other side has vanished are noticed (O1);
 - at the end all logs are equal byte for byte, queues and index equal those of a fresh fold, and queue offsets have
   neither holes nor doubles (C5, O1).
 """
@@ -24,6 +26,7 @@ from typing import Final, Self
 
 from ternmq.env import Env
 from ternmq.net.endpoint import bind
+from ternmq.replication.beside import Beside
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.handshake import Place, Refusal
 from ternmq.replication.master import Master
@@ -41,10 +44,14 @@ from tests.store.small import HOST, draft
 
 ROOT: Final = Path("/store")
 HA_PORT: Final = 10912
+#: A topic that is deleted and made again.
+BRIEF: Final = "brief"
 #: How long faults last: between the times of heartbeat, back-off and housekeeping.
 LASTS_S: Final = (0.05, 0.3, 1.0, 4.0, 12.0, 30.0)
 #: How long it may take until all is well again: connections that nobody closed are noticed after 20 s.
 CALM_S: Final = 120.0
+#: Longer than either side may be silent.
+IDLE_S: Final = 45.0
 #: A sender that has not heard by then is told that the slave is late.
 SLAVE_TIMEOUT_S: Final = 3.0
 
@@ -71,11 +78,22 @@ class Options:
     storm_s: float
     #: Seconds between two sends.
     send_gap_s: float
+    #: Whether there is a long time without messages at the end.
+    idles: bool
 
     @classmethod
     def choose(cls, random: Random) -> Self:
         slaves = random.choice((1, 1, 2))
-        faults = ("kill master", "kill slave", "cut master", "cut slave", "pause", "reset", "partition", "one way")
+        faults: tuple[str, ...] = (
+            "kill master",
+            "kill slave",
+            "cut master",
+            "cut slave",
+            "pause",
+            "reset",
+            "partition",
+        )
+        faults += "one way", "silence"
         return cls(
             slaves=slaves,
             segment_bytes=random.choice((4096, 4096, 20_000)),
@@ -88,6 +106,7 @@ class Options:
             weather=Weather(0.000_1, random.choice((0.001, 0.3)), random.choice((0.0, 0.3, 0.9))),
             storm_s=random.choice((10.0, 20.0, 40.0)),
             send_gap_s=random.choice((0.1, 0.3, 1.0)),
+            idles=random.random() < 0.3,
         )
 
 
@@ -117,6 +136,7 @@ class ReplicationSimulation:
         #: What runs on the nodes now.
         self.stores: dict[str, MessageStore] = {}
         self.followers: dict[str, Slave] = {}
+        self.serving: Master | None = None
         #: Node → where a record begins → its bytes: what it has acknowledged.
         self.held: dict[str, dict[int, bytes]] = {node.name: {} for node in self.slaves}
         #: Up to here a slave may have lost what it acknowledged: it was only in its page cache.
@@ -127,6 +147,7 @@ class ReplicationSimulation:
         await cluster.start(self.master, *self.slaves)
         await self._storm()
         await self._calm()
+        await self._idle()
         self._check_all()
         for node in (*self.slaves, self.master):
             await node.stop()
@@ -174,8 +195,10 @@ class ReplicationSimulation:
             config = ReplicationConfig(
                 in_sync_replicas=self.options.in_sync_replicas, ha_transfer_batch_size=self.options.batch_bytes
             )
-            async with Master(store.log, node.disk, config, self._place(node)) as master:
+            beside = Beside(ROOT, store.part_files, lambda: store.deletions)
+            async with Master(store.log, node.disk, config, self._place(node), beside=beside) as master:
                 await master.serve(bind(node.ip, HA_PORT))
+                self.serving = master
                 tasks.create_task(self._send(node, store, master))
                 node.is_ready()
                 await node.stopping.wait()
@@ -198,8 +221,12 @@ class ReplicationSimulation:
         chance, number, loop = node.env.random, 0, asyncio.get_running_loop()
         while not self.is_calm:
             await asyncio.sleep(chance.expovariate(1 / self.options.send_gap_s))
+            if chance.random() < 0.05:
+                store.delete_topics({BRIEF})
             for _ in range(chance.choice((1, 1, 5))):
                 number += 1
+                if chance.random() < 0.2:
+                    store.put(draft(BRIEF, 0, b"%d" % number))
                 body = b"%d.%d," % (node.starts, number) * chance.choice((1, 30, 150))
                 placed = store.put(draft("orders", chance.randrange(2), body, KEYS=f"k{number % 7}", TAGS="red"))
                 record = bytes(store.record_at(placed.log_offset) or b"")
@@ -271,6 +298,8 @@ class ReplicationSimulation:
             case ("pause", Node()):
                 node.pause()
                 self._later(lambda: node.resume() if node.is_paused else None)
+            case ("silence", _):
+                self.cluster.note("silence", slave.name, network.silence(slave.ip, self.master.ip))
             case ("reset", _):
                 self.cluster.note("reset", slave.name, network.reset(slave.ip, self.master.ip))
             case _:
@@ -310,6 +339,27 @@ class ReplicationSimulation:
             if self.cluster.loop.time() > end:
                 states = {name: (each.state, each.trouble) for name, each in self.followers.items()}
                 raise WrongReplica(f"seed {self.seed}: slaves do not catch up: {states}")
+
+    async def _idle(self) -> None:
+        """Nothing is sent for longer than either side may be silent: connections stay."""
+        if not self.options.idles:
+            return
+        # What the storm has silenced is noticed first, by one side and then by the other.
+        await asyncio.sleep(IDLE_S)
+        lines = self._lines()
+        self._same("connected slaves", len(self.slaves), len(lines))
+        await asyncio.sleep(IDLE_S)
+        self._same("idle connections", lines, self._lines())
+        # A slave that does not answer any more does not count for long.
+        stuck = self.slaves[-1]
+        stuck.pause()
+        await asyncio.sleep(IDLE_S)
+        self._same("connected slaves", len(self.slaves) - 1, len(self._lines()))
+        stuck.resume()
+
+    def _lines(self) -> list[tuple[str, str]]:
+        assert self.serving is not None
+        return [(each.replica, each.address) for each in self.serving.status()]
 
     def _is_done(self) -> bool:
         if len(self.stores) <= len(self.slaves) or len(self.followers) < len(self.slaves):
@@ -378,7 +428,8 @@ class ReplicationSimulation:
     def _check_offsets(self, node: Node, store: MessageStore) -> None:
         offsets: dict[tuple[str, int], list[int]] = {}
         for record in store._log.walk(0):
-            offsets.setdefault((record.topic, record.queue_id), []).append(record.queue_offset)
+            if record.topic != BRIEF:
+                offsets.setdefault((record.topic, record.queue_id), []).append(record.queue_offset)
         for queue, found in offsets.items():
             self._same(f"queue offsets of {queue} on {node.name}", list(range(len(found))), found)
             self._same(f"length of {queue} on {node.name}", len(found), store.max_offset(*queue))

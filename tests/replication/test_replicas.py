@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from ternmq.errors import ConfigError, ServiceNotAvailable
@@ -141,3 +143,36 @@ def test_settings_are_checked_when_they_are_made() -> None:
     ):
         with pytest.raises(ConfigError, match=name):
             ReplicationConfig(**settings)
+
+
+def test_a_slave_is_in_sync_when_it_has_once_had_all() -> None:
+    """O2: an empty slave of a small log lacks less than 256 MiB, and is no copy; senders wait for it all the same."""
+    end = [10 * MIB]
+    slaves = Replicas(ReplicationConfig(min_in_sync_replicas=2), lambda: end[0])
+    slaves.joined("line", "a:1", 0)
+    assert (0, 1) == (slaves.in_sync, slaves.near)
+    with pytest.raises(ServiceNotAvailable, match="minInSyncReplicas"):
+        slaves.check_write()
+    assert 0 == slaves.check_wait(end[0])
+    end[0] = 20 * MIB
+    slaves.acked("line", 10 * MIB - 1)
+    assert 0 == slaves.in_sync
+    slaves.acked("line", 10 * MIB)
+    assert {"a:1": True} == slaves.in_sync_by_replica()
+    slaves.check_write()
+    end[0] = 300 * MIB
+    assert 0 == slaves.in_sync
+
+
+async def test_a_replica_is_waited_for() -> None:
+    """O1: a master that hands over waits for one slave, not for any."""
+    slaves = Replicas(ReplicationConfig(), lambda: 100)
+    slaves.joined("one", "a:1", 100)
+    assert await slaves.has_all("a:1", 100, 1)
+    assert not await slaves.has_all("a:2", 100, 1)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(slaves.has_all("a:2", 100, 60_000))
+        await asyncio.sleep(0)
+        slaves.joined("two", "a:2", 50)
+        slaves.acked("two", 100)
+    assert waiting.result()

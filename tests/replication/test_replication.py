@@ -6,20 +6,27 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
+from ternmq.replication import slave as slaves
+from ternmq.replication.beside import CHUNK_BYTES, Beside
 from ternmq.replication.config import ReplicationConfig
-from ternmq.replication.handshake import Refusal
+from ternmq.replication.handshake import VERSION, Refusal, SlaveHello, encode
+from ternmq.replication.history import Sample
 from ternmq.replication.line import LineState
 from ternmq.replication.master import NEW_LINES_MAX
+from ternmq.replication.replicas import LINES_MAX
 from ternmq.replication.slave import SlaveState
-from ternmq.replication.stream import pack_report
+from ternmq.replication.stream import PROBE, pack_report, pack_text
 from ternmq.store.config import FlushDiskType
-from tests.replication.world import following, opened_store, serving, until
+from ternmq.store.disk.file_disk import FileDisk
+from tests.replication.world import LONG_S, following, opened_store, place, serving, until
 from tests.store.small import bodies, draft, files, log_queues_index
 
 #: No heartbeats or time-outs within a test that is not about them.
@@ -146,7 +153,7 @@ async def test_a_slave_that_has_more_than_its_master_keeps_it_and_says_so(
         with caplog.at_level(logging.WARNING):
             await slave.comes_to(SlaveState.REFUSED)
         assert Refusal.AHEAD is slave.slave.refusal
-        assert "start the slave as master" in slave.slave.trouble
+        assert "tern broker promote" in slave.slave.trouble
         assert "AHEAD" in caplog.text
         assert more == slave.store.written
         assert not master.master.replicas.in_sync
@@ -336,3 +343,148 @@ async def test_a_slave_that_does_not_read_holds_no_memory(tmp_path: Path) -> Non
             # Others are served meanwhile.
             async with following(tmp_path / "two", master.address, mapped_file_size_commit_log=1 << 20) as slave:
                 await slave.reaches(master.put(10))
+
+
+async def test_an_empty_slave_that_does_not_read_holds_no_memory(tmp_path: Path) -> None:
+    """O4: neither for files, of which a part of a MiB waits, nor for deletions."""
+    paths = [tmp_path / "part" / name for name in ("large", "state")]
+    paths[0].parent.mkdir()
+    paths[0].write_bytes(bytes(50_000_000))
+    paths[1].write_bytes(b"counts")
+    deletions = {f"topic-{number}-".ljust(250, "x"): number for number in range(60_000)}
+
+    async def waiting_bytes(beside: Beside) -> int:
+        async with serving(tmp_path / "one") as master:
+            master.put(1)
+            master.master.beside = beside
+            host, port = master.address.split(":")
+            with socket.create_connection((host, int(port))) as lazy:
+                hello = SlaveHello(VERSION, place(1), master.store.log.segment_bytes, 0, 0)
+                lazy.sendall(pack_report(PROBE) + pack_text(encode(hello)))
+                await until(lambda: master.master.status() and master.master.status()[0].state is LineState.SENDING)
+                (line,) = master.master._lines
+                await until(lambda: not line._takes.is_set())
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                assert line._transport is not None
+                return line._transport.get_write_buffer_size()
+
+    assert await waiting_bytes(Beside(tmp_path, lambda: [paths])) <= 64 * 1024 + CHUNK_BYTES + 1024
+    assert await waiting_bytes(Beside(tmp_path, deletions=lambda: deletions)) <= 64 * 1024 + 1024
+
+
+async def test_a_deletion_that_a_lost_master_announced_is_forgotten(tmp_path: Path) -> None:
+    """O4: the log offset that it named may come again with other records, after the master has lost its end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with following(tmp_path / "two", f"127.0.0.1:{port}") as slave:
+        async with serving(tmp_path / "one", port) as master:
+            end = master.put(4)
+            announced = {"orders": end + 10}
+            master.master.beside = Beside(tmp_path, deletions=lambda: announced)
+            await slave.reaches(end)
+            await until(lambda: slave.store._replica._reached.waiting)
+        await until(lambda: not slave.store._replica._reached.waiting)
+        async with serving(tmp_path / "one", port) as master:
+            await slave.reaches(master.put(4))
+            assert 4 == slave.store.max_offset("orders", 0)
+            assert 0 == slave.store.min_offset("orders", 0)
+            assert 4 == len(bodies(slave.store))
+
+
+async def test_a_slave_says_that_it_knows_no_master(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O1: once, with what to do; and it follows as soon as there is one."""
+    monkeypatch.setattr(slaves, "_NO_ADDRESS_S", 0.01)
+    async with following(tmp_path / "two", "") as slave:
+        await until(lambda: slave.slave.trouble)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+    assert SlaveState.NO_ADDRESS is slave.slave.state
+    assert 1 == caplog.text.count("no master of broker-a is known; start it with the same brokerName")
+
+
+async def test_a_second_slave_with_the_same_id_is_told_so(tmp_path: Path) -> None:
+    """O2: they would count as one copy, and take each other's connection; when the first has gone, it follows."""
+    quick = ReplicationConfig(ha_send_heartbeat_interval=500)
+    async with serving(tmp_path / "one", settings=quick) as master:
+        end = master.put(3)
+        async with AsyncExitStack() as first:
+            slave = await first.enter_async_context(following(tmp_path / "two", master.address, settings=quick))
+            await slave.reaches(end)
+            host, port = master.address.split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            other = msgspec.structs.replace(place(1), address="10.0.0.9:10911")
+            hello = SlaveHello(VERSION, other, master.store.log.segment_bytes, 0, 0)
+            writer.write(pack_report(PROBE) + pack_text(encode(hello)))
+            answer = await asyncio.wait_for(reader.read(), LONG_S)
+            assert b"SAME_ID" in answer
+            assert b"127.0.0.1:10912 follows already with the id 1" in answer
+            writer.close()
+            # The first one has not noticed.
+            await slave.reaches(master.put(1))
+            assert SlaveState.FOLLOWING is slave.slave.state
+        await until(lambda: not master.master.status())
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(pack_report(PROBE) + pack_text(encode(hello)))
+        await until(lambda: ["10.0.0.9:10911"] == [each.own_address for each in master.master._lines])
+        writer.close()
+
+
+async def test_a_program_that_fetches_the_log_in_a_loop_does_not_keep_slaves_out(tmp_path: Path) -> None:
+    """O1: the address with the most connections loses one of them, and gets no more than there are."""
+    async with serving(tmp_path / "one") as master:
+        end = master.put(3)
+        host, port = master.address.split(":")
+        greedy = [socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0)) for _ in range(70)]
+        try:
+            for each in greedy:
+                each.sendall(pack_report(1))
+            await until(lambda: len(master.master._lines) == LINES_MAX)
+            async with following(tmp_path / "two", master.address) as slave:
+                await slave.reaches(end)
+                assert len(master.master._lines) <= LINES_MAX
+                await slave.reaches(master.put(1))
+        finally:
+            for each in greedy:
+                each.close()
+
+
+async def test_comparisons_of_logs_are_made_one_after_the_other(tmp_path: Path) -> None:
+    """O1: greetings that ask for many bytes cost a MiB of memory and one thread, however many there are."""
+    disk = CountingDisk()
+    async with serving(tmp_path / "one", mapped_file_size_commit_log=16 << 20) as master:
+        master.put(3000, body=b"z" * 4000)
+        master.master.disk = disk
+        host, port = master.address.split(":")
+        samples = [Sample(0, 11 << 20, "0" * 32), Sample(1, 11 << 20, "1" * 32)]
+        peers = []
+        for number in range(1, 9):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            hello = SlaveHello(VERSION, place(number), master.store.log.segment_bytes, 0, 12 << 20, samples=samples)
+            writer.write(pack_report(PROBE) + pack_text(encode(hello)))
+            peers.append((reader, writer))
+        for reader, writer in peers:
+            assert b"OTHER_HISTORY" in await asyncio.wait_for(reader.read(), LONG_S)
+            writer.close()
+        assert 8 * 22 == disk.reads
+        assert (1, 1 << 20) == (disk.most, disk.largest_bytes)
+
+
+class CountingDisk(FileDisk):
+    """How many reads there are at once, and how large they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = self.reads = self.largest_bytes = 0
+
+    def read_at(self, path: Path, at: int, length_bytes: int) -> bytes:
+        self.now += 1
+        self.most, self.reads = max(self.most, self.now), self.reads + 1
+        self.largest_bytes = max(self.largest_bytes, length_bytes)
+        try:
+            return super().read_at(path, at, length_bytes)
+        finally:
+            self.now -= 1

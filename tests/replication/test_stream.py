@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from ternmq.errors import RemoteProtocolError
 from ternmq.replication.stream import (
     BODY_BYTES_MAX,
+    FILE,
     PROBE,
     TEXT_BYTES_MAX,
+    FilePart,
     Probe,
     Report,
     ReportDecoder,
@@ -55,8 +57,9 @@ def received(data: bytes, way: str) -> tuple[list[tuple[object, ...]], int]:
     for piece in WAYS[way](data):
         # A view of bytes that may change afterwards.
         events += [
-            event if isinstance(event, Text) else Transfer(event.log_offset, memoryview(bytes(event.data)))
+            Transfer(event.log_offset, memoryview(bytes(event.data))) if isinstance(event, Transfer) else event
             for event in decoder.feed(bytearray(piece))
+            if not isinstance(event, FilePart)
         ]
     return joined(events), decoder.kept_bytes
 
@@ -143,9 +146,9 @@ def test_a_master_uses_the_last_report_of_many() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_master_reads_the_handshake_however_it_is_cut(way: str) -> None:
-    """O1: a probe, a text, then reports."""
-    data = pack_report(PROBE) + pack_text(b"who I am") + pack_report(77)
-    assert ([Probe(), Text(b"who I am"), Report(77)], 0) == heard(data, way)
+    """O1: a probe, texts, then reports."""
+    data = pack_report(PROBE) + pack_text(b"proof") + pack_text(b"who I am") + pack_report(77)
+    assert ([Probe(), Text(b"proof"), Text(b"who I am"), Report(77)], 0) == heard(data, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -158,7 +161,7 @@ def test_a_master_reads_the_handshake_however_it_is_cut(way: str) -> None:
         pack_report(PROBE) + pack_report(3) + pack_report(3),
         pack_report(PROBE) + pack_header(PROBE, 0),
         pack_report(PROBE) + pack_header(PROBE, TEXT_BYTES_MAX + 1),
-        pack_report(PROBE) + pack_text(b"x") + pack_report(-1),
+        pack_report(PROBE) + pack_text(b"x") + pack_report(1) + pack_report(-1),
     ],
 )
 def test_a_master_refuses_what_no_slave_sends(way: str, data: bytes) -> None:
@@ -177,3 +180,14 @@ def test_no_bytes_break_a_decoder(pieces: list[bytes]) -> None:
         except RemoteProtocolError:
             pass
         assert decoder.kept_bytes <= TEXT_BYTES_MAX + struct.calcsize(">qi")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slave_reads_bytes_of_files_between_transfers(way: str) -> None:
+    """O4: the files of derived parts, behind headers with the log offset -2."""
+    decoder = TransferDecoder()
+    data = pack_header(0, 3) + b"log" + pack_header(FILE, 8) + b"the file" + pack_header(3, 0)
+    events = [(type(event), bytes(event.data)) for piece in WAYS[way](data) for event in decoder.feed(piece)]
+    assert b"the file" == b"".join(data for kind, data in events if kind is FilePart)
+    assert b"log" == b"".join(data for kind, data in events if kind is Transfer)
+    assert (Transfer, b"") == events[-1]

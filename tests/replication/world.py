@@ -11,9 +11,15 @@ from typing import Any, Final
 
 from ternmq.env import Env, SystemClock
 from ternmq.net.endpoint import bind
+from ternmq.net.tls import LiveTls
+from ternmq.replication.admission import Admission
+from ternmq.replication.beside import Beside
 from ternmq.replication.config import ReplicationConfig
+from ternmq.replication.epochs import Epochs
 from ternmq.replication.handshake import Place
 from ternmq.replication.master import Master
+from ternmq.replication.metadata import Caller
+from ternmq.replication.session import MustCut
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.store import MessageStore
@@ -61,13 +67,23 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    root: Path, port: int = 0, *, settings: ReplicationConfig | None = None, **changes: Any
+    root: Path,
+    port: int = 0,
+    *,
+    settings: ReplicationConfig | None = None,
+    admission: Admission | None = None,
+    tls: LiveTls | None = None,
+    epochs: Epochs | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Serving]:
     """A store whose log slaves may fetch."""
     async with opened_store(root, **changes) as store:
         bound = bind("127.0.0.1", port)
         address = f"127.0.0.1:{bound.getsockname()[1]}"
-        async with Master(store.log, FileDisk(), settings or ReplicationConfig(), place(0)) as master:
+        config, beside = settings or ReplicationConfig(), Beside(root, store.part_files, lambda: store.deletions)
+        async with Master(
+            store.log, FileDisk(), config, place(0), epochs=epochs, admission=admission, tls=tls, beside=beside
+        ) as master:
             await master.serve(bound)
             yield Serving(store, master, address)
 
@@ -90,12 +106,27 @@ class Following:
 
 @asynccontextmanager
 async def following(
-    root: Path, address: str, *, broker_id: int = 1, settings: ReplicationConfig | None = None, **changes: Any
+    root: Path,
+    address: str,
+    *,
+    broker_id: int = 1,
+    settings: ReplicationConfig | None = None,
+    caller: Caller | None = None,
+    on_cut: Callable[[MustCut], None] | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Following]:
     """A store that follows the log of the master at ``address``."""
     async with opened_store(root, **changes) as store, Tasks() as tasks:
         slave = Slave(
-            store, store.log, FileDisk(), settings or ReplicationConfig(), place(broker_id), lambda: address, Env()
+            store,
+            store.log,
+            FileDisk(),
+            settings or ReplicationConfig(),
+            place(broker_id),
+            lambda: address,
+            Env(),
+            caller=caller,
+            on_cut=on_cut,
         )
         tasks.create_task(slave.run())
         yield Following(store, slave)

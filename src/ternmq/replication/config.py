@@ -37,8 +37,11 @@ class ReplicationConfig:
     #: The address under which slaves reach this broker, if it is another one than clients use.
     broker_ip2: str = ""
     #: Addresses and networks that may fetch the log, as in ``10.0.0.7,192.168.1.0/24``; none: all may, as in RocketMQ,
-    #: and with access control none.
+    #: and with access control slaves that sign.
     ha_allowed_addresses: tuple[str, ...] = ()
+    #: A slave that uses TLS for its calls (``tls.enable``) uses it for the log as well. ``false`` for a master of
+    #: RocketMQ, which has no TLS on this port.
+    ha_tls_enable: bool = True
     #: How long either side may be silent before it sends a sign of life.
     ha_send_heartbeat_interval: int = 5_000
     #: How long the other side may be silent before the connection is closed.
@@ -54,6 +57,9 @@ class ReplicationConfig:
     in_sync_replicas: int | None = None
     #: Messages are refused while fewer copies than this keep up, the master's included.
     min_in_sync_replicas: int = 1
+    #: Messages are refused at once while so many senders wait for slaves, so that producers use another broker (QMQ's
+    #: rule, with 50,000); 0: never. ``sendThreadPoolQueueCapacity`` bounds them in any case.
+    slave_waiting_max: int = 0
     #: An empty slave fetches the last file of the log only, also from a TernMQ master. RocketMQ masters send no more.
     sync_from_last_file: bool = False
 
@@ -67,6 +73,7 @@ class ReplicationConfig:
             ("haMaxGapNotInSync", self.ha_max_gap_not_in_sync, 1, 1 << 50),
             ("inSyncReplicas", 1 if self.in_sync_replicas is None else self.in_sync_replicas, 1, 32),
             ("minInSyncReplicas", self.min_in_sync_replicas, 1, 32),
+            ("slaveWaitingMax", self.slave_waiting_max, 0, 10_000_000),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"invalid {key} {value}: expected {least} to {most}")

@@ -9,7 +9,11 @@
       | ◀─────────────── Verdict ────────────────── |   where the log flows from, or why it does not
 
 A slave is refused when it would keep or overwrite records that the master does not have: when its log is longer, or
-holds other records. It never cuts its log by itself. A refusal has a code for programs and a sentence with the cure.
+holds other records. A refusal has a code for programs and a sentence with the cure.
+
+If a promotion explains the difference (the master is in a later epoch, ``replication.epochs``), the slave asks again,
+as if its log ended at the common end. If the bytes before that are equal, it cuts its log there, and follows. In no
+other case does it cut anything.
 
 Texts are JSON. A node ignores fields that it does not know, and refuses another version.
 """
@@ -22,6 +26,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ternmq.errors import RemoteProtocolError
+from ternmq.replication.epochs import Epoch, Epochs
 from ternmq.replication.history import Comparison, Sample
 from ternmq.wire.requests import Int64
 
@@ -32,8 +37,12 @@ class Refusal(enum.Enum):
     """Why a slave may not follow."""
 
     VERSION = "VERSION"
+    #: It did not prove that it may have the log.
+    NOT_ADMITTED = "NOT_ADMITTED"
     #: It is a slave of another broker, or no slave.
     OTHER_BROKER = "OTHER_BROKER"
+    #: Another broker with its id follows already.
+    SAME_ID = "SAME_ID"
     OTHER_SEGMENTS = "OTHER_SEGMENTS"
     #: It has more than its master.
     AHEAD = "AHEAD"
@@ -41,6 +50,8 @@ class Refusal(enum.Enum):
     GONE = "GONE"
     #: Before its end stand other records than in the master's log.
     OTHER_HISTORY = "OTHER_HISTORY"
+    #: The slave has records of a later master.
+    OLD_MASTER = "OLD_MASTER"
 
 
 class Place(msgspec.Struct, frozen=True, rename="camel"):
@@ -59,6 +70,9 @@ class MasterHello(msgspec.Struct, frozen=True, rename="camel"):
     segment_bytes: Int64
     begin: Int64
     end: Int64
+    epochs: list[Epoch] = []
+    #: SYNC_MASTER or ASYNC_MASTER; empty from nodes that did not tell yet.
+    role: str = ""
 
 
 class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,6 +85,9 @@ class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
     samples: list[Sample] = []
     #: An empty slave wants the last segment only, as a slave of RocketMQ gets it.
     from_last_file: bool = False
+    epochs: list[Epoch] = []
+    #: It only asks whether it could follow from ``end``: its log is longer, and would be cut there first.
+    only_asks: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -90,7 +107,15 @@ def decode(data: bytes, kind: type[T]) -> T:
     """Raises ``RemoteProtocolError``."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
+
+
+def epochs_of(hello: MasterHello | SlaveHello) -> Epochs:
+    """Raises ``RemoteProtocolError``."""
+    try:
+        return Epochs.of(hello.epochs)
+    except ValueError as error:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
 
 
@@ -103,7 +128,8 @@ def first_check(slave: SlaveHello, master: MasterHello) -> Verdict | None:
             reason=f"the slave speaks version {slave.version} of the handshake and the master version {VERSION}; "
             "install the same version of TernMQ on both",
         )
-    if (theirs.cluster, theirs.broker) != (ours.cluster, ours.broker) or theirs.broker_id == ours.broker_id:
+    is_same_set = (theirs.cluster, theirs.broker) == (ours.cluster, ours.broker)
+    if not is_same_set or theirs.broker_id < 0 or theirs.broker_id == ours.broker_id:
         return Verdict(
             refusal=Refusal.OTHER_BROKER,
             reason=f"{theirs.broker[:100]!r} of cluster {theirs.cluster[:100]!r} with id {theirs.broker_id} cannot be "
@@ -118,7 +144,23 @@ def first_check(slave: SlaveHello, master: MasterHello) -> Verdict | None:
         )
     if slave.begin < 0 or slave.end < slave.begin:
         return Verdict(refusal=Refusal.OTHER_HISTORY, reason="the log of the slave ends before it begins")
+    ours_newest, theirs_newest = epochs_of(master).newest, epochs_of(slave).newest
+    if theirs_newest > ours_newest:
+        return Verdict(
+            refusal=Refusal.OLD_MASTER,
+            reason=f"the slave has records of epoch {theirs_newest}, and its master is of epoch {ours_newest}: another "
+            "broker was promoted since. Start that one as master; or promote the slave, if its messages count",
+        )
     return None
+
+
+def same_id(slave: SlaveHello, other: str) -> Verdict:
+    """Two brokers with one id would count as one copy, and take each other's connection."""
+    return Verdict(
+        refusal=Refusal.SAME_ID,
+        reason=f"{other} follows already with the id {slave.place.broker_id}; give this slave another brokerId. If "
+        "it has moved, it can follow when the old connection has been silent for some seconds",
+    )
 
 
 def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Verdict:
@@ -131,14 +173,16 @@ def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Ver
             refusal=Refusal.OTHER_HISTORY,
             reason=f"the logs differ: equal up to log offset {comparison.equal_up_to} at most, and different at "
             f"{comparison.differs_at}. Both nodes were masters at some time, or one was restored from a copy. Keep the "
-            "directory of the node whose messages count; empty that of the other, which then copies all",
+            "directory of the node whose messages count; empty that of the other, which then copies all, or cut it "
+            "with `tern store cut`",
         )
     if slave.end > master.end:
         return Verdict(
             refusal=Refusal.AHEAD,
             reason=f"the slave has {slave.end - master.end} bytes that the master does not have (its log ends at "
             f"{slave.end}, the master's at {master.end}): the master lost the end of its log. To keep these messages, "
-            "start the slave as master and empty the directory of the other; to drop them, empty the slave's directory",
+            "make the slave the master with `tern broker promote`; to drop them, stop the slave and run "
+            f"`tern store cut DIR --at {master.end}`",
         )
     if slave.end < master.begin:
         return Verdict(

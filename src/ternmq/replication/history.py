@@ -14,7 +14,7 @@ has remains. So a range ends with its last byte that is not zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -56,7 +56,15 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
+    return digest_of([data])
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """The digest of bytes that come in parts."""
+    made = blake2b(digest_size=16)
+    for part in parts:
+        made.update(part)
+    return made.hexdigest()
 
 
 def ranges(begin: int, end: int, *, segment_bytes: int) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 ::
 
+    NEW ── probe, if the slave has to sign ──▶ CHALLENGED ── proof ──▶ NEW, and the hello
     NEW ── report of a RocketMQ slave ──────────────────────────▶ SENDING
      └──── probe, hello of a TernMQ slave ──▶ COMPARING ── equal ──▶ SENDING
                                                  └── refused: told why, and closed
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ternmq.errors import RemoteProtocolError, StoreError
-from ternmq.replication import handshake, history
+from ternmq.errors import NoPermission, RemoteProtocolError, StoreError
+from ternmq.net.gate import Access
+from ternmq.replication import admission, beside, handshake, history
+from ternmq.replication.admission import Challenge
+from ternmq.replication.beside import Ends, FileBegins, FilesEnd, TopicDeleted
 from ternmq.replication.feed import Feed, LogGone
 from ternmq.replication.handshake import Refusal, SlaveHello, Verdict
-from ternmq.replication.stream import Probe, Report, ReportDecoder, Text, pack_header, pack_text
+from ternmq.replication.stream import FILE, Probe, Report, ReportDecoder, Text, pack_header, pack_text
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.protocol import Piece
 
@@ -28,6 +32,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What a stranger is not told; the log of the master has it.
+_UNPROVED: Final = (
+    "this broker checks its callers, and the slave is not in haAllowedAddresses, has no certificate, and did not "
+    "sign. For slaves of RocketMQ set haAllowedAddresses"
+)
+#: Characters of a refusal that a slave is told.
+_DENIED_MAX: Final = 1_000
+#: Characters of the address that a slave tells.
+_ADDRESS_MAX: Final = 100
+#: What a comparison of logs has in memory.
+_COMPARED_BYTES: Final = 1 << 20
 #: Batches sent in one turn of the loop.
 _BATCHES_AT_ONCE: Final = 8
 
@@ -36,6 +51,7 @@ class LineState(Enum):
     """How far a slave's connection has come."""
 
     NEW = "new"
+    CHALLENGED = "challenged"
     COMPARING = "comparing"
     SENDING = "sending"
 
@@ -50,6 +66,9 @@ class SlaveStatus(NamedTuple):
     acked: int
     lag_bytes: int
     bytes_per_second: int
+    lag_ms: int
+    #: The broker id; -1: it is not known.
+    broker_id: int
 
 
 class Line(asyncio.Protocol):
@@ -65,6 +84,10 @@ class Line(asyncio.Protocol):
         self._news = asyncio.Event()
         #: A TernMQ slave, which understands verdicts.
         self._is_ours = False
+        #: It has nothing, so it gets the files beside the log first.
+        self._wants_files = False
+        #: The deletions of topics that it was told of.
+        self._deletions: Mapping[str, int] = {}
         self._start = 0
         self._sent = 0
         self._acked = 0
@@ -72,14 +95,32 @@ class Line(asyncio.Protocol):
         self._bytes_per_second = 0
         self.state = LineState.NEW
         self.replica = ""
+        self.broker_id = -1
+        #: Where a TernMQ slave serves, as it says.
+        self.own_address = ""
         self.ip = ""
         self.address = "?"
+        #: For validators (``net.gate.CallingPeer``).
+        self.access: Access | None = None
+        self.proved = ""
+        self.certificate: Mapping[str, object] = {}
+        #: It may have the log; what it has to sign before.
+        self._is_trusted = False
+        self._challenge = Challenge()
         self.heard_at = self._loop.time()
 
     def status(self) -> SlaveStatus:
-        lag_bytes = self._master.log.end - max(self._acked, self._start)
+        has = max(self._acked, self._start)
         return SlaveStatus(
-            self.replica, self.address, self.state, self._sent, self._acked, lag_bytes, self._bytes_per_second
+            self.replica,
+            self.address,
+            self.state,
+            self._sent,
+            self._acked,
+            self._master.log.end - has,
+            self._bytes_per_second,
+            self._master.lag_ms(has),
+            self.broker_id,
         )
 
     def measure(self, elapsed_s: float) -> None:
@@ -112,8 +153,14 @@ class Line(asyncio.Protocol):
             self.ip, self.address = str(peer[0]), f"{peer[0]}:{peer[1]}"
         self.replica = self.ip
         self._takes.set()
+        self.certificate = transport.get_extra_info("peercert") or {}
+        self._is_trusted = self._master.admission.is_trusted(self.ip, has_certificate=bool(self.certificate))
         if not self._master.opened(self):
             self._transport.abort()
+
+    @property
+    def remote_ip(self) -> str:
+        return self.ip
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.state is LineState.SENDING:
@@ -142,9 +189,13 @@ class Line(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         match event:
+            case Probe() if self._is_trusted:
+                self._greet()
             case Probe():
-                self._write(pack_text(handshake.encode(self._master.hello())))
-            case Text(data):
+                self._ask_for_proof()
+            case Text(data) if self.state is LineState.CHALLENGED:
+                self._check_proof(data)
+            case Text(data) if self.state is LineState.NEW and self._is_trusted:
                 self._greeted(handshake.decode(data, SlaveHello))
             case Report(log_offset) if self.state is LineState.SENDING:
                 if log_offset > self._sent:
@@ -153,7 +204,10 @@ class Line(asyncio.Protocol):
                 self._acked = max(self._acked, log_offset)
                 self._master.replicas.acked(self, log_offset)
             case Report(log_offset) if self.state is LineState.NEW:
-                self._asked(log_offset)
+                if self._is_trusted:
+                    self._asked(log_offset)
+                else:
+                    self._refuse(_UNPROVED)
             case _:
                 raise RemoteProtocolError("a slave sent a report before the handshake ended")
 
@@ -166,6 +220,31 @@ class Line(asyncio.Protocol):
         if self._transport is not None:
             # What was written before, such as a verdict, still leaves.
             self._transport.close()
+
+    # --- Who it is ----------------------------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        self.state = LineState.NEW
+        self._write(pack_text(handshake.encode(self._master.hello())))
+
+    def _ask_for_proof(self) -> None:
+        challenge = self._master.admission.challenge()
+        if challenge is None:
+            self._refuse(_UNPROVED)
+            return
+        self._challenge, self.state = challenge, LineState.CHALLENGED
+        self._write(pack_text(admission.encode(challenge)))
+
+    def _check_proof(self, data: bytes) -> None:
+        try:
+            self._master.admission.check(self, self._challenge, data)
+        except NoPermission as error:
+            # A validator of the user's own may say more than a text of the handshake can have.
+            self._write(pack_text(admission.encode(Challenge(denied=str(error)[:_DENIED_MAX]))))
+            self._refuse(str(error))
+            return
+        self._is_trusted = True
+        self._greet()
 
     # --- What a slave wants -------------------------------------------------------------------------------------------
 
@@ -204,7 +283,9 @@ class Line(asyncio.Protocol):
             self._tell(verdict)
             return
         self._is_ours = True
-        self.replica = f"{slave.place.broker}:{slave.place.broker_id}"
+        self.broker_id = slave.place.broker_id
+        self.replica = f"{slave.place.broker}:{self.broker_id}"
+        self.own_address = slave.place.address[:_ADDRESS_MAX]
         reason = history.check_bounds(slave.samples, segment_bytes=master.log.segment_bytes)
         if reason:
             self._refuse(reason)
@@ -219,7 +300,8 @@ class Line(asyncio.Protocol):
             for each in slave.samples
         ]
         try:
-            comparison = await asyncio.to_thread(_compare, master.disk, slave.samples, places)
+            async with master.comparing:
+                comparison = await asyncio.to_thread(_compare, master.disk, slave.samples, places)
         except StoreError as error:
             self._refuse(f"the logs could not be compared: {error}")
             return
@@ -227,9 +309,15 @@ class Line(asyncio.Protocol):
             return
         # The log may have grown, or lost its first segment.
         verdict = handshake.judge(slave, master.hello(), comparison)
+        rival = master.rival(self)
+        if verdict.refusal is None and rival is not None:
+            verdict = handshake.same_id(slave, rival.own_address)
         self._tell(verdict)
-        if verdict.refusal is None:
-            master.replaces(self, self.replica)
+        if verdict.refusal is None and slave.only_asks:
+            self._refuse(f"it cuts its log at {slave.end} first")
+        elif verdict.refusal is None:
+            master.replaces(self)
+            self._wants_files = not slave.end
             self._begin(verdict.start, acked=slave.end)
 
     def _tell(self, verdict: Verdict) -> None:
@@ -257,9 +345,12 @@ class Line(asyncio.Protocol):
         feed = Feed(self._master.log, self._master.disk, batch_bytes=config.ha_transfer_batch_size)
         heartbeat_s = config.ha_send_heartbeat_interval / 1000
         try:
+            if self._wants_files:
+                await self._send_files()
             while self._transport is not None and not self._transport.is_closing():
                 await self._takes.wait()
                 self._news.clear()
+                await self._tell_deletions()
                 batch = feed.at_hand(self._sent)
                 if batch is None:
                     await feed.read(self._sent)
@@ -274,11 +365,34 @@ class Line(asyncio.Protocol):
                 "longer (fileReservedTime)"
             )
             if self._is_ours:
-                self._tell(Verdict(refusal=Refusal.GONE, reason=reason))
-            else:
-                self._refuse(reason)
+                self._notify(Ends(Refusal.GONE, reason))
+            self._refuse(reason)
         except StoreError as error:
             self._refuse(f"the log cannot be read: {error}")
+
+    async def _send_files(self) -> None:
+        """An empty slave cannot fold what the log has forgotten (``replication.beside``). Raises ``StoreError``."""
+        async for parcel in self._master.beside.parcels(self._master.disk):
+            await self._takes.wait()
+            if self._transport is None or self._transport.is_closing():
+                return
+            if isinstance(parcel, FileBegins):
+                self._notify(parcel)
+            else:
+                self._transport.writelines((pack_header(FILE, len(parcel)), parcel))
+        self._notify(FilesEnd())
+
+    async def _tell_deletions(self) -> None:
+        """Before any byte behind the log offset of a deletion is sent."""
+        while self._is_ours and (known := self._master.beside.deletions()) is not self._deletions:
+            for topic, log_offset in known.items():
+                if self._deletions.get(topic) != log_offset:
+                    await self._takes.wait()
+                    self._notify(TopicDeleted(topic, log_offset))
+            self._deletions = known
+
+    def _notify(self, notice: beside.Notice) -> None:
+        self._write(pack_text(beside.encode(notice)))
 
     async def _send_batches(self, feed: Feed, batch: memoryview | None) -> None:
         """Send what is at hand while the connection takes it, then give others their turn."""
@@ -303,8 +417,14 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
 def _compare(disk: Disk, samples: Sequence[history.Sample], places: Sequence[Piece | None]) -> history.Comparison:
     """Read the master's side of the samples; on a thread."""
     ours = {
-        (each.log_offset, each.length_bytes): history.digest(disk.read_at(*place))
+        (each.log_offset, each.length_bytes): history.digest_of(_read(disk, place))
         for each, place in zip(samples, places, strict=True)
         if place is not None
     }
     return history.compare(samples, lambda each: ours.get((each.log_offset, each.length_bytes)))
+
+
+def _read(disk: Disk, place: Piece) -> Iterator[bytes]:
+    """The bytes of a piece, a part at a time: another node says how many they are."""
+    for done in range(0, place.length_bytes, _COMPARED_BYTES):
+        yield disk.read_at(place.path, place.at + done, min(_COMPARED_BYTES, place.length_bytes - done))

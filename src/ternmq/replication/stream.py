@@ -15,11 +15,14 @@ first report, which is -1 (``PROBE``)::
 
     slave → master     8  -1
     master → slave    12  header with log offset -1, and a text of the handshake
-    slave → master    12  header with log offset -1, and a text of the handshake
+    slave → master    12  header with log offset -1, and a text of the handshake; perhaps several of both
     master → slave    12  header with log offset -1, and the verdict; from here on all is as above
 
 A RocketMQ master ignores a report of -1, because that is the value it begins with: «the slave has not reported yet».
 So it stays silent, and a slave that hears nothing sends an ordinary report. A RocketMQ slave never sends -1.
+
+Between the transfers a TernMQ master may send more texts, and bytes of files behind a header with log offset -2
+(``replication.beside``).
 
 The decoders keep at most a header and one text of the handshake. Bytes of the log are handed on as they come.
 """
@@ -31,9 +34,12 @@ from typing import Final, NamedTuple
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.types import Buffer
+from ternmq.wire.frame import TLS_SPOKEN, speaks_tls
 
 #: The first report of a TernMQ slave, and the log offset in the header of each text of the handshake.
 PROBE: Final = -1
+#: The log offset in the header of bytes of a file.
+FILE: Final = -2
 #: Bytes of the log in one transfer (RocketMQ's ``haTransferBatchSize``).
 BATCH_BYTES: Final = 32 * 1024
 #: A RocketMQ slave has a buffer of 4 MiB for a header and its body, so no master can send more.
@@ -69,6 +75,12 @@ class Transfer(NamedTuple):
     data: memoryview
 
 
+class FilePart(NamedTuple):
+    """Bytes of the file that the last text named."""
+
+    data: memoryview
+
+
 def pack_report(log_offset: int) -> bytes:
     return _REPORT.pack(log_offset)
 
@@ -84,14 +96,16 @@ def pack_text(data: bytes) -> bytes:
 
 
 class ReportDecoder:
-    """What a slave sends: ``Probe`` and ``Text``, or nothing of both, then reports."""
+    """What a slave sends: ``Probe`` and texts, or nothing of both, then reports."""
 
-    __slots__ = ("_kept", "_reads_text", "_reports")
+    __slots__ = ("_has_text", "_is_first", "_is_ours", "_kept", "_reports")
 
     def __init__(self) -> None:
         self._kept = b""
-        #: A probe came, and its text has not.
-        self._reads_text = False
+        self._is_first = True
+        #: A probe came: texts follow, until the first report.
+        self._is_ours = False
+        self._has_text = False
         self._reports = False
 
     @property
@@ -104,24 +118,35 @@ class ReportDecoder:
         kept = self._kept + bytes(data)
         events: list[Probe | Text | Report] = []
         at = 0
-        if not self._reports and not self._reads_text and len(kept) >= _REPORT.size:
+        if self._is_first and len(kept) >= _REPORT.size:
+            self._is_first = False
+            if speaks_tls(kept):
+                # As a log offset, it would be a million terabytes.
+                raise RemoteProtocolError(TLS_SPOKEN)
             (first,) = _REPORT.unpack_from(kept)
             if first == PROBE:
-                self._reads_text = True
+                self._is_ours = True
                 at = _REPORT.size
                 events.append(Probe())
             else:
                 self._reports = True
-        if self._reads_text and len(kept) - at >= _HEADER.size:
-            offset, size = _HEADER.unpack_from(kept, at)
+        while self._is_ours and not self._reports and len(kept) - at >= _REPORT.size:
+            (offset,) = _REPORT.unpack_from(kept, at)
             if offset != PROBE:
-                raise RemoteProtocolError(f"a slave sent log offset {offset} before the handshake ended")
+                if not self._has_text:
+                    raise RemoteProtocolError(f"a slave sent log offset {offset} before the handshake ended")
+                self._reports = True
+                break
+            if len(kept) - at < _HEADER.size:
+                break
+            _, size = _HEADER.unpack_from(kept, at)
             _check_text(size)
-            if len(kept) - at >= _HEADER.size + size:
-                at += _HEADER.size
-                events.append(Text(kept[at : at + size]))
-                at += size
-                self._reads_text, self._reports = False, True
+            if len(kept) - at < _HEADER.size + size:
+                break
+            at += _HEADER.size
+            events.append(Text(kept[at : at + size]))
+            at += size
+            self._has_text = True
         whole = (len(kept) - at) // _REPORT.size * _REPORT.size
         if self._reports and whole:
             at += whole
@@ -141,7 +166,7 @@ class TransferDecoder:
     def __init__(self) -> None:
         #: Part of a header, or of a frame with a text.
         self._kept = b""
-        #: Log offset of the next byte of a body, and how many of it are to come.
+        #: Log offset of the next byte of a body (``FILE``: of a file), and how many of it are to come.
         self._next = 0
         self._rest = 0
 
@@ -150,21 +175,24 @@ class TransferDecoder:
         """How much is kept for the next call."""
         return len(self._kept)
 
-    def feed(self, data: Buffer) -> list[Text | Transfer]:
+    def feed(self, data: Buffer) -> list[Text | Transfer | FilePart]:
         """All that came, bodies as far as they did. Views are of ``data``. Raises ``RemoteProtocolError``."""
         if self._kept:
             data = self._kept + bytes(data)
             self._kept = b""
         view = memoryview(data)
         end, at = len(view), 0
-        events: list[Text | Transfer] = []
+        events: list[Text | Transfer | FilePart] = []
         while at < end:
             if self._rest:
                 part = view[at : at + self._rest]
-                events.append(Transfer(self._next, part))
                 at += len(part)
-                self._next += len(part)
                 self._rest -= len(part)
+                if self._next == FILE:
+                    events.append(FilePart(part))
+                else:
+                    events.append(Transfer(self._next, part))
+                    self._next += len(part)
                 continue
             if end - at < _HEADER.size:
                 break
@@ -177,7 +205,8 @@ class TransferDecoder:
                 events.append(Text(bytes(view[at : at + size])))
                 at += size
                 continue
-            if offset < 0 or not 0 <= size <= BODY_BYTES_MAX or offset > _OFFSET_MAX - size:
+            is_file = offset == FILE and size > 0
+            if (offset < 0 and not is_file) or not 0 <= size <= BODY_BYTES_MAX or offset > _OFFSET_MAX - size:
                 raise RemoteProtocolError(f"a master sent a header for {size} bytes at log offset {offset}")
             at += _HEADER.size
             self._next, self._rest = offset, size
