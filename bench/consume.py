@@ -158,13 +158,34 @@ async def send(name_servers: str, meter: Meter) -> None:
             meter.seen()
 
 
+async def flight(name_servers: str, meter: Meter) -> None:
+    """256 tasks, each of which awaits one send after the other."""
+
+    async def sender() -> None:
+        while not meter.ended.is_set():
+            await producer.send(Message("sent", BODY))
+            meter.seen()
+
+    async with Producer("bench", name_servers=name_servers) as producer, asyncio.TaskGroup() as tasks:
+        for _ in range(256):
+            tasks.create_task(sender())
+
+
+async def nowait(name_servers: str, meter: Meter) -> None:
+    """Sends without waiting, 256 at a time."""
+    async with Producer("bench", name_servers=name_servers) as producer:
+        while not meter.ended.is_set():
+            await asyncio.gather(*[producer.send_nowait(Message("sent", BODY)) for _ in range(256)])
+            meter.seen(256)
+
+
 def group(way: str) -> str:
     """A group that has consumed nothing yet: each measurement reads the whole backlog."""
     return f"{way}-{os.getpid()}"
 
 
 WAYS: Final[dict[str, Callable[[str, Meter], Awaitable[None]]]] = {
-    way.__name__: way for way in (listener, batches, threads, orderly, loop, poll, pop, send)
+    way.__name__: way for way in (listener, batches, threads, orderly, loop, poll, pop, send, flight, nowait)
 }
 
 

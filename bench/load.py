@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,12 @@ class Measured:
 
 def send(system: System, directory: Path, **options: object) -> Measured:
     """Sends of ``threads`` threads; see ``TernLoad.java`` for the options."""
-    return _run(system, directory, "send", begin="warm", options=options)
+    return send_with({}, system, directory, **options)
+
+
+def send_with(properties: Mapping[str, str], system: System, directory: Path, **options: object) -> Measured:
+    """The same, with these system properties of the JVM."""
+    return _run(system, directory, "send", begin="warm", options=options, properties=properties)
 
 
 def consume(system: System, directory: Path, **options: object) -> Measured:
@@ -81,10 +87,17 @@ def _run(
     begin: str,
     options: dict[str, object],
     version: str = ROCKETMQ_VERSION,
+    properties: Mapping[str, str] | None = None,
 ) -> Measured:
     home = directory / f"load-{next(_numbers)}-{command}"
     arguments = jvm.command(
-        version, "ternmq.TernLoad", command, home=home, heap_mb=1024, flags=("-Xms512m", "-XX:+UseParallelGC")
+        version,
+        "ternmq.TernLoad",
+        command,
+        home=home,
+        heap_mb=1024,
+        flags=("-Xms512m", "-XX:+UseParallelGC"),
+        properties=properties,
     )
     errors_path = home / "stderr.log"
     with errors_path.open("w") as errors:

@@ -1,8 +1,15 @@
-"""What access control and TLS cost a broker: ``python -m bench.security``.
+"""``script/bench --security``: what access control and TLS cost, TernMQ beside RocketMQ 4.9.4 on this machine (N1, N2).
 
-Brokers without security, with access control, and with TLS take turns; each gets the same sends of 128 bytes, in
-windows of 64, and the CPU time of its process is read before and after. Medians of the rounds are printed: on a busy
-machine, CPU time per send says more than sends a second.
+All servers run side by side, and take turns: without security, with access control, with TLS.
+
+- **Throughput**: the same Java client, 64 threads that send 128 bytes synchronously over one connection. Client and
+  broker share the machine, and the client pays for signatures and TLS as well.
+- **Gate** (``--gate`` for this alone): decoding and admission of a send in this process, without and with access
+  control. The best of many short samples, so it is hardly disturbed by other work.
+- **CPU** of the broker (TernMQ only): frames that were made and signed before, in windows of 64. The client costs next
+  to nothing, so this is what the gate alone costs.
+
+The tables show medians of the rounds, and each figure beside that without security.
 """
 
 from __future__ import annotations
@@ -10,79 +17,179 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
-import os
+import math
 import statistics
-import subprocess
-import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bench import load, systems
+from bench.run import machine
+from bench.systems import System
+from ternmq.auth import acl_file
+from ternmq.auth.accounts import AccessRules
+from ternmq.auth.plain import PlainAcl
 from ternmq.cli import certs
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.producer import Producer
+from ternmq.env import SystemClock
 from ternmq.message import Message
 from ternmq.net.endpoint import dial_blocking
+from ternmq.net.gate import Access, Action, Gate, Rule
 from ternmq.net.tls import TlsConfig
+from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
-from ternmq.wire.frame import encode_request
+from ternmq.wire.frame import FrameDecoder, encode_request
+from ternmq.wire.header import Request
 from ternmq.wire.properties import join
 from ternmq.wire.requests import SendMessageV2
 
-_ACCOUNTS: Final = """\
+TOPIC: Final = "bench-orders"
+_ACCOUNTS: Final = f"""\
 accounts:
-- {accessKey: boss-key, secretKey: secret-of-the-boss, admin: true}
-- {accessKey: shop-key, secretKey: secret-of-the-shop, topicPerms: [orders=PUB, others=SUB], groupPerms: [a=SUB]}
+- {{accessKey: boss-key, secretKey: secret-of-the-boss, admin: true}}
+- {{accessKey: shop-key, secretKey: secret-of-the-shop, topicPerms: [{TOPIC}=PUB, others=SUB], groupPerms: [a=SUB]}}
 """
+_KEYS: Final = {"access_key": "shop-key", "secret_key": "secret-of-the-shop"}
+#: On a busy machine, a send may wait for a second; it must not be refused for that.
+_PATIENT: Final[dict[str, object]] = {"waitTimeMillsInSendQueue": 10_000}
 _BODY: Final = b"x" * 128
 _IN_FLIGHT: Final = 64
 
 
-class Serving:
-    """A ``tern up`` with one broker."""
+@dataclass(slots=True, frozen=True)
+class Kind:
+    """One way of being secure: of TernMQ, of RocketMQ, and of the clients of both."""
 
-    def __init__(self, directory: Path, name: str, settings: list[str], client: dict[str, Any]) -> None:
-        flags = [flag for setting in settings for flag in ("--set", setting)]
-        program = str(Path(sys.executable).with_name("tern"))
-        ports = ("--port", "0", "--broker-port", "0")
-        self.process = subprocess.Popen(
-            [program, "up", "--dir", str(directory / name), *ports, "--json", *flags],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"TERNMQ_ACCESS_KEY": "boss-key", "TERNMQ_SECRET_KEY": "secret-of-the-boss"},
-        )
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.client = ClientConfig(ready["name_server"], **client)
-        self._pid: int = ready["pids"]["broker-a"]
-
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+    ternmq: dict[str, object] = field(default_factory=dict)
+    rocketmq: dict[str, object] = field(default_factory=dict)
+    #: System properties of RocketMQ's servers, and of the Java client.
+    server_properties: Mapping[str, str] = field(default_factory=dict)
+    client_properties: Mapping[str, str] = field(default_factory=dict)
+    #: Options of the Java client, and of ``ClientConfig``.
+    load: Mapping[str, object] = field(default_factory=dict)
+    client: Mapping[str, Any] = field(default_factory=dict)
 
 
-def flood(server: Serving, count: int) -> None:
-    """So many sends, in windows of some, with frames that were made before: the client costs next to nothing."""
-    route = asyncio.run(_route(server.client))
+def kinds_in(directory: Path) -> dict[str, Kind]:
+    """The kinds, with their files in a directory."""
+    # RocketMQ's broker looks for its file below its own home, each TernMQ below aclPath.
+    for conf in (directory / "acl", directory / "rocketmq-acl" / "broker-a" / "conf"):
+        conf.mkdir(parents=True)
+        for name, text in (
+            ("plain_acl.yml", _ACCOUNTS),
+            ("tools.yml", "accessKey: boss-key\nsecretKey: secret-of-the-boss\n"),
+        ):
+            (conf / name).write_text(text)
+            (conf / name).chmod(0o600)
+    made = directory / "certs"
+    certs.make(made, [], days=2, now=datetime.datetime.now(datetime.UTC))
+    return {
+        "none": Kind(),
+        "acl": Kind(
+            ternmq={"aclEnable": "true", "aclPath": directory / "acl"},
+            rocketmq={"aclEnable": "true"},
+            load={"accessKey": _KEYS["access_key"], "secretKey": _KEYS["secret_key"]},
+            client=_KEYS,
+        ),
+        "tls": Kind(
+            ternmq={"tls.config.file": made / "tls.properties"},
+            server_properties={
+                "tls.test.mode.enable": "false",
+                # What starts them asks plainly whether they are ready.
+                "tls.server.mode": "permissive",
+                "tls.server.certPath": str(made / "server.pem"),
+                "tls.server.keyPath": str(made / "server.key"),
+                "tls.enable": "false",
+            },
+            client_properties={
+                "tls.enable": "true",
+                "tls.test.mode.enable": "false",
+                "tls.client.authServer": "true",
+                "tls.client.trustCertPath": str(made / "ca.pem"),
+            },
+            client={"tls": TlsConfig(ca_file=str(made / "ca.pem"))},
+        ),
+    }
+
+
+def gate() -> None:
+    """Print what decoding and admission of one send take, without and with access control."""
     header = SendMessageV2(
-        topic="orders",
+        topic=TOPIC,
+        queue_id=3,
+        producer_group="ternmq-load",
+        born_time_ms=1_700_000_000_000,
+        properties=join({"UNIQ_KEY": "C00002027A1AB1409933538854460000", "WAIT": "true"}),
+    )
+    accounts = acl_file.read(_ACCOUNTS.encode()).accounts
+    signing, keeper = Credentials(*_KEYS.values()), Gate([PlainAcl(AccessRules(accounts), SystemClock())])
+    rule, caller = Rule(Action.PUB, topic="b"), _Caller()
+    data, signed_data = (
+        b"".join(
+            buffer
+            for opaque in range(_IN_FLIGHT)
+            for buffer in encode_request(Code.SEND_MESSAGE_V2, header, _BODY, opaque=opaque, credentials=credentials)
+        )
+        for credentials in (None, signing)
+    )
+    plain, guarded = FrameDecoder(), FrameDecoder(typed=False)
+
+    def without() -> None:
+        for _ in plain.feed(data):
+            pass
+
+    def with_gate() -> None:
+        for request in guarded.feed(signed_data):
+            assert isinstance(request, Request)
+            shape = keeper.admit(caller, request, rule)
+            if shape is not None:
+                guarded.learn(request.code, shape)
+
+    best = {without: math.inf, with_gate: math.inf}
+    for _ in range(1000):
+        for work, found in best.items():
+            before = time.thread_time_ns()
+            work()
+            best[work] = min(found, (time.thread_time_ns() - before) / _IN_FLIGHT / 1000)
+    off, on = best.values()
+    print(
+        f"\nDecoding and admission of a send: {off:.2f} us without access control, {on:.2f} with, {on - off:.2f} more"
+    )
+
+
+class _Caller:
+    """A connection, as the gate sees it."""
+
+    address, remote_ip, proved = "127.0.0.1:1", "127.0.0.1", ""
+    access: Access | None = None
+    certificate: Mapping[str, object] = {}
+
+
+def flood(system: System, kind: Kind, count: int) -> float:
+    """So many sends by frames that were made before; returns the CPU time of the broker for one, in µs."""
+    config = ClientConfig(system.namesrv, **kind.client)
+    address = asyncio.run(_route(config))
+    header = SendMessageV2(
+        topic=TOPIC,
         queue_id=0,
         producer_group="shop",
         born_time_ms=1_700_000_000_000,
         properties=join({"UNIQ_KEY": "C00002027A1AB1409933538854460000", "WAIT": "true"}),
     )
-    signing = server.client.credentials()
+    signing = config.credentials()
     window = b"".join(
         buffer
         for opaque in range(_IN_FLIGHT)
         for buffer in encode_request(Code.SEND_MESSAGE_V2, header, _BODY, opaque=opaque, credentials=signing)
     )
-    with dial_blocking(route, server.client.tls_context(), timeout_ms=60_000) as connection:
+    with dial_blocking(address, config.tls_context(), timeout_ms=60_000) as connection:
+        before_s = system.cpu_s()
         for _ in range(count // _IN_FLIGHT):
             connection.sendall(window)
             data = bytearray()
@@ -92,53 +199,86 @@ def flood(server: Serving, count: int) -> None:
                 if b'"code":0,' not in data[: 4 + int.from_bytes(data[:4], "big")]:
                     raise SystemExit(f"refused: {bytes(data[:300])!r}")
                 del data[: 4 + int.from_bytes(data[:4], "big")]
+        return (system.cpu_s() - before_s) / count * 1e6
 
 
 async def _route(client: ClientConfig) -> str:
     """Where the broker of the topic is; the topic is made by a first send."""
     async with Producer("shop", client=client) as producer:
-        await producer.send(Message("orders", _BODY))
+        await producer.send(Message(TOPIC, _BODY))
     async with ClientInstance(client) as instance:
-        return (await instance.routes.of("orders")).address("broker-a") or ""
+        return (await instance.routes.of(TOPIC)).address("broker-a") or ""
+
+
+def _print(title: str, unit: str, figures: dict[tuple[str, str], list[float]]) -> None:
+    print(f"\n{title}\n")
+    for (system, kind), values in figures.items():
+        median, base = statistics.median(values), statistics.median(figures[system, "none"])
+        rounds = ", ".join(f"{value:.1f}" for value in values)
+        print(f"  {system:9} {kind:5} {median:10.1f} {unit:14} {median / base:.3f}x   rounds: {rounds}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = argparse.ArgumentParser(prog="script/bench --security", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=64)
+    parser.add_argument("--count", type=int, default=20_000, help="sends of a round that measures CPU")
+    parser.add_argument("--cpu-rounds", type=int, default=7)
+    parser.add_argument("--gate", action="store_true", help="only decoding and admission, in this process")
+    parser.add_argument("--system", choices=("ternmq", "rocketmq"), help="only this one")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    print(machine(), flush=True)
+    gate()
+    if options.gate:
+        return
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
-        (directory / "plain_acl.yml").write_text(_ACCOUNTS)
-        (directory / "plain_acl.yml").chmod(0o600)
-        certificates = directory / "certs"
-        certs.make(certificates, [], days=2, now=datetime.datetime.now(datetime.UTC))
-        keys = {"access_key": "shop-key", "secret_key": "secret-of-the-shop"}
-        kinds: dict[str, tuple[list[str], dict[str, Any]]] = {
-            "off": ([], {}),
-            "acl": (["aclEnable=true", f"aclPath={directory}"], keys),
-            "tls": (
-                [f"tls.config.file={certificates / 'tls.properties'}"],
-                {"tls": TlsConfig(ca_file=str(certificates / "ca.pem"))},
+        kinds = kinds_in(directory)
+        starts: dict[str, Callable[[str, Kind], AbstractContextManager[System]]] = {
+            "rocketmq": lambda name, kind: systems.start_rocketmq(
+                directory / f"rocketmq-{name}", settings=_PATIENT | kind.rocketmq, properties=kind.server_properties
+            ),
+            "ternmq": lambda name, kind: systems.start_ternmq(
+                directory / f"ternmq-{name}", settings=_PATIENT | kind.ternmq
             ),
         }
-        serving = {kind: Serving(directory, kind, settings, client) for kind, (settings, client) in kinds.items()}
-        figures: dict[str, list[float]] = {kind: [] for kind in kinds}
-        try:
-            for round_number in range(options.rounds + 1):
-                for kind, server in serving.items():
-                    before = server.cpu_s()
-                    flood(server, options.count)
-                    if round_number:  # the first one warms up
-                        figures[kind].append((server.cpu_s() - before) / options.count * 1e6)
-        finally:
-            for server in serving.values():
-                server.end()
-    base = statistics.median(figures["off"])
-    for kind, values in figures.items():
-        median = statistics.median(values)
-        rounds = ", ".join(f"{value:.1f}" for value in sorted(values))
-        print(f"{kind}: {median:.1f} us of the broker's CPU a send ({median / base:.2f}x); rounds: {rounds}")
+        wanted = [options.system] if options.system else list(starts)
+        running = {
+            (system, name): stack.enter_context(starts[system](name, kind))
+            for system in wanted
+            for name, kind in kinds.items()
+        }
+        cpu: dict[tuple[str, str], list[float]] = {key: [] for key in running if key[0] == "ternmq"}
+        for round_number in range(options.cpu_rounds + 1 if cpu else 0):
+            for key, figures in cpu.items():
+                figure = flood(running[key], kinds[key[1]], options.count)
+                if round_number:  # the first one warms up
+                    figures.append(figure)
+        if options.cpu_rounds and cpu:
+            _print("CPU of the broker for a send, made before, 64 in flight", "us", cpu)
+        rates: dict[tuple[str, str], list[float]] = {key: [] for key in running}
+        loads: dict[tuple[str, str], list[float]] = {key: [] for key in running}
+        for _ in range(options.rounds):
+            for key, system in running.items():
+                kind = kinds[key[1]]
+                measured = load.send_with(
+                    kind.client_properties,
+                    system,
+                    directory,
+                    topic=TOPIC,
+                    threads=options.threads,
+                    warmUpS=4,
+                    seconds=options.seconds,
+                    **kind.load,
+                )
+                if measured.failed:
+                    raise SystemExit(f"{key}: {measured.failed} sends failed")
+                rates[key].append(measured.rate)
+                loads[key].append(measured.cpu_us_per_message)
+        if options.rounds:
+            _print(f"Java client, {options.threads} threads, synchronous sends of 128 bytes", "messages/s", rates)
+            _print("CPU of the broker for each of them", "us", loads)
 
 
 if __name__ == "__main__":

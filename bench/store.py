@@ -17,6 +17,7 @@ from zlib import crc32
 
 from ternmq.env import SystemClock
 from ternmq.store.store import Draft, MessageStore, StoreConfig
+from ternmq.wire.batch import pack_messages, unpack_messages
 from ternmq.wire.record import pack_host
 
 QUEUES = 16
@@ -83,12 +84,25 @@ def main() -> None:
             for title, name in (("put", "order"), ("put with a key", "KEYS")):
                 rounds = (partial(put_all, drafts(first, per_round, name)) for first in range(0, count, per_round))
                 measure(title, per_round, rounds)
+            rounds = (partial(_put_sent, store, batch(first)) for first in range(0, count // 32, 32))
+            measure("message of a batch of 32", 32, rounds)
             measure("get of 32 (queue file)", 100, [partial(get_all, 0)] * 50)
             newest = store.max_offset("BenchTopic", 3) - 32
             measure("get of 32 (newest)", 100, [partial(get_all, newest)] * 50)
             for number in range(64):
                 store.put(Draft("OneQueue", 0, b"x" * 128, PROPERTIES.format(number, "KEYS", number), 1, HOST))
             measure("get of 32 (side by side)", 100, [lambda: _get_one_queue(store)] * 50)
+
+
+def batch(first: int) -> bytes:
+    """A batch as it is sent."""
+    return pack_messages([(0, draft.body, draft.properties) for draft in drafts(first, 32, "KEYS")])
+
+
+def _put_sent(store: MessageStore, data: bytes) -> None:
+    """What the broker does with a batch, without its checks."""
+    if store.put_sent_batch("BenchTopic", 0, data, born_time_ms=1, born_host=HOST) is None:
+        store.put_batch("BenchTopic", 0, unpack_messages(data), born_time_ms=1, born_host=HOST)
 
 
 def _get_one_queue(store: MessageStore) -> None:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,19 +43,22 @@ class System:
     namesrv: str
     broker_pid: int
     ready_s: float
+    #: Further processes whose CPU time counts: slaves.
+    more_pids: tuple[int, ...] = ()
 
     def cpu_s(self) -> float:
         """CPU time that the broker has used so far, in user and kernel mode."""
-        return cpu_s(self.broker_pid)
+        return sum(map(cpu_s, (self.broker_pid, *self.more_pids)))
 
     def memory_mb(self) -> float:
         """Resident memory without mapped files."""
-        status = dict(
-            line.split(":", 1)
-            for line in Path(f"/proc/{self.broker_pid}/status").read_text().splitlines()
-            if ":" in line
-        )
-        return sum(int(status[field].split()[0]) for field in ("RssAnon", "RssShmem")) / 1024
+        return memory_mb(self.broker_pid)
+
+
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process without mapped files."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return sum(int(status[field].split()[0]) for field in ("RssAnon", "RssShmem")) / 1024
 
 
 def cpu_s(pid: int, *, with_waited: bool = False) -> float:
@@ -78,16 +81,23 @@ def cpu_by_process(pid: int) -> dict[int, float]:
 
 
 @contextmanager
-def start_rocketmq(directory: Path, version: str = ROCKETMQ_VERSION) -> Iterator[System]:
-    """RocketMQ's name server and broker."""
+def start_rocketmq(
+    directory: Path,
+    version: str = ROCKETMQ_VERSION,
+    *,
+    settings: Mapping[str, object] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> Iterator[System]:
+    """RocketMQ's name server and broker. ``settings`` are the broker's, ``properties`` those of both JVMs."""
     started = time.monotonic()
     with (
-        rocketmq.name_server(version, directory / "namesrv") as names,
+        rocketmq.name_server(version, directory / "namesrv", properties=properties) as names,
         rocketmq.broker(
             version,
             directory / "broker-a",
             namesrv=names.address,
-            settings={"flushDiskType": "ASYNC_FLUSH", "diskMaxUsedSpaceRatio": 95},
+            settings={"flushDiskType": "ASYNC_FLUSH", "diskMaxUsedSpaceRatio": 95, **(settings or {})},
+            properties=properties,
             small=False,
             heap_mb=1024,
             flags=_ROCKETMQ_FLAGS,
@@ -100,14 +110,119 @@ def start_rocketmq(directory: Path, version: str = ROCKETMQ_VERSION) -> Iterator
 
 
 @contextmanager
-def start_ternmq(directory: Path) -> Iterator[System]:
+def start_ternmq(directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[System]:
     """``tern up``: a name server, and one broker as its child process."""
     port, broker_port = rocketmq.free_port(), rocketmq.free_port(neighbours=(-2, 1))
     tern = Path(sys.executable).with_name("tern")
     command = [str(tern), "up", "--dir", str(directory), "--port", str(port), "--broker-port", str(broker_port)]
+    command += [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
     with _started(command, directory) as (process, ready_s):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         yield System("TernMQ", f"127.0.0.1:{port}", int(children[0]), ready_s)
+
+
+@dataclass(slots=True, frozen=True)
+class Node:
+    """A broker of a set: its remoting address, and its process."""
+
+    address: str
+    pid: int
+
+
+@contextmanager
+def start_rocketmq_names(directory: Path) -> Iterator[str]:
+    with rocketmq.name_server(ROCKETMQ_VERSION, directory) as names:
+        yield names.address
+        names.kill()
+
+
+@contextmanager
+def start_rocketmq_node(directory: Path, names: str, role: str, broker_id: int) -> Iterator[Node]:
+    """A master or a slave of RocketMQ with its own sizes of files, in a directory that may have a store."""
+    settings = {"brokerRole": role, "brokerId": broker_id, "flushDiskType": "ASYNC_FLUSH", "diskMaxUsedSpaceRatio": 95}
+    with rocketmq.broker(
+        ROCKETMQ_VERSION,
+        directory,
+        namesrv=names,
+        settings=settings,
+        small=False,
+        heap_mb=1024,
+        flags=_ROCKETMQ_FLAGS,
+        has_route=not broker_id,
+    ) as broker:
+        yield Node(broker.address, broker.process.pid)
+        broker.kill()
+
+
+@contextmanager
+def start_dledger_node(directory: Path, names: str, member: str, peers: str) -> Iterator[Node]:
+    """A member of a DLedger group of RocketMQ; it is ready when its port is open, with or without a leader."""
+    settings = {
+        "enableDLegerCommitLog": "true",
+        "dLegerGroup": "broker-a",
+        "dLegerPeers": peers,
+        "dLegerSelfId": member,
+        "flushDiskType": "ASYNC_FLUSH",
+        "diskMaxUsedSpaceRatio": 95,
+    }
+    with rocketmq.broker(
+        ROCKETMQ_VERSION,
+        directory,
+        namesrv=names,
+        settings=settings,
+        small=False,
+        heap_mb=1024,
+        flags=_ROCKETMQ_FLAGS,
+        has_route=False,
+    ) as broker:
+        yield Node(broker.address, broker.process.pid)
+        broker.kill()
+
+
+@contextmanager
+def start_raft_node(
+    directory: Path, names: str, member: str, peers: str, *, flush: str = "ASYNC_FLUSH"
+) -> Iterator[Node]:
+    """A member of a Raft group of TernMQ."""
+    settings: dict[str, object] = {
+        "enableDLegerCommitLog": "true",
+        "dLegerPeers": peers,
+        "dLegerSelfId": member,
+        "flushDiskType": flush,
+    }
+    with _ternmq_broker(directory, names, settings) as node:
+        yield node
+
+
+@contextmanager
+def start_ternmq_names(directory: Path) -> Iterator[str]:
+    port = rocketmq.free_port()
+    tern = str(Path(sys.executable).with_name("tern"))
+    with _started([tern, "namesrv", "-p", str(port)], directory):
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def start_ternmq_node(directory: Path, names: str, role: str, broker_id: int) -> Iterator[Node]:
+    """A master or a slave of TernMQ."""
+    with _ternmq_broker(directory, names, {"brokerRole": role, "brokerId": broker_id}) as node:
+        yield node
+
+
+@contextmanager
+def _ternmq_broker(directory: Path, names: str, settings: dict[str, object]) -> Iterator[Node]:
+    port = rocketmq.free_port(neighbours=(-2, 1))
+    settings = {
+        **settings,
+        "brokerName": "broker-a",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": port,
+        "storePathRootDir": directory / "store",
+    }
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    tern = str(Path(sys.executable).with_name("tern"))
+    with _started([tern, "broker", "-n", names, *flags], directory) as (process, _):
+        yield Node(f"127.0.0.1:{port}", process.pid)
 
 
 @contextmanager

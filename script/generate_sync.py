@@ -46,6 +46,7 @@ from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.pop import PopConsumer
 from ternmq.client.consume.pull import PullConsumer
 from ternmq.client.consume.push import PushConsumer
+from ternmq.client.consume.share import ShareConsumer
 from ternmq.client.send.producer import Producer
 
 COMMAND: Final = ".venv/bin/python script/generate_sync.py"
@@ -55,6 +56,7 @@ MODULES: Final = {
     "ternmq.client.blocking.producer": (Producer,),
     "ternmq.client.blocking.push": (PushConsumer,),
     "ternmq.client.blocking.pop": (PopConsumer,),
+    "ternmq.client.blocking.share": (ShareConsumer,),
     "ternmq.client.blocking.pull": (PullConsumer, LitePullConsumer),
     "ternmq.admin.blocking": (Admin,),
 }
@@ -63,6 +65,7 @@ BASES: Final[dict[type, type]] = {
     Producer: SyncSending,
     PushConsumer: SyncLooping,
     PopConsumer: SyncLooping,
+    ShareConsumer: SyncLooping,
     PullConsumer: SyncClient,
     LitePullConsumer: SyncLooping,
     Admin: SyncAdminBase,
@@ -91,6 +94,7 @@ CALLBACKS: Final[dict[type, str]] = {
     Producer: " Hooks and selectors run in that thread and must not block.",
     PushConsumer: " Plain listeners run in threads of their own, and may use synchronous clients.",
     PopConsumer: " Plain listeners run in threads of their own, and may use synchronous clients.",
+    ShareConsumer: " Plain listeners run in threads of their own, and may use synchronous clients.",
 }
 _LOOP_NOTE: Final = re.compile(r"^Call its methods on the event loop's thread;[^.]*\.", re.MULTILINE)
 

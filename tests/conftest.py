@@ -17,10 +17,12 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("ternmq", deadline=None, print_blob=True)
 settings.load_profile("ternmq")
 
+pytest_plugins = ["tests.databases"]
+
 #: Directories whose tests share servers, in the order in which they begin.
 TOGETHER: Final = ("tests/spark", "tests/interop")
 #: Files in them that start processes of their own, and share nothing.
-ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout")
+ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout", "on_ternmq")
 
 
 def scope_of(nodeid: str) -> str:

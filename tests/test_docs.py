@@ -27,10 +27,11 @@ import pytest
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.client.config import ClientConfig, ProducerConfig
-from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig
+from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig, ShareConfig
 from ternmq.config import rocketmq_name
 from ternmq.embedded import EmbeddedCluster
 from ternmq.namesrv.config import NamesrvConfig
+from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 from tests.cli.conftest import ENVIRONMENT, TERN
@@ -244,12 +245,14 @@ CONFIGS: dict[str, Any] = {
     "BrokerConfig": BrokerConfig(broker_name="host"),
     "StoreConfig": StoreConfig(),
     "ReplicationConfig": ReplicationConfig(),
+    "RaftConfig": RaftConfig(),
     "NamesrvConfig": NamesrvConfig(),
     "ClientConfig": ClientConfig(NAME_SERVER),
     "ProducerConfig": ProducerConfig(),
     "PushConfig": PushConfig(),
     "LitePullConfig": LitePullConfig(),
     "PopConfig": PopConfig(),
+    "ShareConfig": ShareConfig(),
     "FlowLimits": FlowLimits(),
 }
 
@@ -258,7 +261,11 @@ CONFIGS: dict[str, Any] = {
 def test_every_setting_is_documented_and_every_documented_one_exists(name: str) -> None:
     """T2: a default that stands in backticks is the real one; others are told in words."""
     config = CONFIGS[name]
-    spelled = rocketmq_name if name in ("BrokerConfig", "StoreConfig", "ReplicationConfig", "NamesrvConfig") else str
+    spelled = (
+        rocketmq_name
+        if name in ("BrokerConfig", "StoreConfig", "ReplicationConfig", "RaftConfig", "NamesrvConfig")
+        else str
+    )
     documented = dict(settings_tables())[name]
 
     assert {spelled(field.name) for field in dataclasses.fields(config)} == documented.keys()

@@ -31,3 +31,13 @@ def test_lines_of_a_kind_are_counted_and_not_written_for_a_while(caplog: pytest.
         ("INFO", "refusing 5 (3 similar messages were suppressed)"),
         ("WARNING", "refusing 6"),
     ] == [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_what_clients_send_breaks_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """N1: no forged lines, nothing that a terminal obeys, no megabytes."""
+    rare = RareLog(log, ManualClock().monotonic, lines_max=2)
+    rare.warning("refused", "refusing a\nroot: all is well\x1b[2J\u202e")
+    rare.warning("refused", "x" * 100_000)
+
+    assert "refusing a?root: all is well?[2J?" == caplog.messages[0]
+    assert len(caplog.messages[1]) < 3000

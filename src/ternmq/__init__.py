@@ -23,15 +23,18 @@ if TYPE_CHECKING:
     from ternmq.client.blocking.producer import SyncProducer
     from ternmq.client.blocking.pull import SyncLitePullConsumer, SyncPullConsumer
     from ternmq.client.blocking.push import SyncPushConsumer
+    from ternmq.client.blocking.share import SyncShareConsumer
     from ternmq.client.config import ClientConfig, ProducerConfig
     from ternmq.client.consume.claimed import Claimed
-    from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig
+    from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig, ShareConfig
     from ternmq.client.consume.listener import ConsumeContext, ConsumeHook, ConsumeResult
     from ternmq.client.consume.lite_pull import LitePullConsumer
     from ternmq.client.consume.offsets import StartPosition
+    from ternmq.client.consume.outage import breaker
     from ternmq.client.consume.pop import PopConsumer
     from ternmq.client.consume.pull import PullConsumer
     from ternmq.client.consume.push import PushConsumer
+    from ternmq.client.consume.share import ShareConsumer
     from ternmq.client.send.batch import split_batch
     from ternmq.client.send.hooks import SendContext, SendHook
     from ternmq.client.send.producer import Producer
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from ternmq.client.send.transaction import Transaction
     from ternmq.client.transaction_table import TransactionTable
     from ternmq.embedded import EmbeddedCluster
+    from ternmq.errors import Outage
     from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt, SendStatus
     from ternmq.net.tls import TlsConfig
     from ternmq.wire.bodies.clients import MessageModel
@@ -57,6 +61,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "Outage",
     "Outcome",
     "PopConfig",
     "PopConsumer",
@@ -70,6 +75,8 @@ __all__ = [
     "SendHook",
     "SendReceipt",
     "SendStatus",
+    "ShareConfig",
+    "ShareConsumer",
     "StartPosition",
     "SyncAdmin",
     "SyncLitePullConsumer",
@@ -77,9 +84,11 @@ __all__ = [
     "SyncProducer",
     "SyncPullConsumer",
     "SyncPushConsumer",
+    "SyncShareConsumer",
     "TlsConfig",
     "Transaction",
     "TransactionTable",
+    "breaker",
     "by_hash",
     "errors",
     "split_batch",
@@ -92,16 +101,19 @@ _HOMES: Final = {
     "ternmq.client.send.batch": ("split_batch",),
     "ternmq.client.blocking.producer": ("SyncProducer",),
     "ternmq.client.blocking.push": ("SyncPushConsumer",),
+    "ternmq.client.blocking.share": ("SyncShareConsumer",),
     "ternmq.client.blocking.pop": ("SyncPopConsumer",),
     "ternmq.client.blocking.pull": ("SyncLitePullConsumer", "SyncPullConsumer"),
     "ternmq.client.config": ("ClientConfig", "ProducerConfig"),
     "ternmq.client.consume.claimed": ("Claimed",),
     "ternmq.client.consume.push": ("PushConsumer",),
-    "ternmq.client.consume.config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig"),
+    "ternmq.client.consume.share": ("ShareConsumer",),
+    "ternmq.client.consume.config": ("FlowLimits", "LitePullConfig", "PopConfig", "PushConfig", "ShareConfig"),
     "ternmq.client.send.hooks": ("SendContext", "SendHook"),
     "ternmq.client.consume.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
     "ternmq.client.consume.lite_pull": ("LitePullConsumer",),
     "ternmq.client.consume.offsets": ("StartPosition",),
+    "ternmq.client.consume.outage": ("breaker",),
     "ternmq.client.consume.pop": ("PopConsumer",),
     "ternmq.client.send.producer": ("Producer",),
     "ternmq.client.consume.pull": ("PullConsumer",),
@@ -109,6 +121,7 @@ _HOMES: Final = {
     "ternmq.client.send.transaction": ("Transaction",),
     "ternmq.client.transaction_table": ("TransactionTable",),
     "ternmq.embedded": ("EmbeddedCluster",),
+    "ternmq.errors": ("Outage",),
     "ternmq.message": ("Message", "MessageQueue", "Outcome", "ReceivedMessage", "SendReceipt", "SendStatus"),
     "ternmq.net.tls": ("TlsConfig",),
     "ternmq.wire.bodies.clients": ("MessageModel",),

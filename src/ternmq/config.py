@@ -48,7 +48,7 @@ ENV_CLIENTS: Final = frozenset(
     }
 )
 #: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
-SECTIONS: Final = frozenset({"broker", "store", "replication", "namesrv"})
+SECTIONS: Final = frozenset({"broker", "store", "replication", "raft", "namesrv"})
 
 #: Names a file of more settings, as RocketMQ has it.
 _TLS_FILE: Final = "tlsconfigfile"

@@ -48,6 +48,8 @@ from ternmq.env import Env
 from ternmq.errors import ConfigError, NotRunning
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.net.endpoint import bind
+from ternmq.raft.config import MEMBERS_MAX, RaftConfig
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 
@@ -68,7 +70,10 @@ _FEATURES: Final = {"enablePropertyFilter": "true"}
 _CHOSEN_HERE: Final = frozenset(
     {"listenport", "bindaddress", "brokername", "brokerid", "brokerip1", "namesrvaddr", "storepathrootdir"}
     | {"halistenport", "hamasteraddress"}
+    | {"enabledlegercommitlog", "dlegergroup", "dlegerpeers", "dlegerselfid"}
 )
+#: How long the members of a Raft group have to elect a leader: far longer than they need.
+_ELECTION_S: Final = 30.0
 
 
 class EmbeddedCluster:
@@ -82,6 +87,8 @@ class EmbeddedCluster:
         brokers: How many brokers to start, 1 to 26; they are called ``broker-a``, ``broker-b`` and so on.
         slaves: How many slaves each broker has, 0 to 8. They copy its messages, and consumers read from them while the
             broker is gone.
+        raft: How many members each broker has, as a Raft group that elects its master, 1 to 9; 0: it has no group. All
+            of them are in ``brokers``; ``leader`` tells which one is the master.
         settings: Settings of all servers, under RocketMQ's names or ours: ``{"autoCreateTopicEnable": False}``. An
             unknown one raises ``ConfigError``.
         directory: Where to keep the stores, so that a later cluster can open them again. None: in a temporary
@@ -94,6 +101,7 @@ class EmbeddedCluster:
         *,
         brokers: int = 1,
         slaves: int = 0,
+        raft: int = 0,
         settings: Mapping[str, object] | None = None,
         directory: Path | str | None = None,
         env: Env | None = None,
@@ -102,11 +110,16 @@ class EmbeddedCluster:
             raise ConfigError(f"invalid brokers={brokers}: expected 1 to 26")
         if not 0 <= slaves <= 8:
             raise ConfigError(f"invalid slaves={slaves}: expected 0 to 8")
+        if not 0 <= raft <= MEMBERS_MAX:
+            raise ConfigError(f"invalid raft={raft}: expected 0 to {MEMBERS_MAX}")
+        if raft and slaves:
+            raise ConfigError("invalid slaves: a Raft group has no slaves, its members copy each other; remove it")
         flags = [f"{key}={_text(value)}" for key, value in (settings or {}).items()]
         _check(Settings.gather(flags=flags))
         self._flags = [*(f"{key}={value}" for key, value in (_SMALL_FILES | _FEATURES).items()), *flags]
         self._broker_count = brokers
         self._slave_count = slaves
+        self._member_count = raft
         self._directory = Path(directory) if directory is not None else None
         self._env = env or Env()
         self._exit = AsyncExitStack()
@@ -133,6 +146,9 @@ class EmbeddedCluster:
             self._name_server = await stack.enter_async_context(name_server)
             for number in range(self._broker_count):
                 name = f"broker-{chr(ord('a') + number)}"
+                if self._member_count:
+                    await self._start_group(stack, name, directory)
+                    continue
                 broker = self._broker(name, directory / name)
                 self.brokers.append(await stack.enter_async_context(broker))
                 for slave_id in range(1, self._slave_count + 1):
@@ -141,6 +157,23 @@ class EmbeddedCluster:
                     self.slaves.append(await stack.enter_async_context(slave))
             self._exit = stack.pop_all()
         return self
+
+    def leader(self, name: str = "broker-a") -> Broker | None:
+        """The master of the Raft group ``name``; None while it has none."""
+        members = [broker for broker in self.brokers if broker.config.broker_name == name]
+        return next((broker for broker in members if broker.roles.is_master), None)
+
+    async def _start_group(self, stack: AsyncExitStack, name: str, directory: Path) -> None:
+        members = ";".join(f"n{number}-{HOST}:{port}" for number, port in enumerate(free_ports(self._member_count)))
+        for number in range(self._member_count):
+            own = f"dLegerSelfId=n{number}"
+            broker = self._broker(
+                name, directory / f"{name}-n{number}", "enableDLegerCommitLog=true", f"dLegerPeers={members}", own
+            )
+            self.brokers.append(await stack.enter_async_context(broker))
+        for broker in self.brokers[-self._member_count :]:
+            if broker.group is None or not await broker.group.settled(_ELECTION_S):
+                raise NotRunning(f"the members of {name} did not elect a leader within {_ELECTION_S:g} s")
 
     def _broker(self, name: str, path: Path, *more: str) -> Broker:
         own = Settings.gather(
@@ -157,8 +190,14 @@ class EmbeddedCluster:
         )
         config = own.build(BrokerConfig)
         credentials = own_credentials(config, os.environ)
-        replication = own.build(ReplicationConfig)
-        return Broker(config, own.build(StoreConfig), self._env, replication=replication, credentials=credentials)
+        return Broker(
+            config,
+            own.build(StoreConfig),
+            self._env,
+            replication=own.build(ReplicationConfig),
+            raft=own.build(RaftConfig),
+            credentials=credentials,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -183,7 +222,7 @@ class EmbeddedCluster:
 
 
 def _check(settings: Settings) -> None:
-    kinds = (BrokerConfig, StoreConfig, ReplicationConfig, NamesrvConfig)
+    kinds = (BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig, NamesrvConfig)
     for setting in settings.strangers(*kinds):
         near = nearest(setting, *kinds)
         raise ConfigError(f"unknown setting {setting.key!r}" + (f"; did you mean {near!r}?" if near else ""))
@@ -231,6 +270,16 @@ class _ClusterThread:
         async with self._cluster:
             self._ready.set_result(None)
             await self._stop.wait()
+
+
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Ports of this machine that nothing uses at this moment: the members of a group know each other's in advance."""
+    bound = [bind(host, 0) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in bound]
+    finally:
+        for each in bound:
+            each.close()
 
 
 def _text(value: object) -> str:

@@ -6,6 +6,7 @@ can run from one seed. The seam of the network is the event loop, that of the di
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -31,6 +32,11 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+def unpredictable(length_bytes: int) -> str:
+    """Hexadecimal digits that others must not guess. They do not come from a seed, so nothing may depend on them."""
+    return secrets.token_hex(length_bytes)
 
 
 @dataclass(slots=True, frozen=True)

@@ -337,3 +337,70 @@ class MessagesLost(TernError):
         self.first = first
         self.end = end
         super().__init__(message)
+
+
+class OutboxFailed(TernError):
+    """The outbox could not use its database. Messages that are in it stay there; ``database`` names it."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, database: str) -> None:
+        self.database = database
+        super().__init__(message)
+
+
+class OutboxMissing(OutboxFailed):
+    """A database has no outbox table, or one without the columns that it must have."""
+
+    retriable = False
+
+
+class Outage(TernError):
+    """Raised by a listener when something that all messages need is down, such as a database.
+
+    The consumer pauses and tries again by itself; no message loses a retry.
+
+    Args:
+        message: What is down, for the log.
+    """
+
+    retriable = True
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+
+class KeyStoreFailed(Outage):
+    """A key store could not be used, so no listener was called; ``store`` names it. For consumers it is an outage."""
+
+    def __init__(self, message: str, *, store: str) -> None:
+        self.store = store
+        super().__init__(message)
+
+
+class KeyTableMissing(KeyStoreFailed):
+    """A database has no table for keys, or one without the columns that it must have."""
+
+
+class InvalidKey(TernError, ValueError):
+    """A message has no key, or one that a key store does not take."""
+
+
+class KeyBusy(TernError):
+    """Another consumer works on the same key; ``key`` names it."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, key: str) -> None:
+        self.key = key
+        super().__init__(message)
+
+
+class LeaseLost(TernError):
+    """The lease of a key ended during the work, and another consumer has taken it over; ``key`` names it."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, key: str) -> None:
+        self.key = key
+        super().__init__(message)

@@ -258,6 +258,7 @@ class SendReceipt(msgspec.Struct, frozen=True):
         region: The region that the broker is configured for.
         recall_handle: Takes a message with a delivery time back before that time: ``Producer.recall``. Empty without
             such a time, and from brokers that cannot do it (RocketMQ before 5.3).
+        trace_on: Whether the broker wants traces of its messages.
     """
 
     status: SendStatus
@@ -268,3 +269,4 @@ class SendReceipt(msgspec.Struct, frozen=True):
     transaction_id: str = ""
     region: str = "DefaultRegion"
     recall_handle: str = ""
+    trace_on: bool = True

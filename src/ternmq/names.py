@@ -40,6 +40,13 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+#: The first record of each term of a Raft group (P1).
+RAFT_TERM_TOPIC: Final = "TERNMQ_SYS_RAFT_TERM"
+#: The members of a Raft group, at each change (P1).
+RAFT_MEMBERS_TOPIC: Final = "TERNMQ_SYS_RAFT_MEMBERS"
+#: The actions of shared consumption (R1), and the group that notes where their last checkpoint is.
+SHARE_TOPIC: Final = "TERNMQ_SYS_SHARE_LOG"
+SHARE_GROUP: Final = "CID_RMQ_SYS_TERNMQ_SHARE"
 #: Where RocketMQ 5 keeps messages with an individual delivery time.
 WHEEL_TOPIC: Final = "rmq_sys_wheel_timer"
 
@@ -54,15 +61,30 @@ SYSTEM_TOPICS: Final = frozenset(
         SELF_TEST_TOPIC,
         BENCHMARK_TOPIC,
         OFFSET_MOVED_TOPIC,
+        RAFT_TERM_TOPIC,
+        RAFT_MEMBERS_TOPIC,
+        SHARE_TOPIC,
     }
 )
 
 #: Topics that an application may not send to (RocketMQ's ``NOT_ALLOWED_SEND_TOPIC_SET``); see ``may_send``.
 UNSENDABLE_TOPICS: Final = frozenset(
-    {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        RAFT_TERM_TOPIC,
+        RAFT_MEMBERS_TOPIC,
+        SHARE_TOPIC,
+    }
 )
 #: Topics of waiting messages, and of records that the broker writes for itself; see ``is_internal_topic``.
-_INTERNAL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, WHEEL_TOPIC, HALF_TOPIC, OP_HALF_TOPIC})
+_INTERNAL_TOPICS: Final = frozenset(
+    {SCHEDULE_TOPIC, WHEEL_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, RAFT_TERM_TOPIC, RAFT_MEMBERS_TOPIC, SHARE_TOPIC}
+)
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 #: Pop's retry topics in their second form have a plus between group and topic.

@@ -1,7 +1,8 @@
 """Log lines that others can cause at any rate, limited in number.
 
 Any client that reaches a port can make a server refuse, remove or drop something, thousands of times a second. The
-first lines of a kind are logged; the others are counted, and the next line has their number.
+first lines of a kind are logged; the others are counted, and the next line has their number. What clients have sent may
+be quoted in them, so each stays one line (``one_line``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from typing import Final
 
 #: In this time at most ``lines_max`` lines of one kind are logged.
 PAUSE_S: Final = 10.0
+
+
+_LENGTH_MAX: Final = 2000
+
+
+def one_line(text: str) -> str:
+    """A text that others had a part in, safe to log: no line breaks, no characters that a terminal obeys, not long."""
+    text = text if len(text) <= _LENGTH_MAX else f"{text[:_LENGTH_MAX]}…"
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 class RareLog:
@@ -43,5 +53,5 @@ class RareLog:
             return
         self._kinds[kind] = ends, lines + 1, 0
         self._log.log(
-            level, "%s%s", sentence, f" ({suppressed} similar messages were suppressed)" if suppressed else ""
+            level, "%s%s", one_line(sentence), f" ({suppressed} similar messages were suppressed)" if suppressed else ""
         )

@@ -122,8 +122,11 @@ writeBufferHighWaterMark writeBufferLowWaterMark
 
 #: Of versions after 5.2.0, and some that are in many files although no version has such a field.
 _OTHER: Final = """
-abortFile authenticationEnabled authorizationEnabled popFromRetryProbability readUnCommitted recallMessageEnable
-storeCheckpoint storePathConsumeQueue storePathIndex timerEnableRetryUntilSuccess
+abortFile authConfigPath authenticationEnabled authenticationMetadataProvider authenticationProvider
+authenticationStrategy authenticationWhitelist authorizationEnabled authorizationMetadataProvider authorizationProvider
+authorizationStrategy authorizationWhitelist initAuthenticationUser innerClientAuthenticationCredentials
+migrateAuthFromV1Enabled popFromRetryProbability readUnCommitted recallMessageEnable storeCheckpoint
+storePathConsumeQueue storePathIndex timerEnableRetryUntilSuccess
 """
 
 #: System properties of RocketMQ's Java programs (``TlsSystemConfig``), which also occur in files.
@@ -152,15 +155,38 @@ _OFF: Final = frozenset({"", "false", "no", "off", "0"})
 _ON: Final = frozenset({"true", "yes", "on", "1"})
 _ONE: Final = frozenset({"1"})
 
-_NO_ACL: Final = (
-    "the access control of RocketMQ 5.3 is not supported yet, and any client that reaches the port could do "
-    "everything; use that of 4.9 (aclEnable)"
+#: RocketMQ's own classes, which do what TernMQ does.
+_ROCKETMQS_OWN: Final = frozenset(
+    {
+        "",
+        *(
+            f"org.apache.rocketmq.auth.{part}.{name}".lower()
+            for part, name in (
+                ("authentication.provider", "DefaultAuthenticationProvider"),
+                ("authentication.provider", "LocalAuthenticationMetadataProvider"),
+                ("authentication.strategy", "StatelessAuthenticationStrategy"),
+                ("authentication.strategy", "StatefulAuthenticationStrategy"),
+                ("authorization.provider", "DefaultAuthorizationProvider"),
+                ("authorization.provider", "LocalAuthorizationMetadataProvider"),
+                ("authorization.strategy", "StatelessAuthorizationStrategy"),
+                ("authorization.strategy", "StatefulAuthorizationStrategy"),
+            )
+        ),
+    }
 )
+_OWN_AUTH: Final = "classes of Java are not supported: use authValidators for a validator of your own"
+_NO_WHITELIST: Final = "requests that need no user are not supported: every request must be signed"
 
 #: A server with one of these settings does not start.
 REFUSED: Final = {
-    "authenticationEnabled": Instead(_NO_ACL, _OFF),
-    "authorizationEnabled": Instead(_NO_ACL, _OFF),
+    "authenticationMetadataProvider": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authenticationProvider": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authenticationStrategy": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authenticationWhitelist": Instead(_NO_WHITELIST, frozenset({""})),
+    "authorizationMetadataProvider": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authorizationProvider": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authorizationStrategy": Instead(_OWN_AUTH, _ROCKETMQS_OWN),
+    "authorizationWhitelist": Instead(_NO_WHITELIST, frozenset({""})),
     "useTLS": Instead("this switch of Java clients is not supported yet: set tls.enable=true instead", _OFF),
 }
 
@@ -176,15 +202,12 @@ UNKEPT: Final = {
     # Replication and roles.
     "allAckInSyncStateSet": Instead(_NO_REPLICATION, _OFF),
     "controllerAddr": Instead(_NO_CONTROLLER, frozenset({""})),
-    "dLegerPeers": Instead(_NO_REPLICATION, frozenset({""})),
     "duplicationEnable": Instead(_NO_REPLICATION, _OFF),
     "enableControllerInNamesrv": Instead(_NO_CONTROLLER, _OFF),
     "enableControllerMode": Instead(_NO_CONTROLLER, _OFF),
-    "enableDLegerCommitLog": Instead(_NO_REPLICATION, _OFF),
     "enableSlaveActingMaster": Instead(_NO_REPLICATION, _OFF),
     "lockInStrictMode": Instead("queue locks are kept on the master only", _OFF),
     "notifyMinBrokerIdChanged": Instead("brokers are not notified when a master is lost", _OFF),
-    "slaveReadEnable": Instead("a master does not send consumers to its slaves yet; slaves always serve reads", _OFF),
     "supportActingMaster": Instead(
         "acting masters are not supported: without a master, queues can be read but not written", _OFF
     ),

@@ -7,7 +7,7 @@ import pytest
 from ternmq import Admin, EmbeddedCluster, Message, Outcome, Producer, PullConsumer, ReceivedMessage
 from ternmq.errors import InvalidName, SystemFailure
 from ternmq.names import CHECK_MAX_TOPIC
-from tests.client.send.test_transaction import bodies, is_settled, until
+from tests.client.send.test_transaction import QUICK, bodies, is_settled, until
 
 
 def unknown(_: ReceivedMessage) -> Outcome:
@@ -34,6 +34,24 @@ async def test_open_transactions_are_listed(cluster: EmbeddedCluster, admin: Adm
             assert 1 == len(await admin.transactions.open(count_max=1))
             assert {"broker-a": 1, "broker-b": 1} == await admin.transactions.count()
     assert [] == await admin.transactions.open()
+
+
+async def test_the_number_of_checks_is_listed() -> None:
+    """J2: of a transaction whose producer does not know; its age counts from its first half, not from its copies."""
+    async with (
+        EmbeddedCluster(settings=QUICK) as quick,
+        Admin(quick.name_servers) as admin,
+        Producer("shop", name_servers=quick.name_servers, checker=unknown) as producer,
+        producer.transaction(Message("orders", b"paid")) as tx,
+    ):
+
+        async def is_checked() -> bool:
+            return (await admin.transactions.open(group="shop"))[0].checks >= 2
+
+        [first] = await admin.transactions.open(group="shop")
+        await until(is_checked)
+        [listed] = await admin.transactions.open(group="shop")
+        assert (tx.id, first.born_time_ms) == (listed.transaction_id, listed.born_time_ms)
 
 
 async def test_a_discarded_transaction_is_resumed(cluster: EmbeddedCluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 import sys
@@ -296,3 +297,25 @@ async def test_pulls_that_wait_do_not_hold_up_a_stop(tmp_path: Path) -> None:
 
     with pytest.raises(NetworkError):
         await waiting
+
+
+async def offset_of(consumer: Caller, group: str) -> int:
+    where = QueryOffset(consumer_group=group, topic="orders", queue_id=0)
+    return (await consumer.call(RequestCode.QUERY_CONSUMER_OFFSET, where)).read(OffsetReply).queue_offset
+
+
+async def test_after_a_power_cut_no_consumer_is_behind_the_end_of_its_queue(tmp_path: Path) -> None:
+    """C8, D4: what it had consumed is lost; others get these queue offsets, and it would skip them."""
+    store = small_store(tmp_path / "store")
+    async with Broker(settings(), store) as broker, dialled(broker.address) as sender:
+        for _ in range(3):
+            await sender.sent("orders", b"1")
+    offsets = tmp_path / "store" / "config" / "consumerOffset.json"
+    offsets.write_text(json.dumps({"offsetTable": {"orders@billing": {"0": 100}, "orders@audit": {"0": 2}}}))
+    # As a process leaves it that did not close.
+    (tmp_path / "store" / "abort").write_text("1\n\n")
+
+    async with Broker(settings(), store) as broker, dialled(broker.address) as consumer:
+        found = [await offset_of(consumer, group) for group in ("billing", "audit")]
+
+    assert [3, 2] == found

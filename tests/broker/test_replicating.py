@@ -28,10 +28,12 @@ from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.bodies.stats import HaStatus
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
 from ternmq.wire.requests import OffsetReply, QueryOffset, RecallMessage, UpdateOffset
 from ternmq.wire.requests_admin import RouteQuery
-from tests.auth.accounts import acl_in
-from tests.broker.calls import dialled
+from tests.auth.accounts import BOSS, acl_in
+from tests.auth.accounts import dialled as signed
+from tests.broker.calls import dialled, v2
 
 LONG_S: Final = 60.0
 SMALL: Final = {
@@ -135,7 +137,7 @@ async def test_a_slave_finds_its_master_by_the_name_server_and_serves_its_messag
         assert b"20" == bytes((await waiting)[-1].body)
 
         await has_all(copy, master)
-        await until(lambda: not any(each.diff for each in parts_of(master).status().ha_connection_info))
+        await until(lambda: not any(each.diff for each in parts_of(master).ha_status().ha_connection_info))
         end = parts_of(master).log_end
         told = decode((await sender.call(RequestCode.GET_BROKER_HA_STATUS)).body, HaStatus)
         (line,) = told.ha_connection_info
@@ -145,6 +147,9 @@ async def test_a_slave_finds_its_master_by_the_name_server_and_serves_its_messag
         client = told.ha_client_runtime_info
         assert client is not None
         assert (False, end, True) == (told.master, client.max_offset, client.is_activated)
+        now_ms = Env().clock.now_ms()
+        assert now_ms - LONG_S * 1000 < client.last_read_timestamp <= now_ms
+        assert now_ms - LONG_S * 1000 < client.last_write_timestamp <= now_ms
 
         refused = await reader.send("orders", b"not here")
         assert ResponseCode.SERVICE_NOT_AVAILABLE == refused.code
@@ -349,7 +354,7 @@ async def test_a_recall_is_answered_when_a_slave_has_it(tmp_path: Path, names: s
 
 
 async def test_a_master_with_access_control_gives_its_log_to_no_stranger(tmp_path: Path, names: str) -> None:
-    """N1, O1: the port for slaves knows no accounts, so it serves only addresses that are named."""
+    """N1, O1: it serves addresses that are named, and slaves that sign."""
     acl_in(tmp_path / "conf")
     guarded = {"aclEnable": "true", "aclPath": tmp_path / "conf"}
 
@@ -366,6 +371,33 @@ async def test_a_master_with_access_control_gives_its_log_to_no_stranger(tmp_pat
 
     async with broker(tmp_path / "one", names, **guarded) as master:
         assert b"" == await fetched(master, pack_report(0))
-        assert b"" == await fetched(master, pack_report(PROBE))
+        # A challenge, and not a hello.
+        first = await fetched(master, pack_report(PROBE))
+        assert len(first) == 12
+        assert int.from_bytes(first[8:], "big") < 60
+        signing = slave(tmp_path / "two", names)
+        signing._credentials = BOSS
+        async with signed(master.address, BOSS) as sender, signing as copy:
+            await sender.sent("orders", b"1")
+            await has_all(copy, master)
+            await copies_tables(copy)
     async with broker(tmp_path / "one", names, haAllowedAddresses="127.0.0.1", **guarded) as master:
         assert await fetched(master, pack_report(PROBE))
+
+
+async def test_messages_are_refused_while_too_many_senders_wait_for_slaves(tmp_path: Path, names: str) -> None:
+    """O2: QMQ's rule; producers use another broker at once. When a slave has the messages, more are taken."""
+    settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "slaveTimeout": 600_000, "slaveWaitingMax": 3}
+    async with broker(tmp_path / "one", names, **settings) as master, dialled(master.address) as caller:
+
+        async def send(body: bytes) -> Response:
+            return await caller.call(RequestCode.SEND_MESSAGE_V2, v2("orders", queue_id=0), body, timeout_ms=60_000)
+
+        waiting = [asyncio.create_task(send(b"%d" % number)) for number in range(3)]
+        await until(lambda: parts_of(master)._store.safety.waiting == 3)
+        refused = await send(b"too many")
+        assert ResponseCode.SERVICE_NOT_AVAILABLE == refused.code
+        assert "slaveWaitingMax" in (refused.remark or "")
+        async with slave(tmp_path / "two", names):
+            assert {ResponseCode.SUCCESS} == {(await each).code for each in waiting}
+            assert ResponseCode.SUCCESS == (await send(b"again")).code

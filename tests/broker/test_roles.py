@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from ternmq.broker.roles import Role, Roles, Runner, Switch, Term
+from ternmq import EmbeddedCluster, Message, Producer
+from ternmq.broker.roles import RESTART_MAX_S, Role, Roles, Runner, Switch, Term
+from ternmq.broker.services.pop_term import PopTerm
+from ternmq.delay.delivery import Delivery
+from ternmq.delay.levels import DelayLevels
 from ternmq.errors import NotMaster, TernError
+from ternmq.replication.master import Master
+from ternmq.testing.loop import simulated_loop
+from ternmq.transaction.checker import Checker
+from ternmq.transaction.transactions import Transactions
+from tests.client.send.test_transaction import QUICK, bodies, until
 
 REASON = NotMaster("another broker is the master")
 
@@ -184,3 +196,115 @@ async def test_leaving_the_block_cancels_runners_but_does_not_end_the_term() -> 
         await turn()
 
     assert ["worker 1 begins", "id 0", "worker 1 ends"] == world.story
+
+
+class Failing:
+    """A runner that fails after so many seconds of work, again and again; ``starts`` are the times of its starts."""
+
+    def __init__(self, *works_s: float) -> None:
+        self._works_s = list(works_s)
+        self.starts: list[float] = []
+
+    async def run(self) -> None:
+        self.starts.append(asyncio.get_running_loop().time())
+        if not self._works_s:
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(self._works_s.pop(0))
+        raise ZeroDivisionError
+
+    def stop(self, _reason: TernError) -> None: ...
+
+
+def test_a_runner_that_fails_is_started_again_after_a_pause_that_grows(caplog: pytest.LogCaptureFixture) -> None:
+    """Each failure is logged once; a runner that has worked for long begins with the shortest pause again."""
+
+    async def program() -> None:
+        runner = Failing(0, 0, 0, RESTART_MAX_S, 0)
+        async with Roles() as roles:
+            roles.add(lambda _: runner)
+            await roles.become(Role.MASTER, Term(1))
+            await asyncio.sleep(300)
+            began = runner.starts[0]
+            assert [0, 1, 3, 7, 7 + RESTART_MAX_S + 1, 7 + RESTART_MAX_S + 3] == [at - began for at in runner.starts]
+            assert 5 == len([one for one in caplog.records if "Failing of this master failed" in one.getMessage()])
+
+    with simulated_loop() as loop:
+        loop.run_until_complete(program())
+
+
+def test_a_runner_is_not_started_again_after_its_term() -> None:
+    async def program() -> None:
+        runner = Failing(0, 0, 0, 0)
+        async with Roles() as roles:
+            roles.add(lambda _: runner)
+            await roles.become(Role.MASTER, Term(1))
+            await asyncio.sleep(1.5)
+            roles.step_down(REASON)
+            await asyncio.sleep(300)
+            assert 2 == len(runner.starts)
+
+    with simulated_loop() as loop:
+        loop.run_until_complete(program())
+
+
+class _Once:
+    """Lets a method fail at one call; ``again`` is set when it is called after that."""
+
+    def __init__(self, method: Callable[..., Any], *, number: int = 1) -> None:
+        self.calls_left = number
+        self.again = asyncio.Event()
+        self._method = method
+
+    def __get__(self, owner: object, _kind: type) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.calls_left -= 1
+            if self.calls_left == 0:
+                raise ZeroDivisionError
+            if self.calls_left < 0:
+                self.again.set()
+            return self._method(owner, *arguments)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DelayLevels, "_deliver"),
+        (Delivery, "_turn"),
+        (PopTerm, "_tend"),
+        (Checker, "check_all"),
+        (Transactions, "tend"),
+        (Master, "look"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+async def test_each_runner_of_a_broker_works_again_after_an_error_that_it_does_not_expect(
+    kind: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1, I2, F9, J2, O1: delay levels, delivery, pop, transaction check, the port for slaves."""
+    once = _Once(getattr(kind, name))
+    monkeypatch.setattr(kind, name, once)
+    async with EmbeddedCluster(settings=QUICK), asyncio.timeout(60):
+        await once.again.wait()
+
+
+async def test_a_delayed_message_is_delivered_once_after_its_delivery_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I2: what the failed turn had taken is not forgotten, and what it had delivered is not repeated."""
+    async with EmbeddedCluster() as cluster:
+        async with Producer("shop", name_servers=cluster.name_servers) as producer:
+            # The first call delivers at least one of them, the second fails.
+            once = _Once(Delivery._deliver_together, number=2)
+            monkeypatch.setattr(Delivery, "_deliver_together", once)
+            for number in range(3):
+                delay = datetime.timedelta(seconds=1 + number)
+                await producer.send(Message("orders", b"%d" % number, delay=delay))
+
+            async def came() -> bool:
+                return 3 <= len(await bodies(cluster))
+
+            await asyncio.wait_for(once.again.wait(), 60)
+            await until(came)
+        assert [b"0", b"1", b"2"] == sorted(await bodies(cluster))

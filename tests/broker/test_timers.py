@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,7 @@ async def test_a_time_in_the_past_is_now(broker: Caller, name: str) -> None:
     ("properties", "sentence"),
     [
         ({"TIMER_DELAY_SEC": str(40 * 86_400 + 1)}, "asks for a delay of 3456001 s: the limit is 3456000 s"),
+        ({"TIMER_DELAY_MS": str(40 * 86_400_000 + 1)}, "asks for a delay of 3456001 s: the limit is 3456000 s"),
         ({"TIMER_DELIVER_MS": "99999999999999"}, "(timerMaxDelaySec)"),
         ({"TIMER_DELAY_MS": "-1"}, "invalid TIMER_DELAY_MS '-1': expected a delay of 0 or more"),
         ({"TIMER_DELIVER_MS": "-5"}, "invalid TIMER_DELIVER_MS '-5': expected a time in ms since 1970"),
@@ -202,6 +205,7 @@ async def test_tools_see_what_waits_by_topic_and_hour(broker: Caller) -> None:
     assert DelayedCounts() == await stats(broker, "nothing")
     metrics = decode((await broker.call(RequestCode.GET_TIMER_METRICS)).body, TimerMetrics)
     assert {"bills": 1, "orders": 2} == {topic: each.count for topic, each in metrics.timing_count.items()}
+    assert metrics.data_version is not None, "a slave of RocketMQ 5.2.0 needs one"
     peeked = await broker.call(RequestCode.PEEK_DELAYED_MESSAGES, PeekDelayed(topic="orders"))
     assert [b"0", b"1"] == [bytes(record.body) for record in unpack_records(peeked.body)]
     some = await broker.call(RequestCode.PEEK_DELAYED_MESSAGES, PeekDelayed(topic="orders", count_max=1))
@@ -256,3 +260,19 @@ def _far() -> str:
 def _ending(answer: tuple[int, str], end: str) -> tuple[int, str]:
     code, remark = answer
     return code, remark[-len(end) :]
+
+
+async def test_a_slave_of_rocketmq_is_told_how_far_messages_are_delivered(broker: Caller) -> None:
+    """O4: GET_TIMER_CHECK_POINT, 7 numbers as in ``timercheck``: no message that waits counts as delivered."""
+    await broker.sent("orders", b"soon", properties={"TIMER_DELAY_MS": "100", "UNIQ_KEY": "K1"})
+    await broker.sent("orders", b"later", properties={"TIMER_DELIVER_MS": _far(), "UNIQ_KEY": "K2"})
+    [came] = await broker.arrived("orders", 1)
+    due_ms = came.store_time_ms // 1000 * 1000
+    async with asyncio.timeout(30):
+        while True:
+            response = await broker.call(RequestCode.GET_TIMER_CHECK_POINT)
+            read_time_ms, _, taken, of_master, *_ = struct.unpack(">7q", response.body)
+            assert (2, 2) == (taken, of_master)
+            assert read_time_ms < int(_far())
+            if read_time_ms >= due_ms:
+                break

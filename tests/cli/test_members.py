@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 from collections.abc import Callable
 
 from ternmq.client.blocking.push import SyncPushConsumer
+from ternmq.client.blocking.share import SyncShareConsumer
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.listener import ConsumeResult
 from ternmq.client.consume.offsets import StartPosition
@@ -72,6 +74,35 @@ def test_members_that_subscribe_differently_are_pointed_out(on_cluster: Tern, cl
         shown = on_cluster("group", "members", "differing")
         assert "differing: paid" in shown.stdout
         assert "have different subscriptions" in shown.stderr
+
+
+def test_consumers_that_share_messages_are_shown_with_what_they_hold(on_cluster: Tern, cluster: Serving) -> None:
+    """R3: online, then offline when it has left; ``tern consume --share`` is another one."""
+    send(on_cluster, "shared", "hello")
+    came, go_on = threading.Event(), threading.Event()
+
+    def listener(_message: ReceivedMessage) -> None:
+        came.set()
+        go_on.wait(60)
+
+    consumer = SyncShareConsumer(
+        "sharing", listener, name_servers=cluster.name_server, start=StartPosition.FIRST, consumer="worker-1"
+    )
+    consumer.subscribe("shared")
+    with consumer:
+        assert came.wait(60)
+        rows = {row["client"]: row for row in array(on_cluster("group", "members", "sharing", "--json"))}
+        assert ("online", 1) == (rows["worker-1"]["state"], rows["worker-1"]["held"])
+        table = on_cluster("group", "members", "sharing").stdout.splitlines()
+        assert table[0].endswith("subscribes\tstate\theld\tidle_s")
+        go_on.set()
+    rows = {row["client"]: row for row in array(on_cluster("group", "members", "sharing", "--json"))}
+    assert ("offline", 0) == (rows["worker-1"]["state"], rows["worker-1"]["held"])
+
+    send(on_cluster, "shared", "again")
+    got = on_cluster("consume", "shared", "--group", "sharing", "--share", "--count", "1")
+    assert "again" == got.stdout.strip()
+    assert "--share needs --group" in sentence(on_cluster("consume", "shared", "--share"))
 
 
 def test_what_is_not_there_is_said(on_cluster: Tern) -> None:

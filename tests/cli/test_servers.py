@@ -190,16 +190,16 @@ def test_a_name_server_keeps_what_tools_give_it(tmp_path: Path, start: Start) ->
 
 
 def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
-    """Issue 13, 14: settings of security that are not built yet."""
-    (tmp_path / "broker.conf").write_text("brokerName=a\nauthenticationEnabled=true\n")
+    """Issue 13, 14: settings that ask for less, or other, security than is built."""
+    (tmp_path / "broker.conf").write_text("brokerName=a\nauthenticationWhitelist=105\n")
     for command in (
         ("broker", "-c", str(tmp_path / "broker.conf")),
         ("namesrv", "--set", "useTLS=true"),
-        ("up", "--dir", str(tmp_path), "--set", "authorizationEnabled=true"),
+        ("up", "--dir", str(tmp_path), "--set", "authorizationWhitelist=105"),
     ):
         refused = tern(*command)
         assert (1, "") == (refused.returncode, refused.stdout)
-        assert "is not supported yet" in refused.stderr
+        assert "not supported" in refused.stderr
     unset = tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive")
     assert 1 == unset.returncode
     assert "tls.server.mode=permissive needs tls.server.certPath" in unset.stderr

@@ -15,12 +15,12 @@ from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
 from ternmq.wire.bodies.clients import (
-    Assignment,
     AssignmentQuery,
     Assignments,
     Heartbeat,
     LockedQueues,
     MemberList,
+    QueueAssignment,
     QueueLocks,
     RequestMode,
     RequestModes,
@@ -204,7 +204,7 @@ class ConsumerScript:
 
     def _assignment(self, request: Request[Any]) -> Reply:
         queue = Queue.of(MessageQueue(decode(request.body, AssignmentQuery).topic, "broker-a", -1))
-        assigned = Assignment(message_queue=queue, mode=RequestMode.POP)
+        assigned = QueueAssignment(message_queue=queue, mode=RequestMode.POP)
         return Reply(body=encode(Assignments(message_queue_assignments=[assigned])))
 
     def _lock(self, request: Request[Any]) -> Reply:

@@ -8,10 +8,28 @@ from typing import Any
 
 import pytest
 
-from ternmq.wire.properties import find
+from ternmq.delay.delivery import BATCH_BYTES, Delivery
+from ternmq.errors import StoreError
+from ternmq.testing.disk import SimulatedFile
+from ternmq.wire.properties import find, parse
+from ternmq.wire.record import FIXED_V4_BYTES, Record, pack_host, unpack_record
 from tests.delay.timers import TimerWorld
 from tests.delay.world import in_virtual_time
 from tests.store.small import draft
+
+#: Properties that say when the runner had its turns.
+TIMES = {"TIMER_DEQUEUE_MS", "TIMER_ENQUEUE_MS"}
+
+
+def all_records(world: TimerWorld, topic: str) -> list[Record]:
+    """What was delivered to the queues 0 and 1, in order."""
+    return [
+        unpack_record(page)
+        for queue_id in (0, 1, 7)
+        for offset in range(world.store.max_offset(topic, queue_id))
+        for entry in world.store.entries(topic, queue_id, offset, 1)
+        if (page := world.store.record_at(entry.log_offset, entry.size)) is not None
+    ]
 
 
 def put(world: TimerWorld, body: bytes, **properties: str) -> str:
@@ -85,6 +103,55 @@ def test_a_message_that_is_taken_back_twice_is_counted_once() -> None:
     run(program)
 
 
+def test_thousands_that_take_back_hold_up_no_other_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2, I3: any client may send them. All of a slot are settled with one look at its messages, before an hour is
+    delivered as well as later; and what is due meanwhile comes."""
+    looks = 0
+    settle_one = Delivery._settle_one
+
+    def counted(*args: Any) -> None:
+        nonlocal looks
+        looks += 1
+        settle_one(*args)
+
+    monkeypatch.setattr(Delivery, "_settle_one", counted)
+
+    async def program(world: TimerWorld) -> None:
+        due_ms = world.clock.now_ms() + 60_000
+        put(world, b"other", TIMER_DELIVER_MS=str(due_ms - 30_000), UNIQ_KEY="other")
+        for number in range(1_500):
+            put(world, b"%d" % number, TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY=f"K{number}")
+        await world.stop()
+        world.start()
+        for number in range(1, 1_500):
+            put(world, b"", TIMER_DELIVER_MS=str(due_ms), UNIQ_KEY=f"D{number}", TIMER_DEL_UNIQKEY=f"K{number}")
+        await asyncio.sleep(1)
+        assert 2 == world.schedule.waiting == world.schedule.topics_waiting["orders"]
+        assert looks < 10_000
+        await asyncio.sleep(70)
+        assert [b"other", b"0"] == came(world)
+
+    run(program)
+
+
+def test_what_takes_back_too_late_is_not_counted_as_waiting() -> None:
+    """I2: its second has begun, so it is closed like a message of its topic."""
+
+    async def program(world: TimerWorld) -> None:
+        await asyncio.sleep(1 - world.clock.now_ms() % 1000 / 1000)
+        put(world, b"first", TIMER_DELAY_MS="900", UNIQ_KEY="K")
+        await asyncio.sleep(0.5)
+        await world.stop()
+        await asyncio.sleep(5)
+        world.start()
+        put(world, b"", TIMER_DELAY_MS="1", UNIQ_KEY="D", TIMER_DEL_UNIQKEY="K")
+        await asyncio.sleep(5)
+        assert [b"first"] == came(world)
+        assert {} == world.schedule.topics_waiting
+
+    run(program)
+
+
 def test_a_client_cannot_say_that_a_record_was_written_again() -> None:
     """I2: TIMER_ROLL_TIMES is RocketMQ's own; it would close other messages of the same key, and cost a search each."""
 
@@ -94,5 +161,145 @@ def test_a_client_cannot_say_that_a_record_was_written_again() -> None:
         put(world, b"second", TIMER_DELIVER_MS=due, UNIQ_KEY="K", TIMER_ROLL_TIMES="1")
         await asyncio.sleep(5)
         assert 2 == world.schedule.waiting
+
+    run(program)
+
+
+def test_many_at_once_are_delivered_as_one_by_one() -> None:
+    """I2: the quick way for usual records and the long way give the same records, unusual ones among them, too."""
+    kinds: list[dict[str, str]] = [
+        {},
+        {"TAGS": "A", "KEYS": "a b"},
+        {"NOTE": "é漢"},
+        {"NOTE": "v" * 5_000},
+        {"NOTE": "v" * 32_500},
+        {"REAL_QID": "7", "REAL_TOPIC": "other"},
+        {"TIMER_DEL_UNIQKEY": "nothing"},
+    ]
+    found: list[list[Record]] = []
+
+    async def program(world: TimerWorld) -> None:
+        # As after a damaged ``state``: then each is compared with the log, and there is no quick way.
+        world.schedule.is_doubtful = len(found) == 1
+        for number in range(600):
+            message = draft(
+                ("orders", "other")[number % 5 == 0],
+                number % 2,
+                b"%d" % number * (number % 40),
+                UNIQ_KEY=f"K{number}",
+                **kinds[number * number % len(kinds)],
+                TIMER_DELIVER_MS=str(1_700_000_030_000 + number % 3),
+            )
+            if number % 7 == 0:
+                message.born_host = pack_host("::1", 5)
+            message.flag, message.reconsume_times = number, number % 3
+            world.timer.redirect(message)
+            world.store.put(message)
+        world.clock.jump(1_700_000_030_000 - world.clock.now_ms() - 1_000)
+        await asyncio.sleep(5)
+        assert 0 == world.schedule.waiting
+        found.append([record for topic in ("orders", "other") for record in all_records(world, topic)])
+        world.clock.jump(7_200_000)
+        await asyncio.sleep(130)
+        assert [] == world.schedule.hours()
+
+    run(program)
+    run(program)
+    assert len(found[0]) == 600 - sum(
+        "TIMER_DEL_UNIQKEY" in kinds[number * number % len(kinds)] for number in range(600)
+    )
+    for quick, long in zip(*found, strict=True):
+        assert 0 <= abs(quick.store_time_ms - long.store_time_ms) < 2_000
+        shown = [
+            (
+                record.topic,
+                record.queue_id,
+                record.flag,
+                record.sysflag,
+                record.born_time_ms,
+                record.born_host,
+                record.reconsume_times,
+                bytes(record.body),
+                {name: value for name, value in parse(record.properties).items() if name not in TIMES},
+                sorted(TIMES & parse(record.properties).keys()),
+                record.prepared_transaction_offset,
+            )
+            for record in (quick, long)
+        ]
+        assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("is_doubtful", [False, True])
+def test_a_record_that_is_damaged_among_many_is_taken_from_the_log(is_doubtful: bool) -> None:
+    """I2, C8: and all others come; also if ``state`` was damaged, too, so that files may know more than the log."""
+
+    async def program(world: TimerWorld) -> None:
+        world.schedule.is_doubtful = is_doubtful
+        for number in range(20):
+            put(world, b"%d" % number, TIMER_DELAY_MS="5000", UNIQ_KEY=f"K{number}")
+        world.store.flush_now()
+        world.schedule.write_out()
+        [files] = world.schedule.hours()
+        entry = files.entry(5)
+        assert entry is not None
+        # The first bit of its body.
+        world.disk.flip_bit(files.paths[1], (entry.at + FIXED_V4_BYTES) * 8)
+        await asyncio.sleep(10)
+        assert [b"%d" % number for number in range(20)] == came(world)
+
+    run(program)
+
+
+@pytest.mark.parametrize("file", [".records", ".index"])
+def test_a_read_that_fails_among_many_leaves_no_message_out(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """I2, C9: what was read before it is not taken for delivered. Records are taken from the log meanwhile."""
+    is_failing, read = False, SimulatedFile.read
+    suffixes = {".records", file}
+
+    def failing(opened: SimulatedFile, at: int, length_bytes: int) -> bytes:
+        # The second piece of the records that are due.
+        if is_failing and at and opened._path.suffix in suffixes:
+            raise StoreError("cannot read: Input/output error")
+        return read(opened, at, length_bytes)
+
+    monkeypatch.setattr(SimulatedFile, "read", failing)
+
+    async def program(world: TimerWorld) -> None:
+        nonlocal is_failing
+        put(world, b"first", TIMER_DELAY_MS="5000", UNIQ_KEY="1")
+        put(world, b"x" * 10_000, TIMER_DELAY_MS="20000", UNIQ_KEY="2")
+        put(world, b"second", TIMER_DELAY_MS="5000", UNIQ_KEY="3")
+        world.store.flush_now()
+        world.schedule.write_out()
+        await asyncio.sleep(4)
+        is_failing = True
+        await asyncio.sleep(4)
+        assert ([b"first", b"second"] if file == ".records" else [b"first"]) == came(world)
+        is_failing = False
+        await asyncio.sleep(4)
+        assert [b"first", b"second"] == came(world)
+        await asyncio.sleep(20)
+        assert 0 == world.schedule.waiting
+
+    run(program)
+
+
+def test_large_messages_that_are_due_at_once_let_others_work_in_between() -> None:
+    """I2: a turn is bounded by bytes, too."""
+    size, count = 100_000, 60
+
+    async def program(world: TimerWorld) -> None:
+        for number in range(count):
+            put(world, b"%03d" % number * (size // 3), TIMER_DELAY_MS="5000", UNIQ_KEY=str(number))
+        await world.stop()
+        await asyncio.sleep(10)
+        world.start()
+        most = before = 0
+        while world.delivery.delivered < count:
+            await asyncio.sleep(0)
+            most = max(most, world.delivery.delivered - before)
+            before = world.delivery.delivered
+        assert most * size <= BATCH_BYTES + size
+        assert [b"%03d" % number for number in range(count)] == [body[:3] for body in came(world)]
 
     run(program)

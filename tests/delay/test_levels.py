@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.delay.levels import BATCH
+from ternmq.delay.levels import BATCH, BATCH_BYTES
 from ternmq.errors import DiskFull
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
@@ -275,6 +275,32 @@ def test_many_messages_that_are_due_at_once_let_others_work_in_between() -> None
         assert turns >= 6
         now_ms = world.clock.now_ms()
         assert [True] * (6 * BATCH) == [now_ms - record.store_time_ms < 100 for record in world.delivered()]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_large_messages_of_a_level_let_others_work_in_between() -> None:
+    """I1: a turn is bounded by bytes, too."""
+    size, count = 300_000, 12
+
+    async def program() -> None:
+        world = World(mapped_file_size_commit_log=1 << 20)
+        world.start()
+        for number in range(count):
+            message = draft("orders", 0, b"%03d" % number * (size // 3), DELAY="1")
+            world.levels.redirect(message)
+            world.store.put(message)
+        await world.stop()
+        await asyncio.sleep(LONG_S)
+        world.start()
+        most = before = 0
+        while before < count:
+            await asyncio.sleep(0)
+            now = len(world.delivered())
+            most, before = max(most, now - before), now
+        assert most * size <= BATCH_BYTES
+        assert [b"%03d" % number for number in range(count)] == [bytes(one.body)[:3] for one in world.delivered()]
         await world.stop()
 
     in_virtual_time(program())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from ternmq.delay import schedule_log
 from ternmq.delay.hour_files import ENTRY_BYTES, SUFFIXES, hour_name, parse_hour_name
 from ternmq.delay.rocketmq_timer import PATH, WHEEL_FILES, write_handover
 from ternmq.delay.schedule_log import DIRECTORY, STATE, ScheduleLog
+from ternmq.errors import DiskFull
 from ternmq.store.log.draft import Draft
 from ternmq.wire.properties import join
 from tests.delay.timers import ROOT, TimerWorld
@@ -125,6 +128,72 @@ def test_what_rocketmq_has_delivered_does_not_come_again() -> None:
     in_virtual_time(program())
 
 
+def test_a_stop_says_that_rocketmq_does_not_deliver_what_waits(caplog: pytest.LogCaptureFixture) -> None:
+    """I2, C11: the operator who gives the directory to a RocketMQ reads it; without such messages there is no line."""
+    caplog.set_level("INFO", "ternmq.delay")
+
+    async def program() -> None:
+        world = TimerWorld()
+        world.start()
+        await asyncio.sleep(1)
+        await world.stop()
+        assert "RocketMQ" not in caplog.text
+        world.start()
+        for _ in range(3):
+            world.send(60_000)
+        await asyncio.sleep(1)
+        await world.stop()
+
+    in_virtual_time(program())
+    assert "3 messages wait for their delivery time" in caplog.text
+
+
+def test_a_stop_during_a_pass_of_the_flush_leaves_no_sign_of_a_rocketmq(caplog: pytest.LogCaptureFixture) -> None:
+    """I2, C11: the start took the note of our own stop for that of a RocketMQ that had the directory since."""
+
+    async def program() -> None:
+        world = TimerWorld()
+        world.start()
+        world.send(60_000)
+        await asyncio.sleep(1)
+        # A pass has written it, and did not end.
+        world.schedule.write_out()
+        await world.stop()
+        world.start()
+        assert not world.schedule.handover.is_foreign
+        await asyncio.sleep(70)
+        assert 1 == len(world.delivered["orders"])
+        await world.stop()
+
+    in_virtual_time(program())
+    assert "RocketMQ has used this directory" not in caplog.text
+
+
+def test_what_a_rocketmq_master_delivers_is_closed_on_its_slave() -> None:
+    """O4, I2: a slave asks for the check point; after a promotion only the rest is delivered."""
+
+    async def program() -> None:
+        world = TimerWorld()
+        world.start()
+        there, here = world.send(1_000_000), world.send(2_000_000)
+        assert there is not None
+        assert here is not None
+        assert 2 == world.schedule.waiting
+        world.schedule.delivered_elsewhere(there.due_ms + 1_000, 1)
+        assert 1 == world.schedule.waiting
+        # The second is behind the queue offset that its master has taken in.
+        world.schedule.delivered_elsewhere(here.due_ms + 1_000, 1)
+        assert 1 == world.schedule.waiting
+        await world.stop()
+        world.start()
+        await asyncio.sleep(HOUR_S)
+        world.look()
+        assert [here.key] == [each.key for each in world.delivered["orders"]]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
 def test_a_record_that_rocketmq_wrote_again_replaces_the_first() -> None:
     """I2, C11: RocketMQ rolls messages for far times, and takes back by unique key."""
 
@@ -201,6 +270,56 @@ def test_messages_are_punctual_when_nothing_is_in_their_way() -> None:
         due = {key: message.due_ms for key, message in world.sent.items()}
         late = [each.store_time_ms - due[each.key] for each in world.delivered["orders"]]
         assert (40, True) == (len(late), max(late) <= 2)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_messages_for_many_hours_are_written_in_portions() -> None:
+    """I2: a pass over a thousand hours must not hold up the loop, and a full buffer costs one hour's files."""
+
+    async def program() -> None:
+        world = TimerWorld(flush_consume_queue_thorough_interval=10**9)
+        world.start()
+        for hours in range(100):
+            assert world.send(hours * 3_600_000 + 5_000) is not None
+        steps = 0
+        while not world.schedule.write_some():
+            steps += 1
+        assert 5 <= steps < 50
+        assert 200 == len(world.schedule.write_out())
+        await world.stop()
+        fresh = ScheduleLog(world.disk, ROOT, ring=lambda _: None)
+        fresh.load()
+        assert 100 == fresh.waiting == len(fresh.hours())
+
+    in_virtual_time(program())
+
+
+def test_a_full_buffer_is_written_hour_by_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2: the one that has waited longest first; a disk that is full in between loses nothing."""
+    monkeypatch.setattr(schedule_log, "BUFFER_BYTES", 1_500)
+
+    async def program() -> None:
+        world = TimerWorld()
+        world.start()
+        for number in range(40):
+            assert world.send(number % 8 * 3_600_000 + 5_000_000) is not None
+        on_disk = {name.partition(".")[0] for name in hour_files(world)}
+        assert 8 == len(on_disk)
+
+        def full(step: str, path: Path) -> None:
+            if step == "write" and path.name.endswith(".index"):
+                raise DiskFull("the disk is full")
+
+        world.disk.before = full
+        for number in range(40):
+            world.send(number % 8 * 3_600_000 + 5_000_000)
+        world.disk.before = None
+        await asyncio.sleep(5)
+        world.clock.jump(24 * 3_600_000)
+        await asyncio.sleep(60)
+        world.check_complete()
         await world.stop()
 
     in_virtual_time(program())

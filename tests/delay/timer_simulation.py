@@ -103,8 +103,10 @@ class TimerSimulation:
         world, random = self.world, self.random
         match random.choices(("send", "recall", "wait", "jump", "clean", "write back"), (8, 2, 6, 1, 2, 1))[0]:
             case "send":
-                for _ in range(random.choice((1, 1, 5))):
-                    low, high = random.choice(DELAYS_MS)
+                count = random.choice((1, 1, 5, 40))
+                crowd = random.choice(DELAYS_MS) if count > 5 else None
+                for _ in range(count):
+                    low, high = crowd or random.choice(DELAYS_MS)
                     world.send(random.randint(low, high), random.choice(TOPICS), absolute=random.random() < 0.5)
             case "recall":
                 if world.sent:

@@ -86,7 +86,13 @@ class TimerWorld:
         self.store = MessageStore.open(
             self.config, store_host=HOST, clock=self.clock, disk=self.disk, derived=(self.schedule,), threads=False
         )
-        self.timer = Timer(clock=self.clock, broker_name="a", is_enabled=True, max_delay_sec=MAX_DELAY_SEC)
+        self.timer = Timer(
+            clock=self.clock,
+            broker_name="a",
+            is_enabled=True,
+            max_delay_sec=MAX_DELAY_SEC,
+            announce=self.schedule.announce,
+        )
         self.recalls = Recalls(self.schedule, clock=self.clock, broker_name="a")
         self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock)
         self._forget_lost()

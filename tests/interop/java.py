@@ -33,11 +33,11 @@ Event = dict[str, Any]
 _ANSWER_S: Final = 75.0
 _STOP_S: Final = 20.0
 # A message of 4 MiB is a line of 5.4 MiB.
-_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class PeerFailed(AssertionError):
-    """A Java program failed or did not say what a test waited for."""
+    """A program failed or did not say what a test waited for."""
 
 
 class Java:
@@ -80,7 +80,7 @@ class Java:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
                 env=jvm.environment(home),
-                limit=_LINE_BYTES_MAX,
+                limit=LINE_BYTES_MAX,
             )
         peer = Peer(f"Java {self.version} {command}", process, home / "stderr.log")
         try:
@@ -143,6 +143,11 @@ class Java:
         async with self.peer("query", namesrv=namesrv, topic=topic, **options) as peer:
             return await peer.finish()
 
+    async def resume(self, namesrv: str, *, message_id: str) -> bool:
+        """Whether a discarded half message is checked again; see ``Resume.java``."""
+        async with self.peer("resume", namesrv=namesrv, msgId=message_id) as peer:
+            return bool((await peer.event("resumed"))["success"])
+
     async def admin(self, namesrv: str, *arguments: str) -> str:
         """What ``mqadmin ARGUMENTS -n NAMESRV`` prints."""
         async with self.peer("admin", arguments=[*arguments, "-n", namesrv]) as peer:
@@ -150,7 +155,7 @@ class Java:
 
 
 class Peer:
-    """A running Java program: orders in, events out, in the order of its lines."""
+    """A running program: orders in, events out, in the order of its lines."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, errors: Path) -> None:
         self.name = name

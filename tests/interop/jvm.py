@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 VERSIONS: Final = ("4.9.4", "5.2.0")
+#: The first that has users and policies, and is complete in Maven's repository.
+USERS_VERSION: Final = "5.3.3"
 
 _TARGET: Final = Path(__file__).resolve().parents[1] / "java" / "target"
 

@@ -141,3 +141,24 @@ async def test_mqadmin_shows_how_far_slaves_are(tmp_path: Path) -> None:
         assert "OK" in told
         told = await java.admin(cluster.name_servers, "haStatus", "-b", slave.address)
         assert f"#CommitLogMaxOffset\t{master.replicating.log_end}" in told
+
+
+@pytest.mark.parametrize("java", ["5.2.0"], indirect=True)
+async def test_mqadmin_shows_epochs_and_slaves(java: Java) -> None:
+    """O1: after a promotion. 4.9 does not have these commands."""
+    async with EmbeddedCluster(slaves=1) as cluster, Admin(cluster.name_servers) as admin:
+        names, new = cluster.name_servers, cluster.slaves[0]
+        async with Producer("shop", name_servers=names) as producer:
+            await producer.send(Message("orders", b"1"))
+        async with asyncio.timeout(60):
+            while not any(each.in_sync for each in (await admin.brokers.status_of(cluster.brokers[0].address)).slaves):
+                await asyncio.sleep(0.05)
+        told = await admin.brokers.promote(new.address)
+        async with Producer("shop", name_servers=names) as producer:
+            await producer.send(Message("orders", b"2"))
+        epochs = await java.admin(names, "getBrokerEpoch", "-b", "broker-a")
+        status = await java.admin(names, "haStatus", "-b", new.address)
+
+    assert "Epoch{epoch=1, startOffset=0" in epochs.replace("EpochEntry", "Epoch"), epochs
+    assert f"epoch={told.epoch}, startOffset={told.log_end}" in epochs, epochs
+    assert f"#MasterAddr\t{new.address}" in status, status

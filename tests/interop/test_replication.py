@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from ternmq.env import Env
 from ternmq.message import Message, SendStatus
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.replication.handshake import Refusal
 from ternmq.replication.slave import SlaveState
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.topics import TopicTable
@@ -184,6 +186,36 @@ async def test_our_slave_follows_a_master_of_rocketmq(version: str, tmp_path: Pa
                 assert log_of(theirs, end, begin) == log_of(tmp_path / "empty", end, begin)
 
 
+async def test_our_slave_says_what_its_rocketmq_master_does_not_have_any_more(tmp_path: Path) -> None:
+    """O1, V3: RocketMQ sends nothing then, and does not say why; a slave would wait for ever."""
+    directory, port = tmp_path / "theirs", free_port(neighbours=(-2, 1))
+    with ExitStack() as stack:
+        names = await asyncio.to_thread(stack.enter_context, rocketmq.name_server("4.9.4", tmp_path / "names"))
+
+        def start() -> Server:
+            context = rocketmq.broker("4.9.4", directory, namesrv=names.address, port=port, settings=ROCKETMQ_SIZES)
+            return stack.enter_context(context)
+
+        server = await asyncio.to_thread(start)
+        async with Producer("shop", name_servers=names.address) as producer:
+            async with slave(tmp_path / "ours", names.address, **ROCKETMQ_SIZES) as copy:
+                await producer.send(Message("orders", b"first"))
+                await until(lambda: parts_of(copy)._store.dispatched > 0)
+            for _ in range(120):
+                await producer.send_batch([Message("orders", b"x" * 1000) for _ in range(20)])
+        server.kill()
+        (server.store / "commitlog" / f"{0:020}").unlink()
+        await asyncio.to_thread(start)
+        async with slave(tmp_path / "ours", names.address, **ROCKETMQ_SIZES) as copy:
+            await until(lambda: state_of(copy) is SlaveState.REFUSED)
+            follower = parts_of(copy).slave
+            assert follower is not None
+            assert Refusal.GONE is follower.refusal
+            assert "Empty the store directory" in follower.trouble
+            assert parts_of(copy)._store.written < SEGMENT_BYTES
+        names.kill()
+
+
 async def replicated(producer: Producer) -> SendStatus:
     """Send until a slave has it; it may take many seconds until one is connected."""
     for _ in range(120):
@@ -199,7 +231,7 @@ async def replicated(producer: Producer) -> SendStatus:
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_slave_of_rocketmq_copies_our_broker(version: str, tmp_path: Path) -> None:
-    """O1, O2, O4, V3: log and tables; our SYNC_MASTER answers when it has the message."""
+    """O1, O2, O4, V3: log, tables and timer state; our SYNC_MASTER answers when it has the message."""
     async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
         names = f"127.0.0.1:{name_server.port}"
         port = free_port(neighbours=(1,))
@@ -214,10 +246,16 @@ async def test_a_slave_of_rocketmq_copies_our_broker(version: str, tmp_path: Pat
                     for number in range(50):
                         receipt = await producer.send(Message("orders", b"%d" % number), timeout_ms=30_000)
                         assert SendStatus.OK is receipt.status
+                    later = Message("orders", b"later", delay=timedelta(hours=1))
+                    assert SendStatus.OK is (await producer.send(later, timeout_ms=30_000)).status
                 end = parts_of(master).log_end
                 assert log_of(tmp_path / "ours", end) == log_of(server.store, end)
                 topics = server.store / "config" / "topics.json"
                 await until(lambda: topics.exists() and '"orders"' in topics.read_text())
+                if version == "5.2.0":
+                    # It asks its master how far the timer topic is taken in (60).
+                    check = server.store / "config" / "timercheck"
+                    await until(lambda: check.exists() and check.read_bytes()[24:32] == (1).to_bytes(8, "big"))
                 server.kill()
 
 

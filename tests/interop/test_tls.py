@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.admin import Admin
+from ternmq.admin.blocking import SyncAdmin
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.push import PushConsumer
@@ -73,6 +74,49 @@ async def test_java_clients_speak_tls_with_our_servers(
     assert "success" in made
     assert ["SEND_OK"] * 3 == [result.get("status") for result in sent]
     assert 3 == len(received)
+
+
+@pytest.mark.parametrize("version", jvm.VERSIONS)
+async def test_the_scenarios_of_rocketmqs_own_tests_of_tls_pass(
+    certificates: Certificates, version: str, tmp_path: Path
+) -> None:
+    """N2, V1: TLS_IT, TLS_Mix_IT and TLS_Mix2_IT of RocketMQ's ``test`` module, with its clients and its assertion.
+
+    They start their own servers in their own process, with the settings of a test (``tls.test.mode.enable``: the server
+    shows a certificate that it generated, and the client checks none), so they cannot be run on other servers. What
+    they do is done here: 16 messages, sent and received with TLS, sent plainly and received with TLS, and the reverse,
+    on one port of a server that allows both. All bodies arrive.
+    """
+    settings = {
+        "tls.server.mode": "permissive",
+        "tls.server.certPath": certificates / "server.pem",
+        "tls.server.keyPath": certificates / "server.key",
+    }
+    # As in those tests: each client decides by itself, and checks no certificate.
+    secure = Java(version, tmp_path / "secure", properties={"tls.enable": "true", "tls.test.mode.enable": "true"})
+    plain = Java(version, tmp_path / "plain", properties={"tls.enable": "false"})
+    async with EmbeddedCluster(settings=settings) as cluster:
+        names = cluster.name_servers
+        for topic, sends, receives in (
+            ("TLS_IT", secure, secure),
+            ("TLS_Mix_IT", plain, secure),
+            ("TLS_Mix2_IT", secure, plain),
+        ):
+            await asyncio.to_thread(_create, names, topic)
+            async with (
+                sends.producer(names, group=f"sends-{topic}") as producer,
+                receives.consumer(names, group=f"receives-{topic}", topic=topic) as consumer,
+            ):
+                sent = await producer.send(topic=topic, count=16)
+                received = await consumer.messages(16)
+
+            assert ["SEND_OK"] * 16 == [result.get("status") for result in sent]
+            assert {result["msgId"] for result in sent} == {message["msgId"] for message in received}
+
+
+def _create(name_servers: str, topic: str) -> None:
+    with SyncAdmin(name_servers) as admin:
+        admin.topics.create(topic)
 
 
 # --- Our clients on RocketMQ ----------------------------------------------------------------------------------------

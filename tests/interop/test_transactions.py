@@ -24,6 +24,7 @@ from ternmq import (
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.env import Env
+from ternmq.names import CHECK_MAX_TOPIC
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
@@ -82,6 +83,28 @@ async def test_java_transactions_on_ternmq(java: Java) -> None:
         async with reading(names, "orders") as got:
             wanted = [b"paid-0", b"paid-1", b"paid-2", b"checked-0", b"checked-1", b"delayed-0"]
             await came(got, wanted)
+
+
+@pytest.mark.timeout(300)
+async def test_apaches_tools_have_discarded_transactions_checked_again(java: Java) -> None:
+    """J2, V1: RESUME_CHECK_HALF_MESSAGE (323), by the class behind mqadmin: by offset id, and by unique key."""
+    settings = {"transactionTimeOut": "0", "transactionCheckInterval": "100", "transactionCheckMax": "1"}
+    async with EmbeddedCluster(settings=settings) as cluster, Admin(cluster.name_servers) as admin:
+        names = cluster.name_servers
+        async with java.transactions(names, group="dying", check="UNKNOW") as dying:
+            sent = await dying.send(topic="orders", count=2, body="paid", local="UNKNOW")
+            await until(lambda: is_settled(cluster))
+        ids = [result["msgId"] for result in sent]
+        # Each is found under its unique key in the topic of discarded ones.
+        [discarded] = await admin.messages.by_unique_key(CHECK_MAX_TOPIC, ids[0])
+        async with java.transactions(names, group="dying", check="COMMIT_MESSAGE") as alive:
+            await alive.send(topic="orders", body="hello", local="COMMIT_MESSAGE")
+            assert await java.resume(names, message_id=discarded.offset_id)
+            assert await java.resume(names, message_id=ids[1])
+            async with reading(names, "orders") as got:
+                await came(got, [b"hello-0", b"paid-0", b"paid-1"])
+            # Once committed, it is not checked again.
+            assert not await java.resume(names, message_id=discarded.offset_id)
 
 
 @pytest.mark.timeout(300)

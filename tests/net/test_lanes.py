@@ -271,6 +271,25 @@ async def test_a_lane_full_of_bytes_makes_room_for_a_group_with_few() -> None:
     assert (8, 950) == (lane.count, lane.queued_bytes)
 
 
+async def test_a_lane_full_of_bytes_is_freed_by_the_group_that_has_them_not_by_the_one_with_many_requests() -> None:
+    """R4, M1"""
+    log = Log([0.0])
+    lanes = Lanes([LaneConfig("pull", bytes_max=1000)])
+    lane = lanes["pull"]
+
+    for number in range(20):
+        lanes.submit(lane, log, f"many {number}", 0.0, 1, key="many")
+    for number in range(9):
+        lanes.submit(lane, log, f"heavy {number}", 0.0, 100, key="heavy")
+    lanes.submit(lane, log, "quiet", 0.0, 100, key="quiet")
+    lanes.submit(lane, log, "heavy 9", 0.0, 100, key="heavy")
+    assert ["heavy 8", "heavy 9"] == [name for name, _ in log.refused]
+    lanes.run()
+
+    assert 29 == len(log.ran)
+    assert (0, 0, 0) == (lane.count, lane.queued_bytes, lane.keyed_bytes)
+
+
 async def test_an_interrupt_loses_no_other_request_of_its_group() -> None:
     """Issue 13, point 1, R4: the mailbox that was being served is put back."""
 

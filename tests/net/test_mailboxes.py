@@ -34,7 +34,7 @@ class Lane:
         if box.key is None:
             box.used += cost
         else:
-            self.boxes.keyed -= 1
+            self.boxes.done(box, 1, 0)
             self.boxes.put_back(box, cost)
         if not self.boxes.count and self.boxes.has_keys:
             self.boxes.rest()
@@ -143,6 +143,24 @@ def test_the_longest_mailbox_gives_way_and_the_longest_itself_does_not() -> None
     lane.add(None, 20)
     assert lane.boxes.plain is lane.boxes.victim("storm")
     assert None is lane.boxes.victim(None)
+
+
+def test_the_heaviest_mailbox_is_found_also_after_another_one_was_served() -> None:
+    """R4, M1: by bytes; only one with several jobs gives one up, and only for a mailbox with fewer bytes."""
+    boxes = Mailboxes()
+    for key, size in (("served", 500), ("served", 500), ("few", 100), ("few", 100), ("one", 300), ("tiny", 1)):
+        boxes.add(key, (None, key, 0.0, size))
+    assert "served" == getattr(boxes.heaviest("tiny", 1, 0), "key", None)
+    box = boxes.choose()
+    box.jobs.clear()
+    boxes.done(box, 2, 1000)
+    boxes.put_back(box, 1.0)
+
+    assert None is boxes.heaviest("tiny", 1, 0), "the heaviest has one job"
+    boxes.add("few", (None, "few", 0.0, 200))
+    assert "few" == getattr(boxes.heaviest("tiny", 1, 0), "key", None)
+    assert None is boxes.heaviest("few", 1, 0)
+    assert 701 == boxes.keyed_bytes
 
 
 def test_what_is_remembered_is_bounded_and_forgotten_when_nothing_waits() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
+from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PopWindow
 
 KEY = ("group", "orders", 0)
 
@@ -23,7 +23,7 @@ def check_point(table: CheckPoints, start: int, end: int, *, pop_time_ms: int = 
 
 def test_a_window_passes_steps_in_their_order_only() -> None:
     """F9"""
-    window = Window()
+    window = PopWindow()
     first, second, third = (window.add(end) for end in (10, 20, 30))
 
     second.is_settled = True
@@ -37,7 +37,7 @@ def test_a_window_passes_steps_in_their_order_only() -> None:
 
 def test_a_step_that_rests_on_a_record_waits_for_the_disk() -> None:
     """F9: the largest of several."""
-    window = Window()
+    window = PopWindow()
     step = window.add(10)
     for end_offset in (500, 700, 600):
         step.rest_on(end_offset)

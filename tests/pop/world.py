@@ -91,7 +91,7 @@ class World:
             self.file("topics"), self.clock, broker_name="broker-a", cluster_name=CLUSTER, delay_levels=18
         )
         self.groups = Groups(self.file("groups"), self.clock, broker_name="broker-a")
-        self.offsets = Offsets(self.file("offsets"), self.clock)
+        self.offsets = Offsets(self.file("offsets"), self.file("own_offsets"), self.clock)
         for table in (self.topics, self.groups, self.offsets):
             table.load()
         self.topics.ensure(TOPIC, queues=2)

@@ -12,8 +12,8 @@ from ternmq.spark.pipelines import trace_rows
 from ternmq.spark.pipelines.archive import Archived, archive
 from ternmq.spark.pipelines.deadletters import examine, letters
 from ternmq.spark.pipelines.sql import SqlResult, run_sql
-from ternmq.spark.pipelines.trace_records import BAD
 from ternmq.spark.runtime.jobs import JobFailed
+from ternmq.wire.trace import BAD
 from tests.spark.topics import Topics, bodies_of, numbered, send_undecompressable
 
 WHY = "the zlib body cannot be decompressed"

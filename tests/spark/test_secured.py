@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,7 @@ from ternmq import ClientConfig, EmbeddedCluster, SyncAdmin
 from ternmq.spark.session import sentence_of
 from tests.auth.accounts import BOSS, acl_in
 from tests.auth.certificates import Certificates
+from tests.spark.small import SMALL
 
 #: Reads orders, as Spark does: under the group of tools.
 READER = ("reader-key", "secret-of-the-reader")
@@ -61,10 +66,95 @@ def test_rows_are_written_and_read_with_keys_and_tls(
     read = spark.read.format("ternmq").options(**reading).option("topic", "orders").load()
     rows = read.collect()
     with pytest.raises(PySparkException) as refused:
-        spark.read.format("ternmq").options(**reading).option("topic", "payments").load().collect()
+        # Without a limit for retries: a denial is final.
+        denied = spark.read.format("ternmq").options(**reading).option("retryTimeoutMs", "0")
+        denied.option("topic", "payments").load().collect()
 
     assert [f"{number:05}".encode() for number in range(100)] == sorted(bytes(row["body"]) for row in rows)
     assert "no permission for topic:'payments'" in sentence_of(refused.value)
     plan = read._jdf.queryExecution().toString()
     for text in (plan, str(refused.value), repr(read)):
         assert "secret-of" not in text
+
+
+#: Reads and fails with options, and then with the environment; prints what the pages of the UI and its API show.
+_PROGRAM = """
+import json, sys, urllib.request
+from ternmq.spark.session import session
+
+names, ca, log, small = sys.argv[1:]
+spark = session(
+    master="local[1]",
+    settings=json.loads(small) | {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": "file://" + log,
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+    },
+    log_level="INFO",
+)
+tls = {"nameServers": names, "tls": "true", "tlsCaFile": ca, "retryTimeoutMs": "0"}
+keys = {"accessKey": "reader-key", "secretKey": "secret-of-the-reader", "securityToken": "token-of-the-reader"}
+for options, topic in (
+    (tls | keys, "orders"), (tls | keys | {"secretKey": "secret-that-is-wrong"}, "orders"), (tls, "orders"),
+    (tls, "payments"),
+):
+    try:
+        read = spark.read.format("ternmq").options(**options).option("topic", topic).load()
+        read.explain(True)
+        print(read.count(), "rows")
+    except Exception as error:
+        print(type(error), error)
+ui, app = spark.sparkContext.uiWebUrl, spark.sparkContext.applicationId
+for page in (
+    "jobs/", "stages/", "environment/", "SQL/", "executors/", "SQL/execution/?id=0", "jobs/job/?id=0",
+    f"api/v1/applications/{app}/environment", f"api/v1/applications/{app}/sql?details=true&planDescription=true",
+):
+    try:
+        print(page, urllib.request.urlopen(f"{ui}/{page}", timeout=60).read().decode())
+    except OSError as error:
+        print(page, error)
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_secrets_are_not_in_the_ui_the_event_log_or_any_output(
+    secured: EmbeddedCluster, certificates: Certificates, tmp_path: Path
+) -> None:
+    """N1: keys as options, wrong keys, keys in the environment of the driver; requests that fail."""
+    boss = ClientConfig(
+        secured.name_servers, access_key=BOSS.access_key, secret_key=BOSS.secret_key, tls=certificates.client()
+    )
+    with SyncAdmin(config=boss) as admin:
+        for topic in ("orders", "payments"):
+            admin.topics.create(topic, queues=1)
+    log = tmp_path / "events"
+    log.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            _PROGRAM,
+            secured.name_servers,
+            str(certificates / "ca.pem"),
+            str(log),
+            json.dumps(SMALL),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"TERNMQ_ACCESS_KEY": READER[0], "TERNMQ_SECRET_KEY": READER[1]},
+    )
+
+    events = "".join(path.read_text() for path in log.rglob("*") if path.is_file())
+    assert "SparkListenerApplicationEnd" in events
+    assert 2 == done.stdout.splitlines().count("0 rows"), done.stdout
+    assert "no permission for topic:'payments'" in done.stdout
+    assert "the access key or the signature is not valid" in done.stdout
+    assert "spark.app.name" in done.stdout, "the page of the environment is among them"
+    everything = done.stdout + done.stderr + events
+    for secret in (READER[1], "secret-that-is-wrong", "token-of-the-reader", BOSS.secret_key):
+        assert secret not in everything

@@ -19,6 +19,7 @@ from ternmq.errors import TernError
 from ternmq.store.disk.base import Disk, Segment
 from ternmq.store.log.paths import LogPaths
 from ternmq.store.log.plain_log import PlainLog
+from ternmq.wire.layouts.segment_form import SegmentForm
 from ternmq.wire.record import peek_head
 
 LEAD_BYTES: Final = 48
@@ -44,10 +45,12 @@ class LateLog:
         assert len(lead_of(0, 0)) == LEAD_BYTES
         self._disk = disk
         self._confirmed_path = confirmed_path
-        plain = self._plain = PlainLog(disk, directories, segment_bytes=segment_bytes, lead=LEAD_BYTES)
+        plain = self._plain = PlainLog(disk, directories, segment_bytes=segment_bytes, form=SegmentForm(LEAD_BYTES))
         self.window = plain.window
         self.segment_bytes = segment_bytes
         self.directories = directories
+        self.closed = plain.closed
+        self.form_at = plain.form_at
         self.view = plain.view
         self.views = plain.views
         self.record = plain.record
@@ -57,6 +60,7 @@ class LateLog:
         self.read = plain.read
         self.walk = plain.walk
         self.dirty = plain.dirty
+        self.write_out = plain.write_out
         self.note_synced = plain.note_synced
         self.sync = plain.sync
         self.oldest = plain.oldest

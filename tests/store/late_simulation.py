@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ternmq.errors import DiskFull, NotRunning, StoreError, TernError
+from ternmq.store.log.protocol import Log
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import SimulatedDisk
 from tests.store.late_log import LEAD_BYTES, LateLog, lead_of
@@ -47,9 +48,14 @@ class LateSimulation(Simulation):
             confirmed_path=ROOT / "confirmed",
         )
         if disk is self.disk:
-            self._log, self._waiting = log, []
+            self._log = log
+        return self._new_store_on(log, disk)
+
+    def _new_store_on(self, log: Log, disk: SimulatedDisk) -> MessageStore:
+        if disk is self.disk:
+            self._waiting = []
         return MessageStore.open(
-            config,
+            self.options.config,
             store_host=HOST,
             clock=self.clock,
             disk=disk,
@@ -94,12 +100,20 @@ class LateSimulation(Simulation):
 
     def _truncate(self) -> None:
         """Another leader has other records than some of the last ones."""
+        to = self._place_to_cut()
+        if to is not None:
+            self._truncate_at(to)
+
+    def _place_to_cut(self) -> int | None:
+        """A position before a record that may be taken back; None if none may."""
         waiting = [entry for entry in self._unconfirmed() if entry.end_offset > self._confirmed]
         if not waiting:
-            return
+            return None
         first = self.random.choice(waiting)
         earlier = [entry.end_offset for entry in self.model.entries if entry.end_offset <= first.log_offset]
-        to = max(earlier[-1] if earlier else self.store.min_log_offset, self.store.dispatched)
+        return max(earlier[-1] if earlier else self.store.min_log_offset, self.store.dispatched)
+
+    def _truncate_at(self, to: int) -> None:
         # What is to be taken back may be gone or not if the call is cut short.
         self.model.flushed = min(self.model.flushed, to)
         self._note("truncate", to)
@@ -128,12 +142,14 @@ class LateSimulation(Simulation):
         self._saved = min(self._saved, store.written)
         if not self._saved <= store.dispatched <= max(self._confirmed, store.min_log_offset):
             self._same("dispatched", (self._saved, self._confirmed), store.dispatched)
-        for entry in self.model.entries:
-            if entry.log_offset >= self.model.log_min:
-                lead = store._log.view(entry.log_offset - LEAD_BYTES, LEAD_BYTES)
-                size = entry.end_offset - entry.log_offset
-                self._same("bytes in front of a record", lead_of(entry.log_offset, size), bytes(lead or b""))
+        self._check_leads([entry for entry in self.model.entries if entry.log_offset >= self.model.log_min])
         self._note("dispatched", store.dispatched)
+
+    def _check_leads(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            lead = self.store._log.view(entry.log_offset - LEAD_BYTES, LEAD_BYTES)
+            size = entry.end_offset - entry.log_offset
+            self._same("bytes in front of a record", lead_of(entry.log_offset, size), bytes(lead or b""))
 
     def _visible(self, entries: list[Entry]) -> list[Entry]:
         return [entry for entry in entries if entry.end_offset <= self.store.dispatched]

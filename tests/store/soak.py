@@ -1,8 +1,8 @@
 """Simulated lives of a store, for as long as you like: ``script/soak store [--hours H] [--seed N] [--count N]``.
 
 Each seed lives twice, and the traces are compared; then once more with flipped bits at the end; then with and without
-them on a log that confirms late and takes records back (``late_log``). The first failure ends it, with the seed and the
-last steps before. Without ``--seed`` it begins with a new one, and says which.
+them on a log that confirms late and takes records back (``late_log``), and on that of a Raft member. The first failure
+ends it, with the seed and the last steps before. Without ``--seed`` it begins with a new one, and says which.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from itertools import count as count_from
 
+from tests.raft.log_simulation import RaftLogSimulation
 from tests.store.late_simulation import LateSimulation
 from tests.store.simulation import Simulation
 
@@ -32,6 +33,10 @@ def live(seed: int, *, actions: int) -> Simulation:
         running = LateSimulation(seed, actions=actions)
         running.run()
         running = LateSimulation(seed, actions=actions)
+        running.rot()
+        running = RaftLogSimulation(seed, actions=actions)
+        running.run()
+        running = RaftLogSimulation(seed, actions=actions)
         running.rot()
     except BaseException:
         tell(f"seed {seed} fails; the last of its {len(running.trace)} steps:")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.errors import NotMaster
 from ternmq.store.store import MessageStore
 from tests.store.small import bodies, crash, draft, quiet_store, small_config
 from tests.store.test_late_log import late_store
@@ -114,3 +115,27 @@ def test_a_store_that_puts_by_itself_makes_the_calls_with_its_ticks(tmp_path: Pa
         store.put(draft())
         store.tick()
         assert [1, 2] == seen
+
+
+@pytest.mark.parametrize("cut_at", range(-40, 41, 4))
+def test_a_replica_takes_over_at_any_byte(tmp_path: Path, cut_at: int) -> None:
+    """O1: half a record is taken back, half a blank is completed, and new records can be read after a restart."""
+    with quiet_store(small_config(tmp_path / "master")) as master:
+        number = 0
+        while master.written < 4096:
+            blank_at = master.written
+            master.put(draft("orders", 0, b"%d" % number + b"x" * 200))
+            number += 1
+        data = sent_by(master)
+        whole = bodies(master)
+    with quiet_store(small_config(tmp_path / "slave")) as slave:
+        slave.append_raw(0, data[: blank_at + cut_at])
+        slave.take_over(NotMaster("it becomes the master"))
+        assert slave.dispatched == slave.written
+        has = slave.max_offset("orders", 0)
+        # The last record ends at the blank; of the blank, the head or more is there.
+        assert has == (number - 1 if cut_at >= 0 else number - 2)
+        slave.put(draft("orders", 0, b"new"))
+        assert [*whole[:has], b"new"] == bodies(slave)
+    with quiet_store(small_config(tmp_path / "slave")) as slave:
+        assert [*whole[:has], b"new"] == bodies(slave)

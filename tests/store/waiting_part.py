@@ -35,6 +35,7 @@ class WaitingPart:
     """Implements ``ternmq.store.derived.parts.Derived``."""
 
     def __init__(self, disk: Disk, directory: Path, topics: Collection[str]) -> None:
+        self.directory = directory
         self.topics = topics
         self._disk = disk
         self._events_path = directory / "events"
@@ -102,6 +103,9 @@ class WaitingPart:
         self._written = len(self.events)
         self._is_tail_clean = False
         self._to_note = min(self._to_note, log_offset)
+
+    def write_some(self) -> bool:
+        return True
 
     def write_out(self) -> Sequence[Path]:
         if self._to_note != self._noted:

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from ternmq import Admin, Message, Producer, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
@@ -107,7 +107,7 @@ class PopSimulation:
         name_server = cluster.name_server()
         flush = "SYNC_FLUSH" if options.swarm.sync_flush else "ASYNC_FLUSH"
         self._brokers = [
-            cluster.broker(f"broker-{'abc'[number]}", flushDiskType=flush, enableRetryTopicV2=options.retry_v2)
+            cluster.broker(f"broker-{'abc'[number]}", flushDiskType=flush, **self._broker_settings())
             for number in range(options.brokers)
         ]
         await cluster.start(name_server)
@@ -127,6 +127,9 @@ class PopSimulation:
         cluster.note("end", len(self.journal.acknowledged), sum(self.journal.consumed.values()))
 
     # --- The story, which another kind of member may have another of ----------------------------------------------
+
+    def _broker_settings(self) -> dict[str, Any]:
+        return {"enableRetryTopicV2": self.options.retry_v2}
 
     async def _begin(self) -> None:
         """Before the first member comes."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from tests.outbox.simulation import OutboxSimulation
+from tests.raft.group_simulation import RaftSimulation
 from tests.replication.simulation import ReplicationSimulation
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
 from tests.testing.orderly import OrderlySimulation
+from tests.testing.pairs import PairSimulation
 from tests.testing.pop_consumers import PopConsumerSimulation
 from tests.testing.pops import PopSimulation
+from tests.testing.promotions import PromotionSimulation
+from tests.testing.shares import ShareConsumerSimulation
 from tests.testing.transactions import TransactionSimulation
 
 #: Events before a failure that are worth a look.
@@ -34,8 +39,13 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "delays": DelaySimulation,
     "pops": PopSimulation,
     "pop-consumers": PopConsumerSimulation,
+    "pairs": PairSimulation,
+    "promotions": PromotionSimulation,
+    "shares": ShareConsumerSimulation,
+    "raft": RaftSimulation,
     "replication": ReplicationSimulation,
     "transactions": TransactionSimulation,
+    "outbox-seeds": OutboxSimulation,
 }
 
 

@@ -323,6 +323,15 @@ def test_a_bit_rots(simulated: SimulatedDisk) -> None:
     assert b"aBc" == simulated.read(ROOT / "file")
 
 
+def test_a_page_is_lost(simulated: SimulatedDisk) -> None:
+    """C8: the disk says nothing, and returns zeros."""
+    simulated.write(ROOT / "file", b"a" * 3 * PAGE)
+    simulated.lose_page(ROOT / "file", PAGE + 1)
+    for _ in range(2):
+        assert b"a" * PAGE + bytes(PAGE) + b"a" * PAGE == simulated.read(ROOT / "file")
+        simulated.power_cut(Lost())
+
+
 def test_a_hole_does_not_rot(simulated: SimulatedDisk) -> None:
     """C8: it has no block. (Found by seed 786537506801: the store was blamed for writing there.)"""
     segment = simulated.open_segment(ROOT / "0", size=8192, create=True)

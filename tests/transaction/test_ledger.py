@@ -48,6 +48,25 @@ def test_a_copy_that_is_closed_before_its_queue_was_read_stays_closed() -> None:
     assert {} == ledger.open
 
 
+def test_a_walk_over_the_open_halves_takes_a_page_at_a_time() -> None:
+    """J2: in order, and only pages that have some; a copy far behind is on a page of its own."""
+    ledger = Ledger(1_000, 0)
+    for at in range(1_000, 5_000):
+        ledger.half(at, at)
+    for at in range(1_500, 4_500):
+        ledger.close(at)
+    ledger.copied(1_000, 1_000_000, 0)
+
+    assert [0, 1, 4, 976] == ledger.pages()
+    assert [1, 4, 976] == ledger.pages(1_024)
+    walked = [at for page in ledger.pages() for at in ledger.on_page(page)]
+    assert [*range(1_001, 1_500), *range(4_500, 5_000), 1_000_000] == walked
+    assert [1_001, 1_002] == ledger.oldest(2)
+    for at in walked:
+        ledger.close(at)
+    assert ([], 0) == (ledger.pages(), ledger.lag)
+
+
 def test_an_op_is_not_done_with_before_all_of_its_halves_are() -> None:
     """J1: a reader who starts anew at the progress needs it (form of RocketMQ 5)."""
     ledger = Ledger(0, 0)
@@ -110,6 +129,9 @@ class _World:
     def check(self) -> None:
         still_open = self.open()
         assert still_open == sorted(self.ledger.open)
+        assert still_open == [at for page in self.ledger.pages() for at in self.ledger.on_page(page)]
+        assert still_open[:3] == self.ledger.oldest(3)
+        assert len(self.halves) - min(still_open, default=len(self.halves)) == self.ledger.lag
         for at in still_open:
             assert at * 10 == self.ledger.open[at]
             copies = [each for each, first in enumerate(self.halves) if first == self.halves[at]]

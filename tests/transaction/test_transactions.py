@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ternmq import names
-from ternmq.errors import DiskFull, NotRunning, SystemFailure
+from ternmq.errors import DiskFull, NotMaster, NotRunning, SystemFailure
 from ternmq.message import Outcome
+from ternmq.store.config import FlushDiskType
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, Sysflag
 from ternmq.wire.requests import CheckTransaction
-from tests.transaction.world import Asked, Killed, World, in_virtual_time
+from tests.transaction.world import Asked, World, in_virtual_time
 
 
 def test_a_commit_makes_the_message_visible_and_a_rollback_does_not() -> None:
@@ -28,6 +30,7 @@ def test_a_commit_makes_the_message_visible_and_a_rollback_does_not() -> None:
         assert [] == world.bodies()
         world.end(paid, Outcome.COMMIT)
         world.end(failed, Outcome.ROLLBACK)
+        await asyncio.sleep(0)
 
         [record] = world.records()
         assert (b"paid", Sysflag.COMMIT, paid.log_offset) == (
@@ -35,8 +38,80 @@ def test_a_commit_makes_the_message_visible_and_a_rollback_does_not() -> None:
             record.sysflag & Sysflag.TRANSACTION_MASK,
             record.prepared_transaction_offset,
         )
-        assert [b"0", b"1"] == world.bodies(names.OP_HALF_TOPIC)
+        assert [b"0", b"1"] == sorted(world.bodies(names.OP_HALF_TOPIC))
         assert {later.queue_offset} == set(world.transactions.ledger.open)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_the_ops_of_one_turn_are_written_together_behind_its_messages() -> None:
+    """J1: one record each, as 4.9 reads them. Until then the halves are closed, and the progress waits."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        sent = [world.send(b"%d" % number) for number in range(300)]
+        ends = [world.end(one, Outcome.COMMIT) for one in sent]
+        assert (300, 0, []) == (len(world.bodies()), world.open, world.bodies(names.OP_HALF_TOPIC))
+        world.store.flush_now()
+        for _ in range(2):
+            world.transactions._note_progress()
+        assert (0, 0) == world.progress
+
+        await asyncio.sleep(0)
+        assert [b"%d" % number for number in range(300)] == world.bodies(names.OP_HALF_TOPIC)
+        assert max(ends) <= world.records(names.OP_HALF_TOPIC)[0].log_offset
+        world.store.flush_now()
+        await asyncio.sleep(3)
+        assert (300, 300) == world.progress
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_term_that_ends_before_its_ops_are_written_leaves_messages_that_the_next_one_finds() -> None:
+    """J1: nothing is written after the term, nothing fails, and nothing is stored twice."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+        paid = world.send(b"paid")
+        world.end(paid, Outcome.COMMIT)
+        reason = NotMaster("another broker is the master")
+        world.store.refuse_writes(reason)
+        world.transactions.stop(reason)
+        await asyncio.sleep(0)
+        assert ([], []) == (failures, world.bodies(names.OP_HALF_TOPIC))
+        await world.kill()
+
+        world.start()
+        await world.folded()
+        assert 1 == world.open
+        world.end(paid, Outcome.COMMIT)
+        assert ([b"paid"], 0) == (world.bodies(), world.open)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"message_index_enable": False}, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}], ids=str
+)
+def test_an_op_is_written_at_once_where_an_answer_or_a_restart_needs_it(settings: dict[str, Any]) -> None:
+    """J1: the answer waits for the op, too; and without an index only the last record of the log is looked at."""
+
+    async def program() -> None:
+        world = World(**settings)
+        world.start()
+        await world.folded()
+        end_offset = world.end(world.send(b"paid"), Outcome.COMMIT)
+        [op] = world.records(names.OP_HALF_TOPIC)
+        assert op.log_offset + op.size == end_offset
         await world.stop()
 
     in_virtual_time(program())
@@ -58,6 +133,7 @@ def test_what_ends_twice_ends_once() -> None:
         with pytest.raises(SystemFailure, match="was rolled back or discarded before"):
             world.end(failed, Outcome.COMMIT)
 
+        await asyncio.sleep(0)
         assert [b"paid"] == world.bodies()
         assert 2 == len(world.bodies(names.OP_HALF_TOPIC))
         await world.stop()
@@ -123,13 +199,13 @@ def test_a_broker_that_dies_between_message_and_op_stores_the_message_once(puts:
         world.start()
         await world.folded()
         paid = world.send(b"paid")
-        world.puts_left = puts
-        with pytest.raises(Killed):
-            world.end(paid, Outcome.COMMIT)
+        world.end_and_die(paid, Outcome.COMMIT, puts=puts)
         await world.kill()
         world.start()
         await world.folded()
         assert puts == len(world.bodies())
+        if index:
+            assert (1, []) == (world.open, world.bodies(names.OP_HALF_TOPIC))
 
         def answer(check: CheckTransaction, _: Record) -> None:
             asyncio.get_running_loop().call_soon(world.answer, check, Outcome.COMMIT)
@@ -150,9 +226,7 @@ def test_a_message_is_stored_once_though_the_clock_was_set_back_since() -> None:
         world.start()
         await world.folded()
         paid = world.send(b"paid")
-        world.puts_left = 1
-        with pytest.raises(Killed):
-            world.end(paid, Outcome.COMMIT)
+        world.end_and_die(paid, Outcome.COMMIT, puts=1)
         await world.kill()
         world.clock.jump(-3_600_000)
         world.start()
@@ -173,9 +247,7 @@ def test_messages_that_rocketmq_5_committed_without_their_ops_are_not_stored_aga
         await world.folded()
         sent = [world.send(b"%d" % number) for number in range(5)]
         for one in sent[:4]:
-            world.puts_left = 1
-            with pytest.raises(Killed):
-                world.end(one, Outcome.COMMIT)
+            world.end_and_die(one, Outcome.COMMIT, puts=1)
         await world.kill()
         world.start()
         await world.folded()
@@ -217,6 +289,46 @@ def test_an_op_that_finds_no_space_is_written_later() -> None:
         await asyncio.sleep(20)
         assert ([b"paid"], [b"0"]) == (world.bodies(), world.bodies(names.OP_HALF_TOPIC))
         assert (1, 1) == world.progress
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_many_ops_that_found_no_space_are_written_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: a full disk may have left those of all open transactions."""
+    monkeypatch.setattr("ternmq.transaction.transactions._BATCHES_MAX", 2)
+    count = 1_200
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        sent = [world.send(b"%d" % number) for number in range(count)]
+        put, put_batch, batches = world.store.put, world.store.put_batch, 0
+
+        def full(*_arguments: Any, **_options: Any) -> Any:
+            raise DiskFull("the disk is full")
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal batches
+            batches += 1
+            return put_batch(*arguments, **options)
+
+        world.store.put = world.store.put_batch = full
+        for one in sent:
+            world.end(one, Outcome.ROLLBACK)
+        await asyncio.sleep(3)
+        world.store.put, world.store.put_batch = put, counted
+        most = before = 0
+        while len(world.bodies(names.OP_HALF_TOPIC)) < count:
+            await asyncio.sleep(0.1)
+            most, before = max(most, batches - before), batches
+        assert 2 == most
+        assert sorted(range(count)) == sorted(map(int, world.bodies(names.OP_HALF_TOPIC)))
+        await world.stop()
+        world.start()
+        await world.folded()
+        assert ([], 0) == (world.bodies(), world.open)
         await world.stop()
 
     in_virtual_time(program())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from ternmq.delay.progress import DelayProgress
 from ternmq.files import TableFile, do_now
 from ternmq.message import Outcome
 from ternmq.store.disk.file_disk import FileDisk
+from ternmq.store.log.batch import PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
@@ -23,7 +25,7 @@ from ternmq.testing.disk import SimulatedDisk
 from ternmq.testing.loop import simulated_loop
 from ternmq.transaction import half as halves
 from ternmq.transaction.checker import Checker
-from ternmq.transaction.transactions import Ending, Rules, Transactions
+from ternmq.transaction.transactions import CheckRules, Ending, Transactions
 from ternmq.types import Buffer
 from ternmq.wire.header import Header
 from ternmq.wire.record import Record, Sysflag, unpack_record
@@ -32,7 +34,7 @@ from tests.memory_files import MemoryFiles
 from tests.store.small import HOST, draft, small_config
 
 ROOT = Path("/store")
-RULES = Rules(immunity_ms=6_000, interval_ms=30_000, checks_max=15, wait_max_ms=12 * 3_600_000)
+RULES = CheckRules(immunity_ms=6_000, interval_ms=30_000, checks_max=15, wait_max_ms=12 * 3_600_000)
 GROUP = "shop"
 
 T = TypeVar("T")
@@ -71,7 +73,13 @@ class World:
     """One broker's store and its transactions."""
 
     def __init__(
-        self, seed: int = 0, *, rules: Rules = RULES, retention_h: int = 72, root: Path | None = None, **changes: Any
+        self,
+        seed: int = 0,
+        *,
+        rules: CheckRules = RULES,
+        retention_h: int = 72,
+        root: Path | None = None,
+        **changes: Any,
     ) -> None:
         """``root`` is a directory of the real disk; without it, all is in memory."""
         self.random = Random(seed)
@@ -94,22 +102,33 @@ class World:
     def start(self) -> None:
         disk = FileDisk() if self._on_disk else self.disk
         self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
-        put = self.store.put
+        put, put_batch = self.store.put, self.store.put_batch
 
-        def counted(draft: Draft) -> Placed:
+        def count() -> None:
             if self.puts_left is not None:
                 if self.puts_left == 0:
                     raise Killed
                 self.puts_left -= 1
+
+        def counted(draft: Draft) -> Placed:
+            count()
             return put(draft)
 
-        self.store.put = counted  # the place where processes die
+        def counted_batch(*arguments: Any, **options: Any) -> PlacedBatch:
+            count()
+            return put_batch(*arguments, **options)
+
+        self.store.put = counted  # the places where processes die
+        self.store.put_batch = counted_batch
         progress = DelayProgress(
             TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files), self.store, self.clock
         )
         progress.load()
         self.levels = DelayLevels(self.store, progress, clock=self.clock)
-        self.offsets = Offsets(TableFile(ROOT / "config" / "consumerOffset.json", do_now, self.files), self.clock)
+        file, own_file = (
+            TableFile(ROOT / "config" / name, do_now, self.files) for name in ("consumerOffset.json", "ownOffset.json")
+        )
+        self.offsets = Offsets(file, own_file, self.clock)
         self.offsets.load()
         self.transactions = Transactions(
             self.store,
@@ -136,7 +155,7 @@ class World:
     async def _run_checker(self) -> None:
         try:
             await self.checker.run()
-        except Killed:
+        except* Killed:
             self.puts_left = 0
 
     async def folded(self) -> None:
@@ -182,6 +201,15 @@ class World:
     def end(self, ending: Ending, outcome: Outcome) -> int:
         named = Ending(ending.group, outcome, ending.log_offset, ending.queue_offset, ending.transaction_id)
         return self.transactions.end(named, self.store.record_at(ending.log_offset))
+
+    def end_and_die(self, ending: Ending, outcome: Outcome, *, puts: int) -> None:
+        """End a transaction in a process that dies after so many appends; ``kill`` or ``cut_power`` must follow.
+
+        Where ops are gathered, that may be at the end of this turn.
+        """
+        self.puts_left = puts
+        with suppress(Killed):
+            self.end(ending, outcome)
 
     def answer(self, check: CheckTransaction, outcome: Outcome, *, group: str = GROUP) -> int:
         ending = Ending(group, outcome, check.log_offset, check.queue_offset, check.transaction_id or "")

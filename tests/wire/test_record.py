@@ -8,7 +8,6 @@ import mmap
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -16,6 +15,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ternmq.errors import CorruptRecord
 from ternmq.wire import properties

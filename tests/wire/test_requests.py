@@ -30,7 +30,9 @@ WITHOUT_FIELDS: Final = {
     RequestCode.HEART_BEAT,
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.UNLOCK_BATCH_MQ,
+    RequestCode.GET_ALL_CONSUMER_FILTER,
     RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.FOLLOW_LOG,
     RequestCode.GET_ALL_DELAY_OFFSET,
     RequestCode.CHECK_CLIENT_CONFIG,
     RequestCode.GET_BROKER_CLUSTER_ACL_INFO,
@@ -56,6 +58,12 @@ WITHOUT_FIELDS: Final = {
     RequestCode.SET_MESSAGE_REQUEST_MODE,
     RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
     RequestCode.GET_BROKER_HA_STATUS,
+    RequestCode.GET_BROKER_EPOCH_CACHE,
+    RequestCode.GET_BROKER_STATUS,
+    RequestCode.GET_RAFT_STATUS,
+    RequestCode.GET_DELETED_TOPICS,
+    RequestCode.GET_QUEUE_NUMBERS,
+    RequestCode.RETURN_OFFSETS,
     RequestCode.BATCH_ACK_MESSAGE,
 }
 

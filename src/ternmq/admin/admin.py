@@ -17,15 +17,18 @@ from ternmq.admin.groups import GroupAdmin
 from ternmq.admin.messages import MessageAdmin
 from ternmq.admin.offsets import OffsetAdmin
 from ternmq.admin.queues import Queues
+from ternmq.admin.raft import RaftAdmin
 from ternmq.admin.topics import TopicAdmin
+from ternmq.admin.traces import TraceAdmin
 from ternmq.admin.transactions import TransactionAdmin
+from ternmq.admin.users import UserAdmin
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.env import Env
 
 
 class Admin:
-    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients.
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients, users.
 
     ::
 
@@ -37,9 +40,10 @@ class Admin:
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets`` and
-    ``admin.transactions``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``,
-    ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets``,
+    ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the servers anew. All
+    of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a
+    server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -63,7 +67,10 @@ class Admin:
         self.dead_letters = DeadLetterAdmin(self._instance, self.topics, self.messages, queues)
         self.delays = DelayAdmin(self._instance, self.brokers, queues)
         self.offsets = OffsetAdmin(self._instance, self.brokers, self.clients, self.groups, queues)
+        self.raft = RaftAdmin(self._instance, self.brokers)
+        self.traces = TraceAdmin(self.messages)
         self.transactions = TransactionAdmin(self._instance, self.brokers)
+        self.users = UserAdmin(self._instance, self.brokers)
 
     async def __aenter__(self) -> Self:
         await self._instance.__aenter__()

@@ -10,26 +10,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from ternmq.admin.blocking_base import SyncAdminBase, SyncNoun
-from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
-from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient, LiveConsumers
+from ternmq.admin.brokers import BrokerAdmin, BrokerInfo, BrokerState
+from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient, LiveConsumers, Sharer
 from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCount, Purged, Resent
 from ternmq.admin.delays import DelayAdmin, DelayedMessage, DelayStats
 from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
+from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
 from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicAdmin, TopicInfo
+from ternmq.admin.traces import TraceAdmin, TraceStep
 from ternmq.admin.transactions import OpenTransactionInfo, TransactionAdmin
+from ternmq.admin.users import PolicyInfo, UserAdmin, UserInfo
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.names import TRACE_TOPIC
 from ternmq.wire.bodies.clients import RequestMode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.bodies.replication import BrokerStatus
 from ternmq.wire.bodies.routes import TopicRoute
 from ternmq.wire.bodies.topics import TopicConfig
 
 
 class SyncAdmin(SyncAdminBase):
-    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients.
+    """Administers a cluster: topics, groups, offsets, messages, dead letters, transactions, clients, users.
 
     ::
 
@@ -41,9 +46,10 @@ class SyncAdmin(SyncAdminBase):
                 print(message.body)
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets`` and
-    ``admin.transactions``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``,
-    ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
+    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets``,
+    ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the servers anew.
+    All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
+    ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -64,7 +70,10 @@ class SyncAdmin(SyncAdminBase):
         self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
         self.delays = SyncDelayAdmin(lambda: self._admin().delays, self._run)
         self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
+        self.raft = SyncRaftAdmin(lambda: self._admin().raft, self._run)
+        self.traces = SyncTraceAdmin(lambda: self._admin().traces, self._run)
         self.transactions = SyncTransactionAdmin(lambda: self._admin().transactions, self._run)
+        self.users = SyncUserAdmin(lambda: self._admin().users, self._run)
 
 
 class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
@@ -82,6 +91,29 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         """The masters of ``cluster``. None means the only cluster; raises ``ConfigError`` if there are several."""
         return self._run(self._noun().masters_of(cluster))
 
+    def status(self, name: str | None = None) -> list[BrokerState]:
+        """Role, log and slaves of all registered brokers, or of those of one ``name``.
+
+        A broker that does not answer is in the list, with the reason; so is one of RocketMQ, which does not tell.
+        """
+        return self._run(self._noun().status(name))
+
+    def status_of(self, address: str) -> BrokerStatus:
+        """Role, log and slaves of the broker at ``address``, registered or not."""
+        return self._run(self._noun().status_of(address))
+
+    def promote(self, address: str, *, force: bool = False, role: str = "") -> BrokerStatus:
+        """Make the slave at ``address`` the master of its name, and return what it is then.
+
+        A master that is alive hands over: it takes no more messages, waits until the slave has everything, and becomes
+        a slave. If it is gone, the slave becomes master with what it has. It refuses if the master cannot be reached
+        but name servers still list it, and if another slave has more messages; with ``force`` it does not.
+
+        ``role`` is ``SYNC_MASTER`` or ``ASYNC_MASTER``; empty: as the old master was. Raises ``BrokerRefused`` with the
+        reason.
+        """
+        return self._run(self._noun().promote(address, force=force, role=role))
+
 
 class SyncClientAdmin(SyncNoun[ClientAdmin]):
     """Clients that are connected to the brokers: ``admin.clients``."""
@@ -89,6 +121,10 @@ class SyncClientAdmin(SyncNoun[ClientAdmin]):
     def consumers(self, group: str) -> LiveConsumers | None:
         """The active consumers of ``group``, over all brokers; None if there are none."""
         return self._run(self._noun().consumers(group))
+
+    def sharers(self, group: str) -> list[Sharer]:
+        """The consumers of ``group`` that share messages, on each broker; brokers of RocketMQ have none."""
+        return self._run(self._noun().sharers(group))
 
     def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""
@@ -461,6 +497,67 @@ class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
         return self._run(self._noun().clone(source, target, topic=topic))
 
 
+class SyncRaftAdmin(SyncNoun[RaftAdmin]):
+    """Raft groups: ``admin.raft``."""
+
+    def status(self, name: str | None = None) -> list[RaftMemberInfo]:
+        """The members of all Raft groups, or of the broker ``name``. Brokers without a group are left out."""
+        return self._run(self._noun().status(name))
+
+    def transfer(self, name: str | None = None, *, to: str = "") -> str:
+        """Let the member ``to`` lead the group of the broker ``name``; returns the id of the new leader.
+
+        Without ``to``, the follower that has most of the log leads. Without ``name`` there must be one group only. It
+        returns when the other member leads. Raises ``ConfigError`` for a name without a group, and ``BrokerRefused`` if
+        there is no leader, or the member cannot lead.
+        """
+        return self._run(self._noun().transfer(name, to=to))
+
+    def add(self, member: str, name: str | None = None, *, wait_s: float = 600.0) -> None:
+        """Let ``member`` (``n3-10.0.0.4:40911``) join the group of the broker ``name``, while it works.
+
+        The new member must run, with ``raftJoin=true`` and ``dLegerPeers`` that name the group and itself. It is a
+        learner first, gets all from the group, and votes when it keeps up; this returns then. With ``wait_s=0`` it
+        returns when the group has taken the learner. Raises ``ConfigError`` for a name without a group,
+        ``BrokerRefused`` if the group does not take it, and ``CallTimeout`` if it does not keep up in time: it stays a
+        learner, and votes when it does.
+        """
+        self._run(self._noun().add(member, name, wait_s=wait_s))
+
+    def remove(self, member: str, name: str | None = None) -> None:
+        """Let ``member`` (``n1``) leave the group of the broker ``name``; if it leads, another one leads first.
+
+        It returns when the group has taken the change; then stop the member. Raises ``ConfigError`` for a name without
+        a group, and ``BrokerRefused`` for one that is not a member, for the last one, and if the group would stop
+        without it.
+        """
+        self._run(self._noun().remove(member, name))
+
+
+class SyncTraceAdmin(SyncNoun[TraceAdmin]):
+    """The paths of messages whose clients trace: ``admin.traces``."""
+
+    def path(
+        self,
+        message_id: str,
+        *,
+        topic: str = TRACE_TOPIC,
+        begin: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> list[TraceStep]:
+        """What clients did with the message ``message_id``, oldest first; empty if there are no traces of it.
+
+        ``topic`` is the trace topic. Only traces that were stored from ``begin`` to ``end`` are read, and of these the
+        newest 64 trace messages. Raises ``RouteMissing`` if there is no such topic.
+
+        ::
+
+            for step in admin.traces.path(receipt.message_id):
+                print(step.time_ms, step.group, step.what, step.result)
+        """
+        return self._run(self._noun().path(message_id, topic=topic, begin=begin, end=end))
+
+
 class SyncTransactionAdmin(SyncNoun[TransactionAdmin]):
     """Open and discarded transactions: ``admin.transactions``."""
 
@@ -484,3 +581,73 @@ class SyncTransactionAdmin(SyncNoun[TransactionAdmin]):
         Raises ``InvalidName`` for what is not an offset id, and ``SystemFailure`` for a message that is not there.
         """
         self._run(self._noun().resume(offset_id))
+
+
+class SyncUserAdmin(SyncNoun[UserAdmin]):
+    """Users and their policies: ``admin.users``. Each change is made on every broker of the cluster.
+
+    If a broker refuses it or cannot be reached, the others are changed all the same, and the error is raised then:
+    repeat the change when that broker is back.
+    """
+
+    def all(self, text: str = "") -> list[UserInfo]:
+        """The users of all brokers whose name contains ``text``."""
+        return self._run(self._noun().all(text))
+
+    def create(self, name: str, password: str, *, is_super: bool = False) -> None:
+        """Create a user with a ``name`` and a ``password``; one that ``is_super`` may do everything.
+
+        Raises ``InvalidParameter`` if it exists on a broker.
+        """
+        self._run(self._noun().create(name, password, is_super=is_super))
+
+    def update(
+        self, name: str, *, password: str = "", is_super: bool | None = None, is_enabled: bool | None = None
+    ) -> None:
+        """Change the user ``name``: its ``password``, whether it ``is_super`` or ``is_enabled``. None changes nothing.
+
+        Raises ``InvalidParameter`` for an unknown user, or the last super user.
+        """
+        self._run(self._noun().update(name, password=password, is_super=is_super, is_enabled=is_enabled))
+
+    def delete(self, name: str) -> None:
+        """Delete the user ``name`` and its policies.
+
+        Raises ``InvalidParameter`` for an unknown user, or the last super user.
+        """
+        self._run(self._noun().delete(name))
+
+    def policies(self, user: str = "", resource: str = "") -> list[PolicyInfo]:
+        """The entries of all users whose name contains ``user``, for resources that contain ``resource``."""
+        return self._run(self._noun().policies(user, resource))
+
+    def decide(
+        self,
+        user: str,
+        resource: str,
+        actions: Sequence[str],
+        *,
+        decision: str = "Allow",
+        sources: Sequence[str] = (),
+        is_default: bool = False,
+    ) -> None:
+        """Allow or deny a ``user`` some ``actions`` on a ``resource``; replaces its entry for that resource.
+
+        ``decision`` is ``Allow`` or ``Deny``, ``sources`` are the addresses and networks from which it applies, all
+        without any. An entry that ``is_default`` applies only where no other entry does. Raises ``InvalidParameter``.
+
+        ::
+
+            admin.users.decide("shop", "Topic:orders", ["Pub"])
+            admin.users.decide("billing", "Topic:pay*", ["Sub"], sources=["10.0.0.0/24"])
+        """
+        self._run(
+            self._noun().decide(user, resource, actions, decision=decision, sources=sources, is_default=is_default)
+        )
+
+    def revoke(self, user: str, resource: str = "", *, is_default: bool = False) -> None:
+        """Delete the entry of a ``user`` for a ``resource``, the one that ``is_default`` or the other one.
+
+        Without a resource, all its entries are deleted. Raises ``InvalidParameter`` for an unknown user.
+        """
+        self._run(self._noun().revoke(user, resource, is_default=is_default))

@@ -1,17 +1,24 @@
-"""Clusters and their brokers, as the name server knows them (A1)."""
+"""Clusters and their brokers: as the name server knows them (A1), how they stand to their slaves, and which of them is
+the master (O1)."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import ConfigError, TernError, refused
+from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.replication import BrokerStatus
 from ternmq.wire.bodies.routes import ClusterInfo
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests_admin import PromoteBroker
 
 MASTER_ID: Final = 0
+#: A master that hands over waits for its slave, and the slave for its own start as master.
+_PROMOTE_TIMEOUT_MS: Final = 60_000
+_STATUS_TIMEOUT_MS: Final = 5_000
 
 
 @dataclass(slots=True, frozen=True, order=True)
@@ -22,6 +29,21 @@ class BrokerInfo:
     name: str
     broker_id: int
     address: str
+
+
+@dataclass(slots=True, frozen=True)
+class BrokerState:
+    """A registered broker, and what it says of itself.
+
+    Attributes:
+        info: The broker, as the name server knows it.
+        status: Its role, its log and its slaves; None if it did not answer.
+        trouble: Why it did not.
+    """
+
+    info: BrokerInfo
+    status: BrokerStatus | None
+    trouble: str = ""
 
 
 class BrokerAdmin:
@@ -59,3 +81,38 @@ class BrokerAdmin:
         if cluster is not None and cluster not in clusters:
             raise ConfigError(f"there is no cluster {cluster!r}; the clusters are {', '.join(clusters)}")
         return [broker for broker in masters if cluster in (None, broker.cluster)]
+
+    async def status(self, name: str | None = None) -> list[BrokerState]:
+        """Role, log and slaves of all registered brokers, or of those of one ``name``.
+
+        A broker that does not answer is in the list, with the reason; so is one of RocketMQ, which does not tell.
+        """
+        brokers = [broker for broker in await self.all() if name in (None, broker.name)]
+        return list(await asyncio.gather(*map(self._state, brokers)))
+
+    async def _state(self, broker: BrokerInfo) -> BrokerState:
+        try:
+            return BrokerState(broker, await self.status_of(broker.address))
+        except RequestNotSupported:
+            return BrokerState(broker, None, "it is a broker of RocketMQ, or an older TernMQ")
+        except TernError as error:
+            return BrokerState(broker, None, str(error))
+
+    async def status_of(self, address: str) -> BrokerStatus:
+        """Role, log and slaves of the broker at ``address``, registered or not."""
+        response = await self._instance.ask(address, RequestCode.GET_BROKER_STATUS, timeout_ms=_STATUS_TIMEOUT_MS)
+        return decode(response.body, BrokerStatus)
+
+    async def promote(self, address: str, *, force: bool = False, role: str = "") -> BrokerStatus:
+        """Make the slave at ``address`` the master of its name, and return what it is then.
+
+        A master that is alive hands over: it takes no more messages, waits until the slave has everything, and becomes
+        a slave. If it is gone, the slave becomes master with what it has. It refuses if the master cannot be reached
+        but name servers still list it, and if another slave has more messages; with ``force`` it does not.
+
+        ``role`` is ``SYNC_MASTER`` or ``ASYNC_MASTER``; empty: as the old master was. Raises ``BrokerRefused`` with the
+        reason.
+        """
+        header = PromoteBroker(force=force, role=role)
+        response = await self._instance.ask(address, RequestCode.PROMOTE_BROKER, header, timeout_ms=_PROMOTE_TIMEOUT_MS)
+        return decode(response.body, BrokerStatus)

@@ -12,7 +12,7 @@ from typing import Final
 from ternmq.admin.brokers import BrokerAdmin
 from ternmq.admin.messages import place_of
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import BrokerRefused, ConsumerOffline
+from ternmq.errors import BrokerRefused, ConsumerOffline, RequestNotSupported
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import (
     ConnectionInfo,
@@ -23,8 +23,10 @@ from ternmq.wire.bodies.clients import (
     RunningInfo,
 )
 from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.wire.bodies.share import ShareMembers
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import ConsumeDirectly, ConsumerGroup, ConsumerStatus, ProducerGroup, RunningInfoQuery
+from ternmq.wire.requests_share import GetShareMembers
 
 #: A little longer than a broker waits for a client.
 _TIMEOUT_MS: Final = 12_000
@@ -119,6 +121,25 @@ class Consumed:
     orderly: bool
 
 
+@dataclass(slots=True, frozen=True)
+class Sharer:
+    """A consumer that takes messages of a topic together with others, as a broker knows it."""
+
+    broker_name: str
+    topic: str
+    #: Empty for messages without a consumer, which wait to be delivered again.
+    consumer: str
+    #: "online", "offline", "gone"; "lost" without a consumer.
+    state: str
+    #: Messages that it has and did not confirm.
+    held: int
+    #: The last number that it was given, and the number up to which all are confirmed; -1: none.
+    pulled: int
+    acked: int
+    #: How long it was not heard of.
+    idle_ms: int
+
+
 class ClientAdmin:
     """Clients that are connected to the brokers: ``admin.clients``."""
 
@@ -139,6 +160,31 @@ class ClientAdmin:
             subscriptions |= {topic: data.sub_string for topic, data in info.subscription_table.items()}
             members |= {connection.client_id: _member(connection) for connection in info.connection_set}
         return LiveConsumers(tuple(members[key] for key in sorted(members)), model, subscriptions) if members else None
+
+    async def sharers(self, group: str) -> list[Sharer]:
+        """The consumers of ``group`` that share messages, on each broker; brokers of RocketMQ have none."""
+        found = []
+        for master in await self._brokers.masters():
+            try:
+                response = await self._instance.ask(
+                    master.address, RequestCode.GET_SHARE_MEMBERS, GetShareMembers(consumer_group=group)
+                )
+            except RequestNotSupported:
+                continue
+            found += [
+                Sharer(
+                    master.name,
+                    member.topic,
+                    member.consumer,
+                    member.state,
+                    member.held,
+                    member.pulled,
+                    member.acked,
+                    member.idle_ms,
+                )
+                for member in decode(response.body, ShareMembers).members
+            ]
+        return sorted(found, key=lambda sharer: (sharer.topic, sharer.consumer, sharer.broker_name))
 
     async def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""

@@ -99,7 +99,7 @@ class Queues:
     def __init__(self, instance: ClientInstance) -> None:
         self._instance = instance
         #: Bounds and times of queues.
-        self.bounds = BrokerOffsets(instance, TOOLS_GROUP)
+        self.bounds = BrokerOffsets(instance, TOOLS_GROUP, masters_only=True)
 
     async def of(self, topic: str) -> list[MessageQueue]:
         """The readable queues, as the name server knows them now; raises ``RouteMissing``."""

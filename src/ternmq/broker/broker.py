@@ -5,71 +5,46 @@ tables, serves, and is ready when each name server has been tried. Leaving the b
 servers are told first, so clients look elsewhere; then connections close, tables and log go to disk, and the store's
 abort file is removed. A start that fails half-way undoes what it did, and raises one sentence.
 
-Everything but the store's and the chores' threads runs on one loop. ``_mount`` is the whole broker on one screen.
+Everything but the store's and the chores' threads runs on one loop. ``_mount`` puts them together;
+``services.services`` has the rules and ``handlers.handlers`` the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from ternmq import kernels
 from ternmq.auth.access import AccessControl
-from ternmq.auth.handlers import AclHandlers
 from ternmq.broker import flow
 from ternmq.broker.config import BrokerConfig
-from ternmq.broker.handlers.ack import AckHandlers
-from ternmq.broker.handlers.admin_broker import BrokerHandlers
-from ternmq.broker.handlers.admin_clients import ConnectionHandlers
-from ternmq.broker.handlers.admin_groups import GroupHandlers
-from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
-from ternmq.broker.handlers.admin_topics import TopicHandlers
-from ternmq.broker.handlers.assignment import AssignmentHandlers
-from ternmq.broker.handlers.client import ClientHandlers
-from ternmq.broker.handlers.delays import DelayHandlers
-from ternmq.broker.handlers.offset import OffsetHandlers
-from ternmq.broker.handlers.pop import PopHandlers
-from ternmq.broker.handlers.pull import PullHandlers
-from ternmq.broker.handlers.query import QueryHandlers
-from ternmq.broker.handlers.relay import RelayHandlers
-from ternmq.broker.handlers.reply import ReplyHandlers
-from ternmq.broker.handlers.send import SendHandlers, SendReplies
-from ternmq.broker.handlers.slaves import SlaveHandlers
-from ternmq.broker.handlers.transaction import TransactionHandlers
+from ternmq.broker.handlers.handlers import Handlers
+from ternmq.broker.handlers.promotion import PromotionHandlers
+from ternmq.broker.handlers.raft import RaftHandlers
+from ternmq.broker.promotion import Promotion
+from ternmq.broker.raft_group import RaftGroup
+from ternmq.broker.raft_reads import RaftReads
 from ternmq.broker.registration import Identity, Registration
-from ternmq.broker.replicating import Replicating, bind_port, copied_tables
+from ternmq.broker.rejoin import correct_offsets, correct_tables, cut_store, standing
+from ternmq.broker.replicating import Deletions, Replicating, bind_port, copied_tables
 from ternmq.broker.roles import Role, Roles, Switch, Term
-from ternmq.broker.services.access import Access
-from ternmq.broker.services.catalog import Catalog
-from ternmq.broker.services.delaying import Delaying
-from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.polls import SCAN_S as POLLS_SCAN_S
-from ternmq.broker.services.polls import Polls
-from ternmq.broker.services.popping import Popping
-from ternmq.broker.services.positions import Positions
-from ternmq.broker.services.reading import Reading
-from ternmq.broker.services.retry import Retries
-from ternmq.broker.services.sending import Sending
-from ternmq.broker.services.transactions import TransactionService
+from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.services.services import Services
 from ternmq.broker.settings import FIXED, own_ip, with_room_for
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
 from ternmq.broker.tables.tables import Tables
 from ternmq.broker.tables.topics import Topics
 from ternmq.config import rocketmq_name
 from ternmq.delay.alarm import Alarm
-from ternmq.delay.delivery import Delivery
-from ternmq.delay.levels import MARK as DELAY_MARK
-from ternmq.delay.overview import Overview
-from ternmq.delay.progress import DelayProgress
-from ternmq.delay.recalls import Recalls
+from ternmq.delay.rocketmq_timer import unpack_check_point
+from ternmq.delay.schedule_log import DIRECTORY as SCHEDULE_DIRECTORY
 from ternmq.delay.schedule_log import ScheduleLog
-from ternmq.delay.timer import MARKS as TIMER_MARKS
-from ternmq.delay.timer import Timer
 from ternmq.env import Env
 from ternmq.errors import ConfigError, NetworkError, NotMaster
 from ternmq.files import RETRY_S as FILES_RETRY_S
@@ -77,11 +52,14 @@ from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFiles, do_n
 from ternmq.net.endpoint import bind
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import Lanes
-from ternmq.net.peer import Peer, Route, format_address
+from ternmq.net.peer import Peer, format_address
 from ternmq.net.server import Server
+from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import Place
+from ternmq.replication.memory import Memory
 from ternmq.replication.metadata import Caller
+from ternmq.replication.session import MustCut
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.follower import OnProgress
 from ternmq.store.disk.base import Disk
@@ -89,11 +67,10 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
-from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.wire.auth import Credentials
+from ternmq.wire.bodies.routes import BrokerData
 from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.ids import UniqueIds
 from ternmq.wire.record import pack_host
 
 log = logging.getLogger(__name__)
@@ -109,6 +86,7 @@ NOT_ON_VIP: Final = frozenset(
         RequestCode.PEEK_MESSAGE,
         RequestCode.NOTIFICATION,
         RequestCode.POLLING_INFO,
+        RequestCode.SHARE_PULL,
     }
 )
 CLIENT_SCAN_S: Final = 10.0
@@ -135,6 +113,7 @@ class Broker:
         env: Env | None = None,
         *,
         replication: ReplicationConfig | None = None,
+        raft: RaftConfig | None = None,
         gate: Gate | None = None,
         credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
@@ -142,6 +121,7 @@ class Broker:
         files: Files = SYSTEM_FILES,
     ) -> None:
         """``replication`` says whether this is a master or a slave; without it, a master that waits for no slave.
+        ``raft`` makes it a member of a group that elects its master.
 
         ``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers and to
         the master are signed with ``credentials``.
@@ -154,8 +134,14 @@ class Broker:
         self.config = with_room_for(config, store_config)
         self._store_config = store_config
         self._replication = replication or ReplicationConfig()
+        self._raft = raft or RaftConfig()
         if self._replication.broker_role is BrokerRole.SLAVE and not config.broker_id:
             raise ConfigError("invalid brokerId 0: a broker with brokerRole=SLAVE needs an id of its own, 1 or more")
+        if self._raft.enable_d_leger_commit_log and (self._replication.broker_role is BrokerRole.SLAVE):
+            raise ConfigError(
+                "invalid brokerRole SLAVE: the members of a Raft group (enableDLegerCommitLog) elect their master; "
+                "remove brokerRole"
+            )
         self._env = env or Env()
         self._gate = gate
         self._credentials = credentials
@@ -163,6 +149,10 @@ class Broker:
         self._disk = disk
         self._files = files
         self._exit = AsyncExitStack()
+        #: Opens the broker again when its log must be cut, at ``_cut_at``.
+        self._tasks = Tasks()
+        self._cuts = asyncio.Event()
+        self._cut_at: int | None = None
         self._parts: Sequence[_Part] = ()
         self._apply_others: Callable[[BrokerConfig], None] = _nothing
         self.roles = Roles(broker_id=config.broker_id)
@@ -171,16 +161,46 @@ class Broker:
         self._ha_address = ""
         #: What this broker does for its copies, or as one; it exists when the broker runs.
         self.replicating: Replicating | None = None
+        #: Its part in a Raft group, if it is a member of one; it exists when the broker runs.
+        self.group: RaftGroup | None = None
 
     async def __aenter__(self) -> Self:
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._open()
+        self._tasks.create_task(self._reopen_when_asked(), name="broker: cut the log")
+        return self
+
+    async def _open(self) -> None:
         async with AsyncExitStack() as stack:
             await self._mount(stack)
             self._exit = stack.pop_all()
-        return self
+
+    async def _reopen_when_asked(self) -> None:
+        """Close all, cut the log, and open again: a slave whose master has other records (O1)."""
+        while True:
+            await self._cuts.wait()
+            self._cuts.clear()
+            try:
+                await self._exit.aclose()
+                await self._open()
+            except Exception as error:
+                # All errors: a broker that is closed and says nothing would look alive.
+                log.exception("the broker has ended: it could not be opened again: %s", error)
+                self._failure.set_exception(error)
+                return
+
+    async def failed(self) -> None:
+        """Wait until the broker ends by itself; raises why. It does so only if it cannot be opened again after its log
+        was cut."""
+        await asyncio.shield(self._failure)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._tasks.close()
+        if self._failure.done():
+            # Its text is in the log.
+            self._failure.exception()
         await self._exit.__aexit__(kind, error, trace)
         log.info("broker %s stopped", self.config.broker_name)
 
@@ -188,13 +208,33 @@ class Broker:
         config, env = self.config, self._env
 
         # The port comes first: message ids carry it, and nothing is touched when another broker runs here already.
-        bound = bind(config.bind_address, config.listen_port)
+        bound = bind(config.bind_address, self.port)
         stack.callback(bound.close)
         self.port = bound.getsockname()[1]
         ip = await asyncio.to_thread(own_ip, config)
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
-        log_port = bind_port(self._replication, config.bind_address, config.listen_port, self.port)
+        disk = self._disk or FileDisk()
+        caller = Caller(self._credentials, config.client_tls())
+        is_guarded = self._gate is not None or config.checks_callers
+        group: RaftGroup | None = None
+        log_port = None
+        if self._raft.enable_d_leger_commit_log:
+            group = self.group = RaftGroup(
+                self._raft,
+                config,
+                self._store_config,
+                disk=disk,
+                env=env,
+                caller=caller,
+                is_guarded=is_guarded,
+                part_directories=[self._store_config.store_path_root_dir / SCHEDULE_DIRECTORY],
+                on_exchange=self._cuts.set,
+            )
+            raft_port = group.bind()
+            stack.callback(raft_port.close)
+        else:
+            log_port = bind_port(self._replication, config.bind_address, config.listen_port, self.port)
         if log_port is not None:
             stack.callback(log_port.close)
         host = self._replication.broker_ip2 or config.broker_ip1 or ip
@@ -204,8 +244,20 @@ class Broker:
         # start on a directory that cannot be used must not change it.
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
         directory = self._store_config.store_path_root_dir / "config"
-        disk = self._disk or FileDisk()
         held = lock_directory(self._store_config, disk)
+        with ExitStack() as undo:
+            undo.callback(held.release)
+            memory = Memory(disk, self._store_config.store_path_root_dir)
+            replication, broker_id = self._replication, config.broker_id
+            if group is None:
+                replication, broker_id = standing(memory, replication, broker_id)
+            cut_at, self._cut_at = self._cut_at, None
+            # One that was promoted while it closed keeps its log: the others are cut to it.
+            if cut_at is not None and replication.broker_role is BrokerRole.SLAVE:
+                await cut_store(disk, self._store_config, cut_at)
+            if group is not None:
+                await asyncio.to_thread(group.exchange_files)
+            undo.pop_all()
         alarm = Alarm()
         schedule = ScheduleLog(disk, self._store_config.store_path_root_dir, ring=alarm.ring)
         stack.callback(schedule.close)
@@ -232,6 +284,7 @@ class Broker:
             clock=env.clock,
             disk=disk,
             held=held,
+            log=group.log if group is not None else None,
             derived=(schedule,),
             on_arrival=polls.arrived,
             is_batch=tables.topics.is_batch,
@@ -246,171 +299,138 @@ class Broker:
         stack.push_async_callback(table_file.settle)
         if not store.was_closed:
             tables.topics.find_again(store.topics_with_messages())
+            if group is None and replication.broker_role is not BrokerRole.SLAVE:
+                correct_offsets(store, tables.offsets, tables.topics)
         stack.callback(tables.offsets.save)
         stack.callback(tables.filters.save)
 
-        # Services: rules, which know no connection. What runs on a master only is added to the roles, in the order in
-        # which it stops: the permission to write goes first.
-        def moved(group: str, topic: str, queue_id: int) -> None:
-            popping.moved(group, topic, queue_id)
-            polls.moved(group, topic, queue_id)
+        # Its copies: slaves or a master, or the members of a group.
+        control = await stack.enter_async_context(
+            AccessControl.running(
+                config, env.clock, gate=self._gate, directory=directory, cluster=config.broker_cluster_name
+            )
+        )
+        tasks = Tasks()
+        place = Place(config.broker_cluster_name, config.broker_name, broker_id, self.address)
 
-        place = Place(config.broker_cluster_name, config.broker_name, config.broker_id, self.address)
+        def find_topics() -> None:
+            # A slave copies the table now and then; messages of a topic may have come in between.
+            tables.topics.find_again(store.topics_with_messages())
+
+        def tables_of_leader() -> None:
+            find_topics()
+            tables.topics.renew()
+            # The directory may be that of a slave, before it was one of a member.
+            tables.offsets.begin_master(store.max_offset)
+
         replicating = self.replicating = Replicating(
-            self._replication,
+            replication,
             place=place,
             store=store,
             disk=disk,
             env=env,
             bound=log_port,
-            caller=Caller(self._credentials, config.client_tls()),
-            is_guarded=self._gate is not None or config.checks_callers,
+            caller=caller,
+            memory=memory,
+            gate=control.gate,
+            is_guarded=is_guarded,
+            tls=control.tls,
         )
-        registration = self._registration(tables.topics, replicating)
-        roles = self.roles = Roles(broker_id=config.broker_id, announce=self._announce(registration))
-        stack.callback(polls.close)
-        access = Access(config, topics=tables.topics, groups=tables.groups)
-        delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
-        delivered.load()
-        stack.callback(delivered.save)
-        delaying = Delaying(store, delivered, clock=env.clock)
-        timer = Timer(
-            clock=env.clock,
-            broker_name=config.broker_name,
-            is_enabled=self._store_config.timer_wheel_enable,
-            max_delay_sec=self._store_config.timer_max_delay_sec,
-        )
-        transactions = TransactionService(
+        promotion: Promotion | None = None
+
+        async def may_register(known: BrokerData | None) -> None:
+            if promotion is not None:
+                await promotion.check(known)
+
+        registration = self._registration(tables.topics, replicating, may_register)
+        if group is None:
+            roles = self.roles = Roles(
+                broker_id=broker_id,
+                folded=lambda: replicating.folded(NotMaster("this broker becomes the master")),
+                announce=self._announce(registration),
+            )
+            promotion = Promotion(
+                roles=roles,
+                replicating=replicating,
+                memory=memory,
+                store=store,
+                members=registration.members,
+                find_topics=find_topics,
+                caller=caller,
+                ha_address=self._ha_address,
+                tasks=tasks,
+            )
+        else:
+            roles = self.roles = Roles(
+                broker_id=self._raft.me.broker_id, folded=group.folded, announce=_at_once(registration.identity_changed)
+            )
+        # Services: rules, which know no connection.
+        services = Services(
             config,
             store=store,
-            take_in=lambda draft: intake.store(draft),
-            offsets=tables.offsets,
-            topics=tables.topics,
-            clients=tables.clients,
-            clock=env.clock,
-            host=store_host,
-        )
-        # In this order: delays leave halves alone, and see a message when it is committed.
-        intake = Intake(
-            store,
-            waiting_max=config.send_thread_pool_queue_capacity,
-            redirects={
-                TRANSACTION_MARK: transactions.redirect,
-                **dict.fromkeys(TIMER_MARKS, timer.redirect),
-                DELAY_MARK: delaying.redirect,
-            },
-        )
-        stack.callback(intake.close)
-        retries = Retries(
-            intake=intake,
-            topics=tables.topics,
-            groups=tables.groups,
-            record_at=store.record_at,
-            cold_record=store.cold.record,
-            choice=env.random,
-        )
-        sending = Sending(
-            config,
-            intake=intake,
-            topics=tables.topics,
-            retries=retries,
-            transactions=transactions,
-            stats=tables.stats,
-            timer=timer,
-            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
-            choice=env.random,
-        )
-        reading = Reading(
-            config,
-            access=access,
-            store=store,
-            groups=tables.groups,
-            clients=tables.clients,
-            offsets=tables.offsets,
-            stats=tables.stats,
-            filters=tables.filters,
-        )
-        popping = Popping(
-            config,
-            access=access,
-            polls=polls,
+            tables=tables,
             table_file=table_file,
-            store=store,
-            store_host=store_host,
-            topics=tables.topics,
-            groups=tables.groups,
-            offsets=tables.offsets,
-            stats=tables.stats,
-            filters=tables.filters,
-            clock=env.clock,
-            choice=env.random,
-        )
-        stack.callback(popping.close)
-        positions = Positions(
-            config,
-            store=store,
-            offsets=tables.offsets,
-            topics=tables.topics,
-            groups=tables.groups,
-            clients=tables.clients,
-            moved=moved,
-        )
-        catalog = Catalog(
-            topics=tables.topics,
-            groups=tables.groups,
-            store=store,
-            offsets=tables.offsets,
-            stats=tables.stats,
+            polls=polls,
+            schedule=schedule,
+            alarm=alarm,
+            roles=roles,
+            copies=replicating,
             published=registration.published,
-            on_delete_topic=lambda topic: popping.forget(topic=topic),
-            on_delete_group=lambda group: popping.forget(group=group),
+            env=env,
+            ip=ip,
+            store_host=store_host,
+            stack=stack,
         )
-        store.refuse_writes(NotMaster("this broker is not the master yet"))
-        tables.locks.shut(NotMaster("this broker is not the master: ask the master for locks"))
-        roles.add(Switch.factory(on=lambda: store.refuse_writes(None), off=store.refuse_writes))
-        roles.add(Switch.factory(on=sending.open, off=sending.shut))
-        roles.add(Switch.factory(on=tables.locks.open, off=tables.locks.shut))
-        roles.add(delaying.begin)
-        roles.add(transactions.begin)
-        roles.add(lambda _term: Delivery(store, schedule, alarm, clock=env.clock))
-        roles.add(popping.begin)
-        roles.add(replicating.begin)
+        services.add_permissions(roles)
+        if group is None:
+            roles.add(
+                Switch.factory(
+                    on=lambda: tables.offsets.begin_master(store.max_offset), off=lambda _: tables.offsets.begin_slave()
+                )
+            )
+        else:
+            # Pulls, too: what they wait for comes to the next leader.
+            roles.add(Switch.factory(on=tables_of_leader, off=lambda reason: polls.answer_all(reason, tuple(Kind))))
+        services.add_runners(roles)
+        if group is None:
+            roles.add(replicating.begin)
 
         # Handlers: from requests to services, and from results to replies.
-        replies = SendReplies(config, store_host=store_host)
-        sends = SendHandlers(sending=sending, replies=replies)
-        pulls = PullHandlers(reading=reading, polls=polls, lanes=lanes, roles=roles)
-        pops = PopHandlers(popping=popping, polls=polls, lanes=lanes)
-        members = ClientHandlers(
-            clients=tables.clients,
-            groups=tables.groups,
-            topics=tables.topics,
-            locks=tables.locks,
-            filters=tables.filters,
-            config=config,
-        )
-        assignments = AssignmentHandlers(
-            modes=popping.modes,
-            clients=tables.clients,
-            topics=tables.topics,
-            groups=tables.groups,
-            broker_name=config.broker_name,
-            find_route=registration.find_route,
-            tell_members=members.tell_members,
-        )
-        answers = ReplyHandlers(
+        handlers = Handlers(
             config,
-            sending=sending,
-            replies=replies,
-            clients=tables.clients,
+            services=services,
+            tables=tables,
+            store=store,
+            schedule=schedule,
+            polls=polls,
+            lanes=lanes,
+            roles=roles,
+            registration=registration,
+            control=control,
             clock=env.clock,
             address=self.address,
+            store_host=store_host,
+            ha_status=group.ha_status if group is not None else replicating.ha_status,
+            runtime=group.runtime if group is not None else dict,
+            settings=lambda: (self.config, self._store_config, self._replication, self._raft),
+            server=lambda: server,
         )
-        relay = RelayHandlers(clients=tables.clients, find_record=reading.record, broker_name=config.broker_name)
+        routes = handlers.routes
+        if promotion is not None:
+            routes |= PromotionHandlers(replicating=replicating, promotion=promotion).routes()
+        if group is not None:
+            reads = RaftReads(
+                lambda: group.node,
+                is_master=lambda: roles.is_master,
+                is_enabled=lambda: self.config.slave_read_enable,
+            )
+            polls.refusal = reads.refusal
+            routes |= reads.routes(routes)
+            routes |= RaftHandlers(group, is_master=lambda: roles.is_master).routes(routes)
 
         # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:
-            sending.topic_changed(topic)
+            services.sending.topic_changed(topic)
             registration.topic_changed(topic)
 
         def connection_closed(peer: Peer) -> None:
@@ -422,63 +442,46 @@ class Broker:
                 silent.close()
 
         tables.topics.on_change = topic_changed
-        tables.clients.on_members = members.tell_members
+        tables.clients.on_members = handlers.members.tell_members
         tables.clients.on_empty = tables.filters.unregister
 
         # The world. Registration is entered last, as it must be left first.
-        routes = {**sends.routes(), **pulls.routes(), **members.routes(), **QueryHandlers(reading).routes()}
-        routes |= pops.routes() | AckHandlers(popping).routes()
-        routes |= answers.routes() | relay.routes() | assignments.routes()
-        routes |= self._routes_of_tools(tables, store, catalog, positions, delaying, lambda: server)
-        routes |= DelayHandlers(
-            recalls=Recalls(schedule, clock=env.clock, broker_name=config.broker_name),
-            overview=Overview(schedule),
-            intake=intake,
-            may_recall=config.recall_message_enable,
-            clock=env.clock,
-        ).routes()
-        routes |= TransactionHandlers(transactions=transactions, intake=intake).routes()
-        routes |= SlaveHandlers(offsets=tables.offsets, delays=delivered.body, ha_status=replicating.status).routes()
-        control = await stack.enter_async_context(AccessControl.running(config, env.clock, gate=self._gate))
-        if control.plain is not None:
-            routes |= AclHandlers(
-                control.plain,
-                lane=flow.ADMIN,
-                broker_name=config.broker_name,
-                address=self.address,
-                cluster_name=config.broker_cluster_name,
-            ).routes()
-        server = await stack.enter_async_context(
+        server: Server = await stack.enter_async_context(
             Server.running(routes, lanes, limits=config, gate=control.gate, tls=control.tls, on_close=connection_closed)
         )
-        self._parts = (
-            access,
-            polls,
-            intake,
-            sending,
-            transactions,
-            reading,
-            popping,
-            positions,
-            replies,
-            answers,
-            members,
-            tables,
-        )
+        self._parts = (*services.parts, *handlers.parts, tables)
         self._apply_others = partial(self._hand_over, lanes, server, registration)
         # Before connections close: senders that wait for the disk still get an answer.
         stack.callback(store.flush_now)
-        tasks = await stack.enter_async_context(Tasks())
+        await stack.enter_async_context(tasks)
         await stack.enter_async_context(roles)
-        role = Role.SLAVE if replicating.is_slave else Role.MASTER
-        await roles.become(role, Term(1), broker_id=config.broker_id)
+        copied = copied_tables(
+            tables.topics,
+            tables.groups,
+            tables.offsets,
+            services.delivered,
+            services.popping.modes,
+            tables.filters,
+            keeps_own=group is None,
+        )
+        replicating.serve(
+            tasks,
+            copied,
+            tables.offsets,
+            ask_again=registration.identity_changed,
+            find_topics=tables.topics.find_again,
+            on_cut=self._must_cut,
+            deletions=Deletions(tables.topics.names, services.catalog.deleted_elsewhere),
+            on_timer=lambda data: schedule.delivered_elsewhere(*unpack_check_point(data)),
+        )
+        await correct_tables(disk, store, tables.offsets, services.delivered, table_file)
         if replicating.is_slave:
-            copied = copied_tables(tables.topics, tables.groups, tables.offsets, delivered, popping.modes)
-            tasks.create_task(replicating.follow(copied, registration.identity_changed))
+            await roles.become(Role.SLAVE, Term(0), broker_id=broker_id)
+            replicating.begin_following()
         tasks.create_task(every(lambda: self.config.flush_consumer_offset_interval / 1000, tables.offsets.save))
         for seconds, work in (
             (FILTERS_SAVE_S, tables.filters.save),
-            (self._store_config.flush_delay_offset_interval / 1000, delivered.save),
+            (self._store_config.flush_delay_offset_interval / 1000, services.delivered.save),
             (FILES_RETRY_S, table_file.retry),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
@@ -489,12 +492,38 @@ class Broker:
             tasks.create_task(every(seconds, work))
         await server.serve(bound)
         await self._listen_vip(server)
+        if config.http_port:
+            await self._listen_http(stack, tasks, store, services, roles, replicating, control)
+        if group is not None:
+            running = group.running(
+                raft_port,
+                store=store,
+                roles=roles,
+                tables=copied,
+                forget_topic=services.catalog.deleted_elsewhere,
+                registered=registration.members,
+                address=self.address,
+                store_host=store_host,
+                tls=control.tls,
+                gate=control.gate,
+            )
+            await stack.enter_async_context(running)
         await stack.enter_async_context(registration)
+        if group is not None:
+            # First of all at the end: clients find another master before this one is gone.
+            stack.push_async_callback(group.hand_over)
         known_to = await registration.settled()
+        if promotion is not None:
+            # A master takes messages when the name servers list no other one.
+            await promotion.settle()
         # A broker that is ready has its tables on the disk, those that a first start made, too.
         await table_file.settle()
         log.info(
-            "broker %s is ready at %s, registered with %d name servers", config.broker_name, self.address, known_to
+            "broker %s is ready at %s, registered with %d name servers (%s)",
+            config.broker_name,
+            self.address,
+            known_to,
+            kernels.describe(),
         )
 
     def _work_of_threads(self, store: MessageStore) -> list[tuple[float, Callable[[], None]]]:
@@ -550,7 +579,16 @@ class Broker:
             config.broker_permission,
         )
 
-    def _registration(self, topics: Topics, replicating: Replicating) -> Registration:
+    def _must_cut(self, cut: MustCut) -> None:
+        self._cut_at = cut.log_offset
+        self._cuts.set()
+
+    def _registration(
+        self,
+        topics: Topics,
+        replicating: Replicating,
+        may_register: Callable[[BrokerData | None], Awaitable[None]],
+    ) -> Registration:
         config = self.config
         return Registration(
             config.name_servers,
@@ -558,66 +596,11 @@ class Broker:
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
-            on_master=replicating.registered if replicating.is_slave else None,
+            on_master=replicating.registered,
+            may_register=may_register,
             credentials=self._credentials,
             tls=config.client_tls(),
         )
-
-    def _routes_of_tools(
-        self,
-        tables: Tables,
-        store: MessageStore,
-        catalog: Catalog,
-        positions: Positions,
-        delaying: Delaying,
-        server: Callable[[], Server],
-    ) -> dict[int, Route]:
-        """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""
-        name, clock = self.config.broker_name, self._env.clock
-        topics, groups, offsets = tables.topics, tables.groups, tables.offsets
-        clients, stats = tables.clients, tables.stats
-        return {
-            **OffsetHandlers(positions=positions, store=store).routes(),
-            **TopicHandlers(
-                catalog=catalog,
-                topics=topics,
-                store=store,
-                offsets=offsets,
-                clients=clients,
-                stats=stats,
-                broker_name=name,
-            ).routes(),
-            **GroupHandlers(
-                catalog=catalog,
-                groups=groups,
-                topics=topics,
-                store=store,
-                offsets=offsets,
-                clients=clients,
-                stats=stats,
-                broker_name=name,
-            ).routes(),
-            **GroupOffsetHandlers(
-                positions=positions,
-                offsets=offsets,
-                store=store,
-                topics=topics,
-                clients=clients,
-                broker_name=name,
-                clock=clock,
-            ).routes(),
-            **ConnectionHandlers(clients=clients, clock=clock).routes(),
-            **BrokerHandlers(
-                stats=stats,
-                store=store,
-                topics=topics,
-                server=server,
-                settings=lambda: (self.config, self._store_config, self._replication),
-                store_path=self._store_config.store_path_root_dir,
-                delays=delaying.state,
-                clock=clock,
-            ).routes(),
-        }
 
     async def _listen_vip(self, server: Server) -> None:
         port = self.config.listen_port - VIP_PORT_STEP
@@ -632,6 +615,39 @@ class Broker:
                 error,
             )
 
+    async def _listen_http(
+        self,
+        stack: AsyncExitStack,
+        tasks: Tasks,
+        store: MessageStore,
+        services: Services,
+        roles: Roles,
+        replicating: Replicating,
+        control: AccessControl,
+    ) -> None:
+        """Messages and probes over HTTP (R5)."""
+        try:
+            # Only here: h11 is an extra.
+            from ternmq.broker.web import Web
+            from ternmq.net.http import HttpServer
+        except ImportError:
+            raise ConfigError("httpPort needs more packages: `pip install ternmq[http]`, or set it to 0") from None
+        web = Web(
+            store=store,
+            reading=services.reading,
+            positions=services.positions,
+            topics=services.access,
+            roles=roles,
+            replicating=replicating,
+            gate=control.gate,
+            group_trouble=self.group.why_absent if self.group is not None else None,
+        )
+        http = HttpServer(web.answer, tasks)
+        bound = bind(self.config.bind_address, self.config.http_port)
+        await http.listen(bound, control.tls)
+        stack.callback(http.close)
+        log.info("messages are served over HTTP on port %d", self.config.http_port)
+
 
 async def every(seconds: float | Callable[[], float], work: Callable[[], None]) -> None:
     """Do something again and again; one failure is logged and does not end it."""
@@ -641,6 +657,15 @@ async def every(seconds: float | Callable[[], float], work: Callable[[], None]) 
             work()
         except Exception:
             log.exception("a background task failed; retrying")
+
+
+def _at_once(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    """A call as something to await that does not wait."""
+
+    async def make() -> None:
+        call()
+
+    return make
 
 
 def _nothing(_config: BrokerConfig) -> None:

@@ -10,7 +10,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from ternmq.auth.config import AccessConfig
+from ternmq.auth.config import UserAccessConfig
 from ternmq.errors import ConfigError
 from ternmq.wire.bodies.clients import RequestMode
 
@@ -27,10 +27,10 @@ _CLUSTER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
 
 
 @dataclass(slots=True, frozen=True)
-class BrokerConfig(AccessConfig):
+class BrokerConfig(UserAccessConfig):
     """One broker. Raises ``ConfigError`` that names the setting and what it may be.
 
-    Who may call it, and the bounds of its connections, are in ``AccessConfig``.
+    Who may call it, and the bounds of its connections, are in ``UserAccessConfig``.
     """
 
     #: Masters and slaves of one log share a name; clients see it in their queues.
@@ -44,6 +44,8 @@ class BrokerConfig(AccessConfig):
     bind_address: str = "0.0.0.0"  # noqa: S104 - brokers serve the network; bind_address narrows it
     #: 0 takes any free port, and no VIP port.
     listen_port: int = 10911
+    #: Messages and probes over HTTP (R5); 0: off. Needs ``pip install ternmq[http]``.
+    http_port: int = 0
     #: ``host:port;host:port``. Empty: a broker on its own, ready at once.
     namesrv_addr: str = ""
 
@@ -73,6 +75,9 @@ class BrokerConfig(AccessConfig):
     #: How members learn that a tool has reset their group: from the answer to their next pull, as RocketMQ 5 has it,
     #: which reaches every kind of client; or, if false, by a call to each of them, as 4.9 has it.
     use_server_side_reset_offset: bool = True
+    #: Whether a master suggests a slave to readers that are far behind, and a slave keeps them until they are near
+    #: again (O3). A slave serves reads in any case.
+    slave_read_enable: bool = False
     long_polling_enable: bool = True
     #: How long a pull waits when long polling is off (RocketMQ's spelling).
     short_polling_time_mills: int = 1_000
@@ -127,6 +132,19 @@ class BrokerConfig(AccessConfig):
     #: Pops that may wait for the same messages, and in all; one more is told POLLING_FULL and asks again after a pause.
     pop_polling_size: int = 1_024
     max_pop_polling_size: int = 100_000
+
+    # --- Shared consumption (R1–R3) ---------------------------------------------------------------------------
+
+    #: A consumer that was not heard of for this long is offline: what it holds is written again for others.
+    share_offline_time: int = 3 * 60_000
+    #: One that was not heard of for this long is forgotten.
+    share_gone_time: int = 2 * 24 * 3_600_000
+    #: Messages that one consumer may hold; one that holds more must confirm some first.
+    max_share_held: int = 10_000
+    #: Consumers of one group and topic.
+    max_share_consumers: int = 10_000
+    #: Memory for what all consumers hold, as estimated; a run of neighbouring messages takes 120 bytes.
+    max_share_bytes: int = 32 << 20
 
     # --- SQL filters (K2–K4) ----------------------------------------------------------------------------------
 
@@ -187,7 +205,7 @@ class BrokerConfig(AccessConfig):
     trace_on: bool = True
 
     def __post_init__(self) -> None:
-        AccessConfig.__post_init__(self)
+        UserAccessConfig.__post_init__(self)
         if not _BROKER_NAME.match(self.broker_name):
             raise ConfigError(
                 f"invalid brokerName {self.broker_name!r}: expected 1 to 127 letters, digits, '.', '-', '_' and '@'"
@@ -203,6 +221,7 @@ class BrokerConfig(AccessConfig):
                 "contain; use plain text"
             )
         _check("listenPort", self.listen_port, 0, 65_535)
+        _check("httpPort", self.http_port, 0, 65_535)
         _check("brokerId", self.broker_id, 0, 2**31 - 1)
         _check("brokerPermission", self.broker_permission, 0, READ | WRITE | INHERIT)
         _check("defaultTopicQueueNums", self.default_topic_queue_nums, 1, 65_535)
@@ -213,6 +232,11 @@ class BrokerConfig(AccessConfig):
         _check("popFromRetryProbability", self.pop_from_retry_probability, 0, 100)
         _check("popCkStayBufferTime", self.pop_ck_stay_buffer_time, 0, 3_600_000)
         _check("popCkStayBufferTimeOut", self.pop_ck_stay_buffer_time_out, 0, 3_600_000)
+        _check("shareOfflineTime", self.share_offline_time, 1_000, 24 * 3_600_000)
+        _check("shareGoneTime", self.share_gone_time, 1_000, 365 * 24 * 3_600_000)
+        _check("maxShareHeld", self.max_share_held, 1, 100_000)
+        _check("maxShareConsumers", self.max_share_consumers, 1, 1_000_000)
+        _check("maxShareBytes", self.max_share_bytes, 1 << 20, 1 << 40)
         _check("flushConsumerOffsetInterval", self.flush_consumer_offset_interval, 1, 3_600_000)
         _check("expectConsumerNumUseFilter", self.expect_consumer_num_use_filter, 1, 10_000)
         _check("maxErrorRateOfBloomFilter", self.max_error_rate_of_bloom_filter, 1, 99)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -39,7 +39,7 @@ from ternmq.tasks import Tasks
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies import routes
 from ternmq.wire.bodies.codec import decode, encode
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, TopicRoute
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -82,8 +82,9 @@ class Registration:
     """``async with Registration(…) as registration``; ``await registration.settled()`` for the first attempts.
 
     ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it. ``identity`` gives
-    the identity of the moment; call ``identity_changed`` when it has changed. Raises
-    ``ConfigError`` for a name server that is no ``host:port``.
+    the identity of the moment; call ``identity_changed`` when it has changed. ``may_register`` is told, before each
+    registration and in each period, which brokers of this name a name server knows; it raises ``TernError`` if this
+    broker is not to be registered now. Raises ``ConfigError`` for a name server that is no ``host:port``.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Registration:
         period_ms: int = 30_000,
         timeout_ms: int = 24_000,
         on_master: Callable[[RegisterBrokerReply], None] | None = None,
+        may_register: Callable[[BrokerData | None], Awaitable[None]] | None = None,
         credentials: Credentials | None = None,
         tls: TlsConfig | None = None,
     ) -> None:
@@ -104,6 +106,7 @@ class Registration:
         self._topics = topics
         self.apply(period_ms=period_ms, timeout_ms=timeout_ms)
         self._on_master = on_master
+        self._may_register = may_register
         self._credentials = credentials
         self._tls = tls
         self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
@@ -148,6 +151,19 @@ class Registration:
                     response = await link.peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
                     return decode(response.body, TopicRoute) if response.code == ResponseCode.SUCCESS else None
         return None
+
+    async def members(self) -> dict[int, list[str]] | None:
+        """By id, the addresses of the brokers of this name; None if no name server answers."""
+        found: dict[int, list[str]] = {}
+        answers = 0
+        for link in self._links:
+            if link.peer is not None:
+                with contextlib.suppress(TernError):
+                    known = await self._known(link.peer)
+                    answers += 1
+                    for broker_id, address in known.broker_addrs.items() if known is not None else ():
+                        found.setdefault(broker_id, []).append(address)
+        return found if answers else None
 
     @property
     def registered(self) -> int:
@@ -224,10 +240,24 @@ class Registration:
             elif changed := link.take_changed():
                 await self._register(peer, changed, only_changes=True)
                 link.is_told()
-            elif await self._is_outdated(peer):
-                await self._register_all(link, peer)
+            else:
+                await self._check_may_register(peer)
+                if await self._is_outdated(peer):
+                    await self._register_all(link, peer)
+
+    async def _check_may_register(self, peer: Peer) -> None:
+        if self._may_register is not None:
+            await self._may_register(await self._known(peer))
+
+    async def _known(self, peer: Peer) -> BrokerData | None:
+        """The brokers of this name that a name server knows."""
+        response = await peer.call(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_ms=self._timeout_ms)
+        if response.code != ResponseCode.SUCCESS:
+            return None
+        return decode(response.body, ClusterInfo).broker_addr_table.get(self._identity().broker_name)
 
     async def _register_all(self, link: _Link, peer: Peer) -> None:
+        await self._check_may_register(peer)
         link.take_changed()
         await self._register(peer, self._topics().topic_config_table.values())
         if link.peer is None:

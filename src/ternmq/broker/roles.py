@@ -10,6 +10,9 @@ dropped when it ends. Nothing is reset, so nothing of an old term can be left ov
     step_down(reason)     stop all runners, in the order in which they were added: one turn of the loop, no await
     become(SLAVE, term)   step down, wait until the old tasks are gone ─▶ register with the slave's id
 
+A runner that fails, by an error that it does not expect, is logged and started again after a pause that grows. What
+waits for it, such as delayed messages, would otherwise wait until the broker is restarted.
+
 The first runner is the permission to write (``Switch`` around the store's), so after ``step_down`` has returned no
 record can be appended, whatever a task of the old term still tries. The tasks of the old term are cancelled in the same
 turn: a task that was about to run gets the cancellation instead of its turn.
@@ -36,6 +39,10 @@ log = logging.getLogger(__name__)
 #: The broker id of a master; slaves have larger ones.
 MASTER_ID: Final = 0
 _FIRST_SLAVE_ID: Final = 1
+#: The pause before a runner that failed is started again. It doubles, up to the second, until the runner has worked for
+#: as long as that.
+RESTART_S: Final = 1.0
+RESTART_MAX_S: Final = 60.0
 
 
 class Role(Enum):
@@ -56,7 +63,7 @@ class Runner(Protocol):
     """What runs on a master only; one object per term."""
 
     async def run(self) -> None:
-        """Work until cancelled, or return if there is nothing to do by itself."""
+        """Work until cancelled, or return if there is nothing to do by itself. Called again after it has raised."""
         ...
 
     def stop(self, reason: TernError) -> None:
@@ -137,11 +144,6 @@ class Roles:
         """The id under which this broker is registered; it also stands in replies."""
         return self._broker_id
 
-    @property
-    def suggested_broker_id(self) -> int:
-        """The broker of this name that consumers should pull from next: the master."""
-        return MASTER_ID
-
     def add(self, factory: RunnerFactory) -> None:
         """Have a runner in each term. Call before the first term: runners start and stop in the order of adding."""
         assert not self._runners, "runners are added before the first term"
@@ -159,6 +161,11 @@ class Roles:
         log.info("stepping down from term %d: %s", self.term.number, reason)
         self._stop(reason)
 
+    async def ended(self) -> None:
+        """Wait until the tasks of the last term are gone."""
+        if self._running:
+            await asyncio.wait(self._running)
+
     async def become(self, role: Role, term: Term, *, broker_id: int | None = None) -> None:
         """Take a role. As master, the runners of the term run when this returns; each term needs a larger number.
 
@@ -168,8 +175,7 @@ class Roles:
         """
         self.step_down(NotMaster(f"this broker becomes {role.value} in term {term.number}"))
         change = self._changes
-        if self._running:
-            await asyncio.wait(self._running)
+        await self.ended()
         if role is Role.MASTER:
             await self._folded()
         if change != self._changes:
@@ -195,7 +201,7 @@ class Roles:
         except BaseException as error:
             self._stop(NotMaster(f"term {term.number} could not begin: {error}"))
             raise
-        self._running = [self._tasks.create_task(runner.run()) for runner in self._runners]
+        self._running = [self._tasks.create_task(_keep_running(runner)) for runner in self._runners]
 
     def _stop(self, reason: TernError) -> None:
         runners, self._runners = self._runners, []
@@ -207,6 +213,23 @@ class Roles:
                 log.exception("a part of this master could not be stopped")
         for task in self._running:
             task.cancel()
+
+
+async def _keep_running(runner: Runner) -> None:
+    time, pause_s = asyncio.get_running_loop().time, RESTART_S
+    while True:
+        began = time()
+        try:
+            await runner.run()
+        except Exception:
+            if time() - began >= RESTART_MAX_S:
+                pause_s = RESTART_S
+            name = type(runner).__name__
+            log.exception("%s of this master failed unexpectedly; starting it again in %g s", name, pause_s)
+        else:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, RESTART_MAX_S)
 
 
 async def _at_once() -> None:

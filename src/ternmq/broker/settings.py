@@ -27,6 +27,7 @@ FIXED: Final = (
     "broker_ip1",
     "bind_address",
     "listen_port",
+    "http_port",
     "namesrv_addr",
     "revive_queue_num",
     "trace_topic_enable",

@@ -1,10 +1,12 @@
 """``tern consume`` (F1, F3, F6).
 
-Three ways to read, by what the reader leaves behind:
+Four ways to read, by what the reader leaves behind:
 
 - Without a group: nothing. Each reader sees all messages, as often as it likes; brokers keep no progress.
 - ``--group`` that follows: a member of the group like any other. Queues are shared with the other members, progress is
   kept, and a second ``tern consume`` with the same group takes over half of the queues.
+- ``--group --share``: one of any number of consumers that share the messages of the group, however many queues there
+  are (R1).
 - ``--group --no-follow``: works off what waits for the group, stores its progress and ends. That is no membership, so
   it is refused while the group has members: they would read the same messages.
 
@@ -66,6 +68,9 @@ def consume(
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for new messages, or stop at the end of the queues.")
     ] = True,
+    share: Annotated[
+        bool, typer.Option("--share", help="With --group: share all queues with any number of other consumers.")
+    ] = False,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Stop after this many messages.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
@@ -84,19 +89,23 @@ def consume(
         tern consume orders --sql "amount BETWEEN 5 AND 10 AND region = 'eu'"
 
         tern consume orders --group billing --count 10
+
+        tern consume orders --group billing --share
     """
+    if share and (group is None or not follow):
+        raise ConfigError("--share needs --group, and works without --no-follow: add --group NAME")
     chosen = _Filter(tags, sql)
     show = _Printer(Output(as_json=as_json), count)
     position = parse_position(start)
     if group is None:
         serve(_look(topic, position, chosen, show, follow=follow, name_servers=name_servers))
     elif follow:
-        serve(_join(topic, group, position, chosen, show, name_servers=name_servers))
+        serve(_join(topic, group, position, chosen, show, share=share, name_servers=name_servers))
     else:
         serve(_work_off(topic, group, position, chosen, show, name_servers=name_servers))
 
 
-# --- Three ways to read -------------------------------------------------------------------------------------------
+# --- Ways to read -------------------------------------------------------------------------------------------
 
 
 async def _look(
@@ -114,14 +123,16 @@ async def _look(
 
 
 async def _join(
-    topic: str, group: str, start: StartPosition, chosen: _Filter, show: _Printer, *, name_servers: str
+    topic: str, group: str, start: StartPosition, chosen: _Filter, show: _Printer, *, share: bool, name_servers: str
 ) -> None:
     from ternmq.client.consume.pull import PullConsumer
     from ternmq.client.consume.push import PushConsumer
+    from ternmq.client.consume.share import ShareConsumer
 
     async with PullConsumer(group, name_servers=name_servers) as looker:
         await looker.queues(topic)  # a member would wait for a topic that does not exist
-    async with PushConsumer(group, name_servers=name_servers, start=start) as consumer:
+    kind = ShareConsumer if share else PushConsumer
+    async with kind(group, name_servers=name_servers, start=start) as consumer:
         consumer.subscribe(topic, chosen.tags, sql=chosen.sql)
         async for message in consumer:
             more = show(message)

@@ -15,7 +15,7 @@ from ternmq.cli.running import run
 from ternmq.cli.times import format_ms, parse_position
 
 if TYPE_CHECKING:
-    from ternmq.admin.clients import ConsumerInfo, QueueState
+    from ternmq.admin.clients import ConsumerInfo, LiveConsumers, QueueState, Sharer
     from ternmq.admin.offsets import Move
 
 app = typer.Typer(
@@ -130,22 +130,25 @@ def list_(
 def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """List the active members of a group and their subscriptions.
 
-    A warning is shown if the subscriptions of the members differ.
+    For consumers that share messages, also their state (online, offline, gone) and how many messages they hold. A
+    warning is shown if the subscriptions of the members differ.
 
     Example:
 
         tern group members billing
     """
     from ternmq.admin import Admin
-    from ternmq.admin.clients import LiveConsumers
 
-    async def work() -> LiveConsumers | None:
+    async def work() -> tuple[LiveConsumers | None, list[Sharer]]:
         async with Admin(name_servers) as admin:
-            return await admin.clients.consumers(group)
+            return await admin.clients.consumers(group), await admin.clients.sharers(group)
 
-    found = run(work())
-    Output(as_json=as_json).rows(
-        [
+    found, sharers = run(work())
+    rows: list[dict[str, object]] = []
+    for one in found.members if found is not None else ():
+        assert found is not None
+        subscribed = found.subscriptions if one.subscriptions is None else one.subscriptions
+        rows.append(
             {
                 "client": one.client_id,
                 "address": one.address,
@@ -154,13 +157,18 @@ def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_js
                 "model": found.model,
                 "subscribes": subscribed if as_json else ", ".join(map(": ".join, subscribed.items())),
                 "differs": found.differ,
+                **_shares([sharer for sharer in sharers if sharer.consumer == one.client_id]),
             }
-            for one in found.members
-            for subscribed in [found.subscriptions if one.subscriptions is None else one.subscriptions]
-        ]
-        if found is not None
-        else [],
-        columns=("client", "address", "language", "version", "model", "subscribes"),
+        )
+    # Others have a name of their own, or are not connected any more.
+    names = {row["client"] for row in rows}
+    for name in dict.fromkeys(sharer.consumer for sharer in sharers if sharer.consumer not in names):
+        about = dict.fromkeys(("address", "language", "version", "model", "subscribes", "differs"))
+        rows.append({"client": name or None, **about, **_shares([one for one in sharers if one.consumer == name])})
+    shown = ("state", "held", "idle_s") if sharers else ()
+    Output(as_json=as_json).rows(
+        rows,
+        columns=("client", "address", "language", "version", "model", "subscribes", *shown),
         empty=f"group {group} has no active consumers",
     )
     if found is not None and found.differ and not as_json:
@@ -168,6 +176,17 @@ def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_js
             f"the members of group {group} have different subscriptions, so each can miss messages; give all "
             "members the same subscriptions, or use one group for each"
         )
+
+
+def _shares(sharers: Sequence[Sharer]) -> dict[str, object]:
+    """What the brokers know of one consumer that shares messages; it is online if any of them heard of it."""
+    states = [sharer.state for sharer in sharers]
+    return {
+        "state": None if not states else "online" if "online" in states else states[0],
+        "held": sum([sharer.held for sharer in sharers]) if sharers else None,
+        "idle_s": min([sharer.idle_ms for sharer in sharers]) // 1000 if sharers else None,
+        "shares": [asdict(sharer) for sharer in sharers],
+    }
 
 
 @app.command()

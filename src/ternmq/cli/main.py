@@ -14,24 +14,29 @@ from typing import Annotated
 import typer
 
 from ternmq.cli import (
+    brokers,
     certs,
     deadletters,
     delay,
     groups,
     logs,
     messages,
+    outbox,
     pipelines,
     profiles,
+    raft,
     servers,
     store,
     topics,
     transactions,
+    users,
 )
 from ternmq.cli.consume import consume
 from ternmq.cli.dump import dump
 from ternmq.cli.options import Json
 from ternmq.cli.output import Output, ReaderGone, note, sentence_of
 from ternmq.cli.send import send
+from ternmq.cli.trace import trace
 
 app = typer.Typer(
     name="tern",
@@ -55,34 +60,43 @@ app = typer.Typer(
 
 app.command(rich_help_panel="Servers")(servers.up)
 app.command(rich_help_panel="Servers")(servers.namesrv)
-app.command(rich_help_panel="Servers")(servers.broker)
+brokers.app.command()(raft.transfer)
+app.add_typer(brokers.app, name="broker", rich_help_panel="Servers")
 app.command(rich_help_panel="Messages")(send)
 app.command(rich_help_panel="Messages")(consume)
 app.add_typer(messages.app, name="message", rich_help_panel="Messages")
+app.command(rich_help_panel="Messages")(trace)
 app.add_typer(delay.app, name="delay", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
 app.add_typer(transactions.app, name="transaction", rich_help_panel="Administration")
+app.add_typer(outbox.app, name="outbox", rich_help_panel="Administration")
+app.add_typer(raft.app, name="raft", rich_help_panel="Administration")
 store.app.command()(dump)
 app.add_typer(store.app, name="store", rich_help_panel="Administration")
+app.add_typer(users.app, name="user", rich_help_panel="Administration")
 app.add_typer(certs.app, name="certs", rich_help_panel="Administration")
 app.add_typer(pipelines.app, name="pipeline", rich_help_panel="Data")
 
 
 @app.command(rich_help_panel="Administration")
 def version(as_json: Json = False) -> None:
-    """Print the versions of TernMQ, Python and the event loop."""
+    """Print the versions of TernMQ, Python and the event loop, and whether compiled kernels are used."""
     import platform
     from importlib import metadata
+
+    from ternmq import kernels
 
     try:
         loop = f"uvloop {metadata.version('uvloop')}"
     except metadata.PackageNotFoundError:
         loop = "asyncio"
     ternmq, python = metadata.version("ternmq"), platform.python_version()
+    used = kernels.describe()
     Output(as_json=as_json).item(
-        {"ternmq": ternmq, "python": python, "loop": loop}, f"tern {ternmq} (Python {python}, {loop})"
+        {"ternmq": ternmq, "python": python, "loop": loop, "kernels": used},
+        f"tern {ternmq} (Python {python}, {loop}, {used})",
     )
 
 

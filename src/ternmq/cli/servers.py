@@ -22,6 +22,7 @@ from ternmq.errors import ConfigError, TernError
 if TYPE_CHECKING:
     from ternmq.broker.config import BrokerConfig
     from ternmq.namesrv.config import NamesrvConfig
+    from ternmq.raft.config import RaftConfig
     from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
@@ -32,10 +33,15 @@ _CHOSEN_BY_UP: Final = {
     "brokerid": "use --slaves; for other ids use `tern broker`",
     "storepathrootdir": "use --dir",
     "namesrvaddr": "use --port; to use other name servers run `tern broker -n`",
+    "enabledlegercommitlog": "use --raft",
+    "dlegerpeers": "use --raft; for members on several machines use `tern broker`",
+    "dlegerselfid": "use --raft; for members on several machines use `tern broker`",
 }
 #: Features that a developer may want to try; RocketMQ's default is off (K2).
 _ON_UNLESS_SAID: Final = ["enablePropertyFilter=true"]
 LOOPBACK: Final = "127.0.0.1"
+#: From a member's port for clients to the one for the others: 10911 and 40911, as in RocketMQ's examples.
+RAFT_PORT_STEP: Final = 30_000
 _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 
 
@@ -48,6 +54,9 @@ def up(
     ] = 10911,
     brokers: Annotated[int, typer.Option("--brokers", help="Number of brokers; each is a process.")] = 1,
     slaves: Annotated[int, typer.Option("--slaves", help="Number of slaves of each broker, which copy it.")] = 0,
+    raft: Annotated[
+        bool, typer.Option("--raft", help="Make the brokers one Raft group, which elects its master; use 3 of them.")
+    ] = False,
     host: Annotated[
         str,
         typer.Option(
@@ -72,6 +81,8 @@ def up(
         tern up --brokers 2 --dir /var/lib/ternmq --set flushDiskType=SYNC_FLUSH
 
         tern up --slaves 1 --set brokerRole=SYNC_MASTER
+
+        tern up --brokers 3 --raft
     """
     logs.set_up(log_level, label="up")
     serve(
@@ -81,6 +92,7 @@ def up(
             broker_port=broker_port,
             brokers=brokers,
             slaves=slaves,
+            raft=raft,
             host=host,
             flags=settings or [],
             output=Output(as_json=as_json),
@@ -96,6 +108,7 @@ async def _up(
     broker_port: int,
     brokers: int,
     slaves: int,
+    raft: bool,
     host: str,
     flags: Sequence[str],
     output: Output,
@@ -106,6 +119,7 @@ async def _up(
     from ternmq.env import Env
     from ternmq.namesrv.config import NamesrvConfig
     from ternmq.namesrv.server import NameServer
+    from ternmq.raft.config import MEMBERS_MAX, RaftConfig
     from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
@@ -122,11 +136,16 @@ async def _up(
     for setting in settings.given:
         if not setting.shared and setting.name in _CHOSEN_BY_UP:
             raise ConfigError(f"{setting.key} cannot be set with `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
-    settings.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, NamesrvConfig)
+    settings.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig, NamesrvConfig)
     # Built here to find errors before any server runs; the brokers build theirs again.
     settings.build(BrokerConfig)
     settings.build(StoreConfig)
     settings.build(ReplicationConfig)
+    settings.build(RaftConfig)
+    if raft and slaves:
+        raise ConfigError("--raft and --slaves exclude each other: the members of a Raft group copy each other")
+    if raft and brokers > MEMBERS_MAX:
+        raise ConfigError(f"invalid --brokers {brokers}: a Raft group has at most {MEMBERS_MAX} members; 3 are usual")
     namesrv_config = settings.build(NamesrvConfig)
     kv_path = namesrv_config.kv_config_path or directory / "namesrv" / "kvConfig.json"
     namesrv_config = dataclasses.replace(namesrv_config, listen_port=port, kv_config_path=kv_path)
@@ -137,10 +156,12 @@ async def _up(
     async with NameServer(namesrv_config, Env()) as name_server:
         listens_on = namesrv_config.bind_address
         dialled = LOOPBACK if listens_on in _ANYWHERE else listens_on
-        strangers = {id(setting) for setting in settings.strangers(BrokerConfig, StoreConfig, ReplicationConfig)}
+        known = (BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
+        strangers = {id(setting) for setting in settings.strangers(*known)}
         plans = plan_brokers(
             count=brokers,
             slaves=slaves,
+            raft_ports=_raft_ports(brokers, broker_port, host) if raft else (),
             directory=directory,
             first_port=broker_port,
             host=host,
@@ -172,6 +193,16 @@ async def _up(
                     + f"; listening on {listens_on}; data in {directory}",
                 )
                 raise TernError(await running.first_to_end())
+
+
+def _raft_ports(count: int, broker_port: int, host: str) -> list[int]:
+    """A port for each member of a group, in RocketMQ's distance from those for clients; free ones if those are."""
+    from ternmq.cli.supervise import PORTS_APART
+    from ternmq.embedded import free_ports
+
+    if broker_port:
+        return [broker_port + RAFT_PORT_STEP + PORTS_APART * number for number in range(count)]
+    return free_ports(count, host)
 
 
 def _as_flag(section: str, key: str, value: str) -> str:
@@ -227,41 +258,28 @@ async def _namesrv(config: NamesrvConfig, output: Output) -> None:
 
 
 def broker(
-    config: ConfigFile = None,
-    name_server: Annotated[
-        str | None, typer.Option("--name-server", "-n", metavar="HOST:PORT", help="Name servers, separated by ';'.")
-    ] = None,
-    settings: Set = None,
-    as_json: Json = False,
-    log_level: LogLevel = "info",
+    config: Path | None, name_server: str | None, settings: list[str] | None, *, as_json: bool, log_level: str
 ) -> None:
-    """Start a broker, and run until Ctrl-C.
-
-    Reads RocketMQ's configuration files. Order of precedence: --set, -n, environment (TERNMQ_LISTEN_PORT),
-    file.
-
-    Examples:
-
-        tern broker -c broker.conf -n 10.0.0.1:9876
-
-        tern broker -n 127.0.0.1:9876 --set brokerName=broker-b --set listenPort=10931
-
-        tern broker -n 10.0.0.1:9876 --set brokerName=broker-a --set brokerRole=SLAVE --set brokerId=1
-    """
+    """Start a broker, and run until Ctrl-C (``cli.brokers``)."""
     from ternmq.broker.config import BrokerConfig
+    from ternmq.raft.config import RaftConfig
     from ternmq.replication.config import ReplicationConfig
     from ternmq.store.config import StoreConfig
 
     logs.set_up(log_level)
     flags = [*([f"namesrvAddr={name_server}"] if name_server else []), *(settings or [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
-    given.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig)
-    built = given.build(BrokerConfig), given.build(StoreConfig), given.build(ReplicationConfig)
+    given.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
+    built = given.build(BrokerConfig), given.build(StoreConfig), given.build(ReplicationConfig), given.build(RaftConfig)
     serve(_broker(*built, Output(as_json=as_json)))
 
 
 async def _broker(
-    broker_config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig, output: Output
+    broker_config: BrokerConfig,
+    store_config: StoreConfig,
+    replication: ReplicationConfig,
+    raft: RaftConfig,
+    output: Output,
 ) -> None:
     from ternmq.auth.access import own_credentials
     from ternmq.broker.broker import Broker
@@ -271,7 +289,13 @@ async def _broker(
     credentials = own_credentials(broker_config, os.environ)
     with late_bar("recover") as tell:
         async with Broker(
-            broker_config, store_config, Env(), replication=replication, credentials=credentials, on_progress=tell
+            broker_config,
+            store_config,
+            Env(),
+            replication=replication,
+            raft=raft,
+            credentials=credentials,
+            on_progress=tell,
         ) as broker:
             name, store = broker_config.broker_name, store_config.store_path_root_dir
             listens_on = format_address(broker_config.bind_address, broker.port)
@@ -285,4 +309,4 @@ async def _broker(
                 },
                 f"ready: {name} listening on {listens_on}, clients connect to {broker.address}; store in {store}",
             )
-            await asyncio.Event().wait()  # until cancelled
+            await broker.failed()  # until cancelled

@@ -1,7 +1,7 @@
-"""``tern store``: info, dump, verify, rebuild, diff: a store directory without a broker (C11, T1).
+"""``tern store``: info, dump, verify, rebuild, diff, cut: a store directory without a broker (C11, O1, T1).
 
-All but ``rebuild`` only read, also while a broker is running. For verify and diff, exit code 1 means "found something",
-as usual for such tools.
+All but ``rebuild`` and ``cut`` only read, also while a broker is running. For verify and diff, exit code 1 means "found
+something", as usual for such tools.
 """
 
 from __future__ import annotations
@@ -61,30 +61,42 @@ def info(
 
         tern store info ternmq-data/broker-a
     """
+    from ternmq.delay.schedule_check import summary
     from ternmq.store.inspect.faults import plural
-    from ternmq.store.inspect.summary import by_topic, log_summary, queue_summaries
+    from ternmq.store.inspect.summary import by_topic, log_summary, member_summary, queue_summaries
     from ternmq.store.inspect.view import StoreView
 
     view = StoreView(directory, config_of(settings, config))
-    log, rows = log_summary(view), queue_summaries(view)
+    log, rows, delayed = log_summary(view), queue_summaries(view), summary(view)
+    member = member_summary(view, log)
     output = Output(as_json=as_json)
     fields = {
         "directory": str(directory),
         "state": _state(view),
         "holder_pid": view.holder,
         "log": dataclasses.asdict(log),
+        "raft": dataclasses.asdict(member) if member is not None else None,
         "checkpoint": dataclasses.asdict(view.checkpoint),
         "sizes": dataclasses.asdict(view.sizes),
         "index_files": [path.name for path, _ in view.index_files],
         "messages": sum(queue.messages for queue in rows),
+        "delayed": dataclasses.asdict(delayed),
     }
     if as_json:
         output.item(fields | {"queues": [dataclasses.asdict(queue) for queue in rows]}, "")
         return
     sizes, segments, files = view.sizes, plural(log.segments, "segment"), plural(len(view.index_files), "file")
+    in_group = (
+        f"member {member.member}, term {member.term}, voted for {member.voted_for or 'none'}; entries "
+        f"{member.first_index:,} to {member.last_index:,}, the last of term {member.last_term}, committed to "
+        f"{member.committed_index:,}"
+        if member is not None
+        else ""
+    )
     for name, text in (
         ("state", _state(view)),
         ("log", f"{log.min_offset:,} to {log.end_offset:,}, in {segments} of {sizes.segment:,} bytes"),
+        *([("raft", in_group)] if in_group else []),
         ("stored", f"{format_ms(log.first_time_ms)} to {format_ms(log.last_time_ms)}"),
         ("messages", f"{fields['messages']:,} in {len(rows):,} queues, whose files have {sizes.queue_file:,} bytes"),
         ("index", f"{files} of {sizes.index_file:,} bytes"),
@@ -92,6 +104,11 @@ def info(
             "checkpoint",
             f"log {format_ms(view.checkpoint.log_time_ms)}, queues {format_ms(view.checkpoint.queue_time_ms)}, "
             f"index {format_ms(view.checkpoint.index_time_ms)}",
+        ),
+        (
+            "delayed",
+            f"{plural(delayed.waiting, 'message')} in {plural(delayed.hours, 'hour')}"
+            + (f", from {format_ms(delayed.first_hour_ms)} on" if delayed.waiting else ""),
         ),
     ):
         output.item({}, f"{name:<11}{text}")
@@ -130,7 +147,7 @@ def info(
 
 @app.command()
 def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """Check log, queues, index, checkpoint and tables; report each fault with its effect and remedy.
+    """Check log, queues, index, delayed messages, checkpoint and tables; report each fault with its effect and remedy.
 
     Reads every record. The exit code is 1 if there is a fault. Notes are not faults: the next start repairs those.
 
@@ -138,12 +155,13 @@ def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = No
 
         tern store verify ternmq-data/broker-a
     """
+    from ternmq.delay.schedule_check import ScheduleCheck
     from ternmq.store.inspect.verify import verify as check
 
     clock = SystemClock()
     began = clock.monotonic()
     with progress_bar("verify") as tell:
-        verdict = check(directory, config_of(settings, config), progress=tell)
+        verdict = check(directory, config_of(settings, config), checks=(ScheduleCheck,), progress=tell)
     seconds = clock.monotonic() - began
     if as_json:
         Output(as_json=True).item(_as_fields(verdict, seconds), "")
@@ -165,9 +183,10 @@ def rebuild(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Rebuild the queues and the index from the log, and replace the present ones.
+    """Rebuild the queues, the index and the schedule of delayed messages, and replace the present ones.
 
-    The log is not changed. The old files are replaced once the new ones are complete. Stop the broker first.
+    They are made from the log, which is not changed. Delayed messages that are older than the log are kept. The old
+    files are replaced once the new ones are complete. Stop the broker first.
 
     Examples:
 
@@ -175,6 +194,7 @@ def rebuild(
 
         tern store rebuild ternmq-data/broker-a --out /tmp/fresh
     """
+    from ternmq.delay.schedule_rebuild import fresh_schedule
     from ternmq.store.inspect.rebuild import rebuild as make
     from ternmq.store.inspect.view import StoreView
 
@@ -184,11 +204,11 @@ def rebuild(
     if out is None and holder is not None:
         raise StoreLocked(str(directory))
     if out is None and not yes:
-        ask(f"replace the queues and the index of {directory}?")
+        ask(f"replace the queues, the index and the schedule of {directory}?")
     clock = SystemClock()
     began = clock.monotonic()
     with progress_bar("rebuild") as tell:
-        made = make(directory, inspect, out=out, clock=clock, progress=tell)
+        made = make(directory, inspect, out=out, clock=clock, derived=(fresh_schedule,), progress=tell)
     seconds = clock.monotonic() - began
     Output(as_json=as_json).item(
         {
@@ -234,6 +254,64 @@ def diff(
     Output(as_json=as_json).rows(found, columns=("part", "name", "what"), empty=f"{left} and {right} are equal")
     if found:
         raise typer.Exit(1)
+
+
+@app.command()
+def cut(
+    directory: Directory,
+    at: Annotated[int, typer.Option("--at", min=0, metavar="OFFSET", help="Log offset at which the log is to end.")],
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="New directory for what is cut off; by default in DIR/cut."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    settings: Sizes = None,
+    config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Cut the end off the log, so that a slave can follow a master that does not have it. Stop the broker first.
+
+    The log of the slave names the offset (AHEAD). What is cut off is kept, and `tern store dump` shows it. Offsets of
+    consumers behind the new end are corrected when the broker starts.
+
+    Example:
+
+        tern store cut ternmq-data/broker-a --at 1048576
+    """
+    from ternmq.store.cut import cut_log
+    from ternmq.store.disk.file_disk import FileDisk
+    from ternmq.store.inspect.view import StoreView
+
+    inspect = config_of(settings, config)
+    view = StoreView(directory, inspect, on_corrupt=lambda _: None)
+    if view.holder is not None:
+        raise StoreLocked(str(directory))
+    disk = FileDisk()
+    place = inspect.log_place(disk, directory)
+    if place.home is not None:
+        raise ConfigError(
+            f"{directory} is of a member of a Raft group, which cuts its log by itself: start it, or empty the "
+            "directory"
+        )
+    if not yes:
+        ask(f"cut all behind log offset {at} off the log of {directory}?")
+    held = disk.lock(directory / "lock")
+    try:
+        made = cut_log(disk, directory, place.paths, segment_bytes=view.sizes.segment, log_offset=at, keep=keep)
+    finally:
+        held.release()
+    Output(as_json=as_json).item(
+        {
+            "directory": str(directory),
+            "log_offset": made.log_offset,
+            "cut_bytes": made.cut_bytes,
+            "messages": made.messages,
+            "kept": str(made.kept) if made.kept is not None else None,
+        },
+        f"cut {made.cut_bytes:,} bytes with {made.messages:,} messages off {directory}; they are in {made.kept}"
+        if made.kept is not None
+        else f"{directory} has nothing behind log offset {at}",
+    )
 
 
 # --- Shared -------------------------------------------------------------------------------------------------------

@@ -68,10 +68,12 @@ def plan_brokers(
     name_server: str,
     settings: Sequence[str],
     slaves: int = 0,
+    raft_ports: Sequence[int] = (),
 ) -> list[BrokerPlan]:
     """Brokers ``broker-a``, ``broker-b``, … with their own ports and directories; ``settings`` are for all.
 
-    Each has so many slaves: ``broker-a-slave-1`` and so on, which copy it.
+    Each has so many slaves: ``broker-a-slave-1`` and so on, which copy it. With ``raft_ports``, one for each broker,
+    they are the members of one Raft group instead: ``broker-a-n0``, ``broker-a-n1`` and so on.
     """
     if not 0 <= slaves <= SLAVES_MAX:
         raise ConfigError(f"invalid --slaves {slaves}: expected 0 to {SLAVES_MAX}")
@@ -84,6 +86,8 @@ def plan_brokers(
             "smaller one"
         )
     plans = []
+    if raft_ports:
+        return _plan_group(raft_ports, directory, first_port, host, name_server, settings)
     for number in range(count):
         name = f"broker-{chr(ord('a') + number)}"
         port = first_port + PORTS_APART * number if first_port else 0
@@ -103,6 +107,27 @@ def plan_brokers(
                 "brokerRole=SLAVE",
             )
             plans.append(BrokerPlan(slave, (f"brokerIP1={host}", *settings, *own, *more)))
+    return plans
+
+
+def _plan_group(
+    raft_ports: Sequence[int], directory: Path, first_port: int, host: str, name_server: str, settings: Sequence[str]
+) -> list[BrokerPlan]:
+    """The members of one Raft group."""
+    peers = ";".join(f"n{number}-{host}:{port}" for number, port in enumerate(raft_ports))
+    plans = []
+    for number in range(len(raft_ports)):
+        name = f"broker-a-n{number}"
+        own = (
+            "brokerName=broker-a",
+            f"listenPort={first_port + PORTS_APART * number if first_port else 0}",
+            f"storePathRootDir={directory / name}",
+            f"namesrvAddr={name_server}",
+            "enableDLegerCommitLog=true",
+            f"dLegerPeers={peers}",
+            f"dLegerSelfId=n{number}",
+        )
+        plans.append(BrokerPlan(name, (f"brokerIP1={host}", *settings, *own)))
     return plans
 
 

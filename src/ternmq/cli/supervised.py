@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -23,9 +24,13 @@ from ternmq.cli.running import serve
 from ternmq.cli.supervise import Report
 from ternmq.config import Settings
 from ternmq.env import Env
-from ternmq.errors import TernError
+from ternmq.errors import NotRunning, TernError
+from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
+
+#: How long the members of a Raft group, which start together, have to elect a leader.
+ELECTION_S: Final = 60.0
 
 
 def main(log_level: str, flags: Sequence[str]) -> int:
@@ -34,20 +39,33 @@ def main(log_level: str, flags: Sequence[str]) -> int:
         settings = Settings.gather(env=os.environ, flags=flags)
         config = settings.build(BrokerConfig)
         logs.set_up(log_level, label=config.broker_name)
-        serve(_broker(config, settings.build(StoreConfig), settings.build(ReplicationConfig)))
+        own = settings.build(StoreConfig), settings.build(ReplicationConfig), settings.build(RaftConfig)
+        serve(_broker(config, *own))
     except (TernError, OSError) as error:
         _tell(Report(error=sentence_of(error)))
         return 1
     return 0
 
 
-async def _broker(config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig) -> None:
-    credentials = own_credentials(config, os.environ)
+async def _broker(
+    config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig, raft: RaftConfig
+) -> None:
     async with Broker(
-        config, store_config, Env(), replication=replication, credentials=credentials, on_progress=_steps(_tell)
+        config,
+        store_config,
+        Env(),
+        replication=replication,
+        raft=raft,
+        credentials=own_credentials(config, os.environ),
+        on_progress=_steps(_tell),
     ) as broker:
+        if broker.group is not None and not await broker.group.settled(ELECTION_S):
+            raise NotRunning(f"the members of the Raft group did not elect a leader within {ELECTION_S:g} s")
         _tell(Report(ready=broker.address))
-        await _supervisor_gone()
+        async with asyncio.TaskGroup() as tasks:
+            failing = tasks.create_task(broker.failed())
+            await _supervisor_gone()
+            failing.cancel()
 
 
 def _steps(tell: Callable[[Report], None]) -> Callable[[int, int], None]:

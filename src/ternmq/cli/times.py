@@ -78,3 +78,10 @@ def format_ms(time_ms: int) -> str:
     if time_ms <= 0:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).astimezone().isoformat(" ", timespec="milliseconds")[:23]
+
+
+def age_text(seconds: int) -> str:
+    """``5s``, ``3m 20s``, ``2h 5m``."""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours}h {minutes_left}m" if hours else f"{minutes}m {rest}s" if minutes else f"{rest}s"

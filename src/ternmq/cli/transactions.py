@@ -9,6 +9,7 @@ import typer
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
+from ternmq.cli.times import age_text
 from ternmq.env import SystemClock
 
 if TYPE_CHECKING:
@@ -95,17 +96,10 @@ def _fields(one: OpenTransactionInfo, now_ms: int) -> dict[str, object]:
 
 def _row(one: OpenTransactionInfo, now_ms: int) -> dict[str, object]:
     return {
-        "age": _age(max(0, now_ms - one.born_time_ms) // 1000),
+        "age": age_text(max(0, now_ms - one.born_time_ms) // 1000),
         "group": one.group,
         "topic": one.topic,
         "checks": one.checks,
         "broker": one.broker,
         "transaction_id": one.transaction_id,
     }
-
-
-def _age(seconds: int) -> str:
-    """``5s``, ``3m 20s``, ``2h 5m``."""
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}h {minutes_left}m" if hours else f"{minutes}m {rest}s" if minutes else f"{rest}s"

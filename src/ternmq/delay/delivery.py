@@ -13,22 +13,26 @@ crash at any point neither loses a message nor repeats one. Hence the two rules 
 full or a closed disk: the runner waits and tries again. Only what cannot be read or stored at all is given up, with an
 error in the log.
 
-RocketMQ leaves two kinds of entries that are more than waiting messages (``hour_files.Kind``): a record that takes back
-another by its unique key, and one that was written again on its way. Both are settled when their hour is loaded, by
-closing records like everything else.
+RocketMQ leaves two kinds of entries that are more than waiting messages (``hour_files.EntryKind``): a record that takes
+back another by its unique key, and one that was written again on its way. Both are settled by closing records like
+everything else: those that are there when an hour is loaded before it joins the wheel, those that come later between
+deliveries. All of one slot are settled with one look at its messages: any client may send thousands of them, and no
+other message waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from ternmq import names
 from ternmq.delay.alarm import Alarm
-from ternmq.delay.due import HOUR_MS, slot_of
-from ternmq.delay.hour_files import Entry, HourFiles, Kind
+from ternmq.delay.due import HOUR_MS, slot_of, stored_place
+from ternmq.delay.hour_files import Entry, EntryKind, HourFiles
+from ternmq.delay.quick import delivered_at, quick_delivery
 from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.wheel import Due, HourWheel, Wheel
@@ -37,17 +41,21 @@ from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, 
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
+from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, unpack_record
 
 log = logging.getLogger(__name__)
 
-#: Messages delivered in one turn of the loop: some 3 ms.
-BATCH: Final = 150
+#: Messages delivered in one turn of the loop, and bytes of their records: some 3 ms.
+BATCH: Final = 256
+BATCH_BYTES: Final = 1 << 20
 #: Entries and marks read in one turn: some 5 ms.
 SLICE: Final = 20_000
-#: Entries of a slot that are compared with one that takes back, before other work gets its turn: some 3 ms.
+#: Entries of a slot that are compared with what takes back, before other work gets its turn: some 3 ms.
 _COMPARED: Final = 500
+#: Characters of keys that are looked for with one look at the messages of a slot.
+_WANTED_MAX: Final = 1 << 20
 #: No timer is longer, so that a clock that is set forward, or a machine that slept, is noticed within this time.
 _LOOK_MS: Final = 1_000
 #: Between two looks at whether the folds of the term's begin have arrived.
@@ -60,6 +68,10 @@ _real_queue = props.getter(Property.REAL_QUEUE_ID)
 _unique_key = props.getter(Property.UNIQUE_KEY)
 _delete_key = props.getter(Property.TIMER_DELETE_KEY)
 _NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
+#: Higher than any number of an entry.
+_ALL: Final = 1 << 62
+#: Of a key in memory, besides its characters.
+_KEY_COST: Final = 200
 
 
 class Delivery:
@@ -76,8 +88,9 @@ class Delivery:
         self._loading: dict[int, HourWheel] = {}
         #: By hour, how many closing marks of the schedule log are in its wheel.
         self._marks: dict[int, int] = {}
-        #: By hour, the work on its special entries that was begun.
+        #: By hour, the work on its special entries that was begun, and the hours for which it was once done.
         self._settling: dict[int, Iterator[None]] = {}
+        self._settled: set[int] = set()
         self._is_hindered = False
         self._is_stopped = False
         #: Messages delivered in this term.
@@ -86,6 +99,10 @@ class Delivery:
     async def run(self) -> None:
         """Deliver what is due, as long as it is not cancelled."""
         begin = self._store.written
+        # After a failure, what was taken from the wheel may not be delivered: all is read again.
+        self._wheel = Wheel()
+        for read in (self._loading, self._marks, self._settling, self._settled):
+            read.clear()
         if self._schedule.handover.is_foreign:
             log.warning(
                 "RocketMQ has used this directory: %d of its delayed messages wait and are delivered here. If RocketMQ "
@@ -107,13 +124,17 @@ class Delivery:
                 else:
                     self._is_hindered = False
                 await self._sleep(wait_ms)
+        except Exception:
+            # What was taken may not be delivered: a wheel without hours says so.
+            self._wheel = Wheel()
+            raise
         finally:
             self._alarm.clear()
             if not self._is_stopped:
                 self._hand_over()
 
-    def _hand_over(self) -> None:
-        """The broker stops: note for a RocketMQ that may get the directory what is delivered."""
+    def delivered_before(self) -> int:
+        """A time, in whole slots, before which all messages are delivered."""
         now_ms = self._clock.now_ms()
         next_ms = self._wheel.next_ms()
         times_ms = [now_ms] if next_ms is None else [now_ms, next_ms]
@@ -122,10 +143,21 @@ class Delivery:
             if not self._schedule.is_retired(files) and (wheel is None or wheel.entry_count < files.entry_count):
                 # Some of its messages may be due, and only the next turn would have seen them.
                 times_ms.append(files.hour * HOUR_MS)
+        return slot_of(min(times_ms))
+
+    def _hand_over(self) -> None:
+        """The broker stops: note for a RocketMQ that may get the directory what is delivered."""
         try:
             # What it says was delivered must not be lost with a power cut.
             self._store.flush_now()
-            self._schedule.hand_over(slot_of(min(times_ms)), self._store.max_offset(names.WHEEL_TOPIC, 0))
+            self._schedule.hand_over(self.delivered_before(), self._store.max_offset(names.WHEEL_TOPIC, 0))
+            if waiting := self._schedule.waiting:
+                log.info(
+                    "%d messages wait for their delivery time in %s; TernMQ delivers them when it runs again, and a "
+                    "RocketMQ that gets this directory does not",
+                    waiting,
+                    self._schedule.directory,
+                )
         except (StoreError, NotRunning) as error:
             log.warning(
                 "cannot write config/timercheck: %s; a RocketMQ that gets this directory would deliver messages again",
@@ -175,11 +207,12 @@ class Delivery:
         if is_complete is None:
             return 0
         dues = self._wheel.take(now_ms, BATCH)
-        self._deliver_all(dues)
+        self._deliver_all(dues, now_ms)
         if dues or not is_complete:
             return 0
         self._retire(now_ms)
         next_ms = self._wheel.next_ms()
+        self._schedule.delivered_ms = now_ms if next_ms is None else min(now_ms, next_ms)
         return _LOOK_MS if next_ms is None else max(next_ms - now_ms, 1)
 
     # --- Catching up ------------------------------------------------------------------------------------------------
@@ -199,26 +232,25 @@ class Delivery:
             if not is_new and not wheel.special and self._is_read(files, wheel):
                 continue
             if budget > 0:
-                budget -= self._read(files, wheel, budget, is_new=is_new)
-            if wheel.special or not self._is_read(files, wheel):
+                budget -= self._read(files, wheel, budget)
+            if not self._is_read(files, wheel):
                 is_complete = False
                 may_deliver = may_deliver and is_new
-            elif is_new:
+                continue
+            if wheel.special:
+                is_complete = False
+            if is_new and (not wheel.special or hour in self._settled):
                 self._wheel.hours[hour] = self._loading.pop(hour)
         return is_complete if may_deliver else None
 
     def _is_read(self, files: HourFiles, wheel: HourWheel) -> bool:
         return files.entry_count == wheel.entry_count and files.closed_count == self._marks.get(files.hour, 0)
 
-    def _read(self, files: HourFiles, wheel: HourWheel, budget: int, *, is_new: bool) -> int:
+    def _read(self, files: HourFiles, wheel: HourWheel, budget: int) -> int:
         """Read entries of an hour, then its marks; how many."""
         read = min(budget, files.entry_count - wheel.entry_count)
         if read:
-            numbers = files.numbers(wheel.entry_count, read)
-            late = wheel.add(numbers.dues_ms, numbers.log_offsets)
-            assert not (late and is_new), "an hour that is loaded has no open second"
-            self._wheel.put_back(late)
-            wheel.special += numbers.special
+            wheel.add(files.numbers(wheel.entry_count, read))
         if wheel.entry_count < files.entry_count:
             return read
         marked = self._marks.get(files.hour, 0)
@@ -234,33 +266,87 @@ class Delivery:
 
     # --- Delivering -------------------------------------------------------------------------------------------------
 
-    def _deliver_all(self, dues: list[Due]) -> None:
-        for count, due in enumerate(dues):
+    def _deliver_all(self, dues: list[Due], now_ms: int) -> None:
+        """Deliver what one turn has time for: large messages come back, and are taken again in the next."""
+        bytes_left = BATCH_BYTES
+        for count, (hour, numbers) in enumerate(dues):
+            files, wheel = self._schedule.hour(hour), self._wheel.hours[hour]
+            if files is None:
+                continue
+            done = 0
             try:
-                self._deliver(due)
+                while done < len(numbers) and bytes_left > 0:
+                    together = self._deliver_together(files, wheel, numbers[done:], now_ms, bytes_left)
+                    if not together:
+                        self._deliver(files, wheel, numbers[done])
+                        together = 1
+                    bytes_left -= sum(max(wheel.sizes[number], 0) for number in numbers[done : done + together])
+                    done += together
+                wheel.put_back(numbers[done:])
             except (StoreError, NotRunning):
-                self._wheel.put_back(dues[count:])
+                wheel.put_back(numbers[done:])
+                for later, rest in dues[count + 1 :]:
+                    self._wheel.hours[later].put_back(rest)
                 raise
 
-    def _deliver(self, due: Due) -> None:
-        files = self._schedule.hour(due.hour)
-        if files is None:
-            return
-        entry = files.entry(due.number)
+    def _deliver_together(
+        self, files: HourFiles, wheel: HourWheel, numbers: list[int], now_ms: int, bytes_max: int
+    ) -> int:
+        """Deliver messages with which nothing is unusual, up to the first that needs care; how many are done.
+
+        One at least, and then as many as have no more than ``bytes_max``.
+        """
+        if self._schedule.is_doubtful:
+            return 0
+        in_flight, log_offsets, places, sizes = self._schedule.in_flight, wheel.log_offsets, wheel.places, wheel.sizes
+        drafts: list[Draft] = []
+        text, read_bytes = delivered_at(now_ms), 0
+        pieces = files.pieces([(places[number], places[number] + sizes[number]) for number in numbers])
+        hour, marked, done = files.hour, files.closed_count, 0
+        try:
+            # Of what cannot be read, the log may have the original: the long way looks for it.
+            with suppress(StoreError):
+                for number, (data, at) in zip(numbers, pieces, strict=True):
+                    log_offset, size = log_offsets[number], sizes[number]
+                    read_bytes += size
+                    found = quick_delivery(data, at, size, log_offset, text) if log_offset not in in_flight else None
+                    if found is None or (read_bytes > bytes_max and drafts):
+                        break
+                    draft, slot_ms, topic = found
+                    in_flight[log_offset] = slot_ms, topic
+                    drafts.append(draft)
+            done = self._store.put_all(drafts)
+        except RecordRefused:
+            return 0
+        finally:
+            # Whatever happens: what stays in flight is not delivered again.
+            for number in numbers[done : len(drafts)]:
+                in_flight.pop(log_offsets[number], None)
+        for number in numbers[:done]:
+            wheel.give_up(number)
+        if self._marks.get(hour, 0) == marked and files.closed_count == marked + done:
+            # Their marks are known.
+            self._marks[hour] = marked + done
+        self.delivered += done
+        return done
+
+    def _deliver(self, files: HourFiles, wheel: HourWheel, number: int) -> None:
+        """Deliver one message, or find out why that is not possible."""
+        entry = files.entry(number)
         if entry is None:
             log.error(
                 "a message that was due at %d cannot be delivered and is dropped: its entry in %s is damaged",
-                due.due_ms,
+                wheel.due_ms(number),
                 files.paths[0],
             )
-            self._wheel.hours[due.hour].give_up(due.number)
+            wheel.give_up(number)
             return
         if self._schedule.is_doubtful and not self._is_in_log(files, entry):
-            self._wheel.hours[due.hour].give_up(due.number)
+            wheel.give_up(number)
             return
-        if entry.kind == Kind.TAKES_BACK:
+        if entry.kind == EntryKind.TAKES_BACK:
             # Its second began before it could be settled: too late for what it names.
-            self._close(entry, None, SETTLED)
+            self._close(entry, self._record(files, entry), SETTLED)
             return
         why = "its record is damaged"
         record = self._record(files, entry)
@@ -301,20 +387,54 @@ class Delivery:
         return draft
 
     def _record(self, files: HourFiles, entry: Entry) -> Record | None:
-        """The record of an entry, or its original in the log; None if both are damaged."""
+        """The record of an entry, or its original in the log; None if both are damaged.
+
+        Raises ``StoreError`` if it cannot be read now, and the log does not have it.
+        """
+        failure: StoreError | None = None
         try:
             return unpack_record(files.record(entry))
         except CorruptRecord:
-            page = self._store.record_at(entry.log_offset, entry.size)
+            pass
+        except StoreError as error:
+            failure = error
+        page = self._store.record_at(entry.log_offset, entry.size)
         try:
-            return unpack_record(page) if page is not None else None
+            if page is not None:
+                return unpack_record(page)
         except CorruptRecord:
-            return None
+            pass
+        if failure is not None:
+            raise failure
+        return None
 
     def _is_in_log(self, files: HourFiles, entry: Entry) -> bool:
         """Whether the log has the record of an entry, or has deleted it."""
+        if entry.log_offset < self._store.min_log_offset:
+            return True
         page = self._store.record_at(entry.log_offset, entry.size)
-        return entry.log_offset < self._store.min_log_offset or (page is not None and page == files.record(entry))
+        if page is None:
+            return False
+        try:
+            record = files.record(entry)
+            if page == record:
+                return True
+            unpack_record(record)
+        except StoreError:
+            # Damaged, or not readable now: what the log has is the same if it stands in the same place and waits for
+            # the same time.
+            return self._is_original(entry, page)
+        return False
+
+    @staticmethod
+    def _is_original(entry: Entry, page: Buffer) -> bool:
+        try:
+            record = unpack_record(page)
+        except CorruptRecord:
+            return False
+        place = stored_place(record.properties)
+        is_same = (record.topic, record.queue_offset) == (names.WHEEL_TOPIC, entry.queue_offset)
+        return is_same and place is not None and place[0] == entry.slot_ms
 
     def _close(self, entry: Entry, record: Record | None, why: str) -> None:
         """Close an entry without delivering it."""
@@ -325,7 +445,7 @@ class Delivery:
             return
         placed = self._store.put(draft)
         if self._store.dispatched < placed.end_offset:
-            self._schedule.in_flight.add(entry.log_offset)
+            self._schedule.in_flight[entry.log_offset] = None
 
     # --- What RocketMQ leaves ---------------------------------------------------------------------------------------
 
@@ -335,59 +455,94 @@ class Delivery:
         for _ in work:
             self._settling[files.hour] = work
             return
+        self._settled.add(files.hour)
 
     def _settle_all(self, files: HourFiles, wheel: HourWheel) -> Iterator[None]:
-        """Settle the special entries one by one; gives way to other work now and then."""
-        while wheel.special:
-            yield from self._settle(files, wheel, wheel.special[0])
+        """Settle the special entries that are there now, slot by slot; gives way to other work now and then."""
+        slots: dict[int, list[int]] = {}
+        for count, number in enumerate(list(wheel.special), 1):
+            entry = files.entry(number)
+            if entry is not None:
+                slots.setdefault(entry.slot_ms, []).append(number)
+            else:
+                del wheel.special[number]
+            if count % _COMPARED == 0:
+                yield
+        for count, (slot_ms, numbers) in enumerate(slots.items()):
+            if count:
+                yield
+            while numbers:
+                yield from self._settle(files, wheel, slot_ms, numbers)
+
+    def _settle(self, files: HourFiles, wheel: HourWheel, slot_ms: int, numbers: list[int]) -> Iterator[None]:
+        """Close what special entries of one slot take back or replace: the last of ``numbers``, which are taken out of
+        it, as many as have keys of ``_WANTED_MAX``."""
+        #: By topic and key: messages with a lower number than this are closed.
+        wanted: dict[tuple[str | None, str], int] = {}
+        settled: list[tuple[int, Entry]] = []
+        length = 0
+        while numbers and length <= _WANTED_MAX:
+            number = numbers.pop()
+            entry = files.entry(number)
+            if entry is not None and not wheel.is_closed(number):
+                for name in self._settled_names(files, entry):
+                    wanted[name] = max(wanted.get(name, 0), _ALL if entry.kind == EntryKind.TAKES_BACK else number)
+                    length += len(name[1]) + _KEY_COST
+            if entry is not None:
+                settled.append((number, entry))
+            if not len(settled) % _COMPARED:
+                yield
+        hashes = {entry.topic_hash for _, entry in settled}
+        for count, other in enumerate(wheel.in_slot(slot_ms) if wanted else (), 1):
+            self._settle_one(files, wheel, other, slot_ms, hashes, wanted)
+            if not count % _COMPARED:
+                yield
+        for count, (number, entry) in enumerate(settled, 1):
+            if entry.kind == EntryKind.TAKES_BACK and not wheel.is_closed(number):
+                self._close(entry, self._record(files, entry), SETTLED)
+                wheel.give_up(number)
             # Not before: a full disk makes it try again.
-            del wheel.special[0]
-            if wheel.special:
+            wheel.special.pop(number, None)
+            if not count % _COMPARED:
                 yield
 
-    def _settle(self, files: HourFiles, wheel: HourWheel, number: int) -> Iterator[None]:
-        """Close what an entry of another kind takes back or replaces."""
-        entry = files.entry(number)
-        if entry is None or wheel.is_closed(number):
-            return
+    def _settled_names(self, files: HourFiles, entry: Entry) -> Iterator[tuple[str | None, str]]:
+        """Topic and key of the messages that a special entry takes back or replaces."""
         record = self._record(files, entry)
-        takes_back = entry.kind == Kind.TAKES_BACK
-        if record is not None:
-            topic = _real_topic(record.properties)
-            key = (_delete_key if takes_back else _unique_key)(record.properties) or ""
+        if record is None:
+            return
+        topic = _real_topic(record.properties)
+        key = (_delete_key if entry.kind == EntryKind.TAKES_BACK else _unique_key)(record.properties)
+        if key:
+            yield topic, key
             # RocketMQ 5.3.2 puts the topic in front of the key.
-            keys = (key, key.removeprefix(f"{topic}+"))
-            for count, other in enumerate(wheel.in_slot(entry.slot_ms), 1):
-                if other != number and (takes_back or other < number):
-                    self._settle_one(files, wheel, entry, other, topic, keys, RECALLED if takes_back else SETTLED)
-                if count % _COMPARED == 0:
-                    yield
-        if takes_back:
-            self._close(entry, record, SETTLED)
-            wheel.give_up(number)
+            if key.startswith(f"{topic}+"):
+                yield topic, key.removeprefix(f"{topic}+")
 
     def _settle_one(
         self,
         files: HourFiles,
         wheel: HourWheel,
-        by: Entry,
         number: int,
-        topic: str | None,
-        keys: tuple[str, str],
-        why: str,
+        slot_ms: int,
+        hashes: Container[int],
+        wanted: Mapping[tuple[str | None, str], int],
     ) -> None:
         entry = files.entry(number)
         if (
             entry is None
             or wheel.is_closed(number)
-            or entry.slot_ms != by.slot_ms
-            or entry.topic_hash != by.topic_hash
-            or entry.kind == Kind.TAKES_BACK
+            or entry.slot_ms != slot_ms
+            or entry.topic_hash not in hashes
+            or entry.kind == EntryKind.TAKES_BACK
         ):
             return
         record = self._record(files, entry)
-        if record is not None and _real_topic(record.properties) == topic and _unique_key(record.properties) in keys:
-            self._close(entry, record, why)
+        if record is None:
+            return
+        below = wanted.get((_real_topic(record.properties), _unique_key(record.properties) or ""))
+        if below is not None and number < below:
+            self._close(entry, record, RECALLED if below == _ALL else SETTLED)
             # At once: the mark is read in a later turn, and another entry may name the same message.
             wheel.give_up(number)
 
@@ -403,4 +558,6 @@ class Delivery:
             if (hour + 1) * HOUR_MS + 2 * _LOOK_MS < now_ms and (files is None or files.last_closing < safe):
                 self._wheel.remove(hour)
                 self._marks.pop(hour, None)
+                self._settling.pop(hour, None)
+                self._settled.discard(hour)
                 self._schedule.retire(hour)

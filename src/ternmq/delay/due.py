@@ -13,7 +13,10 @@ Slots are kept by the hour: *hour* h begins at h · 3,600,000 ms since 1970.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from ternmq.errors import MessageIllegal
 from ternmq.message import TIMER_PROPERTIES, Property
@@ -24,28 +27,69 @@ HOUR_MS: Final = 3_600_000
 #: The end of the year 9999: times behind it have no name.
 TIME_MAX_MS: Final = 253_402_300_800_000
 
-_NUMBER: Final = re.compile(r"-?[0-9]{1,18}\Z")
+_DIGITS_MAX: Final = 18
 #: Unit in ms of the relative ones; the others are absolute.
 _UNITS_MS: Final = {Property.TIMER_DELAY_SEC: 1_000, Property.TIMER_DELAY_MS: 1}
+#: What reveals a property in the text of all, its name, how to get it, and its unit.
+_WISHES: Final = tuple((f"{name}\x01", name, props.getter(name), _UNITS_MS.get(name, 0)) for name in TIMER_PROPERTIES)
+_OUT: Final = f"\x02{Property.TIMER_OUT_MS}\x01"
+#: Slot and topic as ``Timer`` and ``Delivery`` write them: at the end of the text, so that no other pair counts.
+_PLACE: Final = re.compile(
+    f"{_OUT}([0-9]{{1,14}})\x02{Property.REAL_TOPIC}\x01([^\x01\x02]+)\x02{Property.REAL_QUEUE_ID}\x01[0-9]+\x02"
+    f"(?:{Property.TIMER_ENQUEUE_MS}\x01[0-9]+\x02{Property.TIMER_DEQUEUE_MS}\x01[0-9]+\x02)?\\Z"
+)
+_QUEUE: Final = re.compile(f"{Property.REAL_TOPIC}\x01([^\x01\x02]+)\x02{Property.REAL_QUEUE_ID}\x01([0-9]{{1,9}})\x02")
 _out_text = props.getter(Property.TIMER_OUT_MS)
-_getters: Final = tuple((name, props.getter(name), _UNITS_MS.get(name, 0)) for name in TIMER_PROPERTIES)
+_real_topic = props.getter(Property.REAL_TOPIC)
 
 
-def asked_time(properties: str, now_ms: int) -> tuple[str, int] | None:
-    """The property by which a message asks for its time, and that time in ms since 1970; None if it does not ask.
+class Wish(msgspec.Struct, frozen=True, gc=False):
+    """How a message asks for its time."""
+
+    #: The property.
+    name: str
+    #: Its value in ms: a delay, or a time since 1970.
+    ms: int
+    is_relative: bool
+
+    def due_ms(self, now_ms: int) -> int:
+        """The time asked for, of a message that comes at ``now_ms``."""
+        return now_ms + self.ms if self.is_relative else self.ms
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    """What the properties of a record in the timer topic say."""
+
+    slot_ms: int
+    #: The message's own topic.
+    topic: str
+    wish: Wish | None
+
+    def due_ms(self, store_time_ms: int) -> int:
+        """When the record is due: within its slot, at the end of that if nothing better is known."""
+        wish, slot_ms = self.wish, self.slot_ms
+        if wish is not None:
+            due_ms = wish.due_ms(store_time_ms)
+            if slot_ms < due_ms < slot_ms + SLOT_MS:
+                return due_ms
+        return slot_ms + SLOT_MS
+
+
+def asked_time(properties: str) -> Wish | None:
+    """How a message asks for its time; None if it does not.
 
     Raises ``MessageIllegal`` for an invalid value: not a number, or negative.
     """
-    for name, get, unit_ms in _getters:
-        text = get(properties)
-        if text is None:
+    for mark, name, get, unit_ms in _WISHES:
+        # A search costs a third of what the call does.
+        if mark not in properties or (text := get(properties)) is None:
             continue
-        if not _NUMBER.match(text) or text[0] == "-":
+        if not (text.isdigit() and text.isascii() and len(text) <= _DIGITS_MAX):
             raise MessageIllegal(
                 f"invalid {name} {text[:40]!r}: expected "
                 + ("a delay of 0 or more" if unit_ms else "a time in ms since 1970")
             )
-        return name, now_ms + int(text) * unit_ms if unit_ms else int(text)
+        return Wish(name, int(text) * (unit_ms or 1), unit_ms > 0)
     return None
 
 
@@ -54,23 +98,42 @@ def slot_of(due_ms: int) -> int:
     return (due_ms - 1) // SLOT_MS * SLOT_MS
 
 
-def stored_slot(properties: str) -> int | None:
-    """The slot in which a record waits, or waited; None without one, or if it is invalid."""
-    text = _out_text(properties)
-    if text is None or not (text.isascii() and text.isdigit() and len(text) <= 15):
+def stored_place(properties: str) -> tuple[int, str] | None:
+    """The slot in which a record waits, or waited, and its own topic; None if one is missing or invalid."""
+    found = _PLACE.match(properties, properties.rfind(_OUT))
+    if found is not None:
+        return int(found[1]), found[2]
+    text, topic = _out_text(properties), _real_topic(properties)
+    if text is None or topic is None or not (text.isascii() and text.isdigit() and len(text) <= 15):
         return None
     slot_ms = int(text)
-    return slot_ms if slot_ms < TIME_MAX_MS else None
+    return (slot_ms, topic) if slot_ms < TIME_MAX_MS else None
 
 
-def stored_due(properties: str, slot_ms: int, store_time_ms: int) -> int:
-    """When a record is due that waits in a slot: within the slot, its end if nothing better is known."""
-    end_ms = slot_ms + SLOT_MS
-    for _, get, unit_ms in _getters:
-        text = get(properties)
-        if text is not None:
-            if _NUMBER.match(text):
-                due_ms = store_time_ms + int(text) * unit_ms if unit_ms else int(text)
-                return due_ms if slot_ms < due_ms < end_ms else end_ms
-            break
-    return end_ms
+def own_queue(properties: str) -> tuple[int, str, int] | None:
+    """Slot, topic and queue id of a waiting record, if ``Timer`` wrote them."""
+    at = properties.rfind(_OUT) + len(_OUT)
+    end = properties.find("\x02", at)
+    queue, slot = _queue_of(properties[end + 1 :]), properties[at:end]
+    if queue is None or at < len(_OUT) or not (slot.isdigit() and slot.isascii() and len(slot) <= 14):
+        return None
+    return int(slot), *queue
+
+
+@lru_cache(1024)
+def _queue_of(text: str) -> tuple[str, int] | None:
+    """Topic and queue id, if the text has just these: the same for all messages of a queue."""
+    found = _QUEUE.fullmatch(text)
+    return (found[1], int(found[2])) if found is not None else None
+
+
+def stored_waiting(properties: str) -> Waiting | None:
+    """What a record in the timer topic says; None without a valid slot or without a topic."""
+    place = stored_place(properties)
+    if place is None:
+        return None
+    try:
+        return Waiting(*place, asked_time(properties))
+    except MessageIllegal:
+        # Of another origin: ``Timer`` lets no such record pass.
+        return Waiting(*place, None)

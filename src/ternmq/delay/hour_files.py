@@ -30,7 +30,7 @@ from __future__ import annotations
 import enum
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from sys import byteorder
@@ -39,18 +39,25 @@ from zlib import crc32
 
 from ternmq.delay.due import HOUR_MS
 from ternmq.store.derived.queue_files import FilePool
+from ternmq.store.disk.base import PlainFile
 
 _FIELDS: Final = struct.Struct(">qqqqiiHH")
 _ENTRY: Final = struct.Struct(">qqqqiiHHI")
-_CRC: Final = struct.Struct(">I")
+_pack_fields: Final = _FIELDS.pack
+_pack_crc: Final = struct.Struct(">I").pack
 _MARK: Final = struct.Struct(">qq")
 ENTRY_BYTES: Final = _ENTRY.size
 MARK_BYTES: Final = _MARK.size
 _NAME: Final = "%Y%m%d%H"
+#: Records that lie closer are read at once, up to so many bytes.
+#: Entries or marks that are read at once where all are needed.
+_PORTION: Final = 10_000
+_GAP_BYTES: Final = 2_048
+_PIECE_BYTES: Final = 1 << 18
 SUFFIXES: Final = ("index", "records", "closed")
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     """What an entry is."""
 
     WAITS = 1
@@ -79,11 +86,13 @@ class Entry(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Of consecutive entries: due times, log offsets and queue offsets; and which of them are not simply waiting."""
+    """Of consecutive entries: due times, log offsets, where their records stand, and sizes; and which of them are not
+    simply waiting."""
 
     dues_ms: array[int]
     log_offsets: array[int]
-    queue_offsets: array[int]
+    places: array[int]
+    sizes: array[int]
     special: list[int]
 
 
@@ -141,6 +150,10 @@ class Tail:
         length_bytes = min(length_bytes, self.length_bytes - at)
         on_disk = self._pool.get(self.path).read(at, min(length_bytes, -in_memory))
         return on_disk if length_bytes <= -in_memory else on_disk + self.buffer[: length_bytes + in_memory]
+
+    def open_file(self) -> PlainFile:
+        """The file itself, for many reads of what is written, and no write in between. Raises ``StoreError``."""
+        return self._pool.get(self.path)
 
     def write_out(self) -> None:
         """Write what is in memory; raises ``StoreError``, and then it stays there."""
@@ -205,23 +218,20 @@ class HourFiles:
 
     def add(
         self,
-        *,
         due_ms: int,
         slot_ms: int,
         log_offset: int,
         queue_offset: int,
         topic_hash: int,
-        kind: Kind,
+        kind: EntryKind,
         record: memoryview,
     ) -> None:
-        """Take in a record that waits; its log offset is the highest so far."""
-        size = len(record)
-        line = _FIELDS.pack(
-            due_ms, log_offset, self._records.length_bytes, queue_offset, size, topic_hash, due_ms - slot_ms, kind
-        )
-        self._index.buffer += line
-        self._index.buffer += _CRC.pack(crc32(line))
-        self._records.buffer += record
+        """Take in a record that waits; its log offset is the highest so far. Hot, so without keywords."""
+        records = self._records
+        at = records.written + len(records.buffer)
+        line = _pack_fields(due_ms, log_offset, at, queue_offset, len(record), topic_hash, due_ms - slot_ms, kind)
+        self._index.buffer += line + _pack_crc(crc32(line))
+        records.buffer += record
         self.last_offset = log_offset
 
     def close(self, *, closing: int, closed: int) -> None:
@@ -229,11 +239,14 @@ class HourFiles:
         self._closed.buffer += _MARK.pack(closing, closed)
         self.last_closing = closing
 
-    def write_out(self) -> None:
-        """Write everything to the files. Raises ``StoreError``; what is left is written the next time."""
+    def write_out(self) -> int:
+        """Write everything to the files; how many bytes. Raises ``StoreError``; the rest is written the next time."""
         # The index last: an entry that a tool finds in the files has its record.
-        for tail in (self._records, self._closed, self._index):
+        tails = (self._records, self._closed, self._index)
+        written_bytes = sum(len(tail.buffer) for tail in tails)
+        for tail in tails:
             tail.write_out()
+        return written_bytes
 
     def take_unsynced(self) -> list[Path]:
         """Files that have grown since they were last taken."""
@@ -271,8 +284,15 @@ class HourFiles:
         data = self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES)
         words = _words(data)
         kinds = data[43::ENTRY_BYTES]
-        special = [number for number, kind in enumerate(kinds, first) if kind != Kind.WAITS]
-        return Numbers(words[0::6], words[1::6], words[3::6], special if kinds.strip(b"\1") else [])
+        special = [number for number, kind in enumerate(kinds, first) if kind != 1] if kinds.strip(b"\1") else []
+        sizes = array("i", data)[8::12]
+        if byteorder == "little":
+            sizes.byteswap()
+        return Numbers(words[0::6], words[1::6], words[2::6], sizes, special)
+
+    def log_offsets(self, first: int, count: int) -> array[int]:
+        """Log offsets of consecutive entries, fewer at the end. They are not checked."""
+        return _words(self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES))[1::6]
 
     def closed(self, first: int, count: int) -> array[int]:
         """Log offsets of closed records, in the order in which they were closed."""
@@ -281,6 +301,30 @@ class HourFiles:
     def record(self, entry: Entry) -> bytes:
         """A whole record."""
         return self._records.read(entry.at, entry.size)
+
+    def pieces(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
+        """For each span of the file of records, begin and end: bytes that hold it, and where it begins in them.
+
+        Spans that lie close behind each other are read at once. A span that is no part of the file gives fewer bytes.
+        """
+        records, count = self._records, len(spans)
+        data, begin, end, length_bytes, written = b"", 0, 0, records.length_bytes, records.written
+        read = records.open_file().read if written else records.read
+        for number, (at, until) in enumerate(spans):
+            if at < begin or until > end or until < at:
+                if not 0 <= at <= until <= length_bytes:
+                    # The entry is damaged.
+                    yield b"", 0
+                    continue
+                begin, end, following = at, until, number + 1
+                while following < count:
+                    next_at, next_until = spans[following]
+                    if not end <= next_at <= end + _GAP_BYTES or not next_at < next_until <= begin + _PIECE_BYTES:
+                        break
+                    end = next_until
+                    following += 1
+                data = read(begin, end - begin) if end <= written else records.read(begin, end - begin)
+            yield data, at - begin
 
     def entries_from(self, log_offset: int) -> Iterator[Entry]:
         """The entries of records from a log offset on."""
@@ -291,10 +335,14 @@ class HourFiles:
 
     def closed_from(self, log_offset: int) -> array[int]:
         """Log offsets of what was closed by records from ``log_offset`` on."""
-        if self.last_closing < log_offset:
-            return array("q")
-        first = self._bisect(self._closed, MARK_BYTES, 0, log_offset)
+        first = self.first_mark(log_offset)
         return self.closed(first, self.closed_count - first)
+
+    def first_mark(self, log_offset: int) -> int:
+        """Number of the first closing mark that a record from ``log_offset`` on has left; behind the last if none."""
+        if self.last_closing < log_offset:
+            return self.closed_count
+        return self._bisect(self._closed, MARK_BYTES, 0, log_offset)
 
     def find(self, log_offset: int) -> Entry | None:
         """The entry of the record at a log offset."""
@@ -308,17 +356,28 @@ class HourFiles:
     def sound(self) -> Counts:
         """How much is sound: entries up to the first that is damaged or without its record, marks likewise."""
         entries, record_bytes = 0, 0
-        for entry in self.entries(0, self.entry_count):
+        for entry in self.all_entries():
             if entry is None or entry.at != record_bytes or entry.at + entry.size > self._records.length_bytes:
                 break
             entries += 1
             record_bytes = entry.at + entry.size
         closed, last = 0, -1
-        for closing, of in _MARK.iter_unpack(self._closed.read(0, self._closed.length_bytes)):
+        for closing, of in self.all_marks():
             if closing <= last or of >= closing:
                 break
             closed, last = closed + 1, closing
         return Counts(entries, record_bytes, closed)
+
+    def all_entries(self) -> Iterator[Entry | None]:
+        """All entries; they are read in portions, as there may be millions."""
+        for first in range(0, self.entry_count, _PORTION):
+            yield from self.entries(first, _PORTION)
+
+    def all_marks(self) -> Iterator[tuple[int, int]]:
+        """All closing marks: log offsets of the record that closes, and of the closed one."""
+        for first in range(0, self.closed_count, _PORTION):
+            data = self._closed.read(first * MARK_BYTES, _PORTION * MARK_BYTES)
+            yield from _MARK.iter_unpack(data)
 
     @staticmethod
     def _bisect(tail: Tail, unit_bytes: int, at: int, log_offset: int) -> int:

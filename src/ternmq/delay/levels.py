@@ -53,6 +53,8 @@ MARK: Final = f"{Property.DELAY}\x01"
 
 #: Messages of one level that are delivered in one turn: about 3 ms of the loop.
 BATCH: Final = 100
+#: And bytes of their records; a larger one comes alone.
+BATCH_BYTES: Final = 1 << 20
 #: Longest timer, so that a clock that was set forward, or a machine that slept, is noticed within this time.
 _LOOK_MS: Final = 1_000
 #: Pause after a failed put.
@@ -189,10 +191,13 @@ class DelayLevels:
         return queue_offset
 
     def _due(self, level: _Level, queue_offset: int) -> list[Entry]:
-        """The entries from ``queue_offset`` on that are due."""
+        """The entries from ``queue_offset`` on that are due, as many as one turn has time for."""
         entries = self._store.entries(names.SCHEDULE_TOPIC, level.queue_id, queue_offset, BATCH)
+        record_bytes = 0
         for number, entry in enumerate(entries):
-            if self._wait_ms(level, queue_offset + number, entry) > 0:
+            record_bytes += max(entry.size, 0)
+            is_too_much = number > 0 and record_bytes > BATCH_BYTES
+            if is_too_much or self._wait_ms(level, queue_offset + number, entry) > 0:
                 return entries[:number]
         return entries
 

@@ -17,6 +17,7 @@ from functools import partial
 
 from ternmq.env import Clock
 from ternmq.files import TableFile
+from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.stats import DelayOffsets
@@ -74,6 +75,15 @@ class DelayProgress:
         if offsets.offset_table != self._offsets:
             self._offsets = dict(offsets.offset_table)
             self._is_changed = True
+
+    def cut(self) -> int:
+        """Let no level be further than its queue: the log was cut (O1). Returns how many were."""
+        ends = {level: self._store.max_offset(SCHEDULE_TOPIC, level - 1) for level in self._offsets}
+        ahead = [level for level, end in ends.items() if self._offsets[level] > end]
+        for level in ahead:
+            self._offsets[level] = ends[level]
+            self._is_changed = True
+        return len(ahead)
 
     def body(self) -> DelayOffsets:
         """The table in its wire form, as it is now (for the file, and for slaves)."""

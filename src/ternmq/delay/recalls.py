@@ -5,7 +5,8 @@ RocketMQ that gets the directory it says the same in its own words: TIMER_DEL_UN
 in the same slot.
 
 A handle (``wire.recall``) that was made here names the log offset of the waiting record, which is found by bisection;
-one that was not is looked for in its hour, in slices.
+one that was not is looked for in its hour, in slices. An hour may have millions of messages, so there is one search at
+a time.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Final
 
 from ternmq import names
 from ternmq.delay.due import HOUR_MS
-from ternmq.delay.hour_files import Entry, HourFiles, Kind
+from ternmq.delay.hour_files import Entry, EntryKind, HourFiles
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Clock
-from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle
+from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle, SystemBusy
 from ternmq.message import Property
 from ternmq.store.log.draft import FIRST, Draft
 from ternmq.wire import properties as props
@@ -38,6 +39,10 @@ _SLICE_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 4_096
 #: Closed messages of one hour that are kept in memory for recalls; beyond, each recall reads what it needs.
 _CLOSED_MAX: Final = 200_000
+#: Closing marks that such a recall reads in one turn: some 2 ms.
+_MARKS: Final = 50_000
+#: Recalls that wait while another one searches.
+_WAITING_MAX: Final = 1_000
 #: Of a key that a closing record repeats. Clients make keys of 32.
 _KEY_LENGTH_MAX: Final = 1_000
 _NO_HOST: Final = bytes(HOST_V4_BYTES)
@@ -83,11 +88,14 @@ class Recalls:
         self._broker_name = broker_name
         #: What is closed of the hour that was asked for last, and how many of its marks that is.
         self._closed: tuple[int, int, set[int]] = (-1, 0, set())
+        self._searching = asyncio.Lock()
+        self._waiting = 0
 
     async def draft(self, topic: str, text: str, *, born_host: bytes) -> tuple[Draft, str]:
         """The record that takes back the message of a handle, to be stored at once; and the message's unique key.
 
-        Raises ``IllegalOperation`` if there is no such message, or not any more.
+        Raises ``IllegalOperation`` if there is no such message, or not any more, and ``SystemBusy``. Nothing is awaited
+        behind the last look at whether it waits.
         """
         try:
             handle = parse_handle(text)
@@ -100,8 +108,8 @@ class Recalls:
                 f"recall failed, the message is on broker {handle.broker_name}, and this is {self._broker_name}"
             )
         files = self._schedule.hour(handle.slot_ms // HOUR_MS)
-        found = await self._find(files, handle) if files is not None else None
-        if found is None or files is None or self._is_closed(files, found[0].log_offset):
+        found = await self._waits(files, handle) if files is not None else None
+        if found is None:
             raise IllegalOperation(
                 f"recall failed, the message {handle.unique_key} to {topic} does not wait on this broker: it was "
                 "delivered, was recalled before, or was never stored"
@@ -115,24 +123,40 @@ class Recalls:
     def taking_back(self, draft: Draft) -> Iterator[None]:
         """While ``draft`` is stored, and until the schedule log has folded it: what it closes is not delivered."""
         in_flight, closed = self._schedule.in_flight, draft.closes if draft.closes != FIRST else 0
-        in_flight.add(closed)
+        in_flight[closed] = None
         try:
             yield
         except BaseException:
-            in_flight.discard(closed)
+            in_flight.pop(closed, None)
             raise
 
-    async def _find(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
+    async def _waits(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
+        """What a handle names, if it waits."""
+        if handle.log_offset is not None and files.closed_count <= _CLOSED_MAX:
+            entry = files.find(handle.log_offset)
+            found = _matching(files, entry, handle) if entry is not None else None
+            return found if found is not None and not self._is_known_closed(files, found[0].log_offset) else None
+        if self._waiting >= _WAITING_MAX:
+            raise SystemBusy(f"[OVERLOAD]system busy: {self._waiting} recalls wait for their search; retry later")
+        self._waiting += 1
+        try:
+            async with self._searching:
+                return await self._search(files, handle)
+        finally:
+            self._waiting -= 1
+
+    async def _search(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
         if handle.log_offset is not None:
             entry = files.find(handle.log_offset)
-            return _matching(files, entry, handle) if entry is not None else None
+            found = _matching(files, entry, handle) if entry is not None else None
+            return found if found is not None and not await self._is_closed(files, found[0].log_offset) else None
         topic_hash, read_bytes = java_hash(handle.topic), 0
         for first in range(0, files.entry_count, _SLICE):
             for entry in files.entries(first, _SLICE):
                 if entry is not None and entry.slot_ms == handle.slot_ms and entry.topic_hash == topic_hash:
                     found = _matching(files, entry, handle)
                     # One that RocketMQ has written again stands here more than once.
-                    if found is not None and not self._is_closed(files, entry.log_offset):
+                    if found is not None and not await self._is_closed(files, entry.log_offset):
                         return found
                     read_bytes += entry.size + _READ_BYTES
                     if read_bytes >= _SLICE_BYTES:
@@ -141,13 +165,24 @@ class Recalls:
             await asyncio.sleep(0)
         return None
 
-    def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
+    async def _is_closed(self, files: HourFiles, log_offset: int) -> bool:
+        """Whether a message is closed; read in slices, and nothing is awaited behind the last one."""
+        if files.closed_count <= _CLOSED_MAX:
+            return self._is_known_closed(files, log_offset)
+        self._closed = (-1, 0, set())
+        # What has closed it stands behind it in the log, so only those marks are read.
+        first = files.first_mark(log_offset)
+        while some := files.closed(first, _MARKS):
+            if log_offset in some:
+                return True
+            first += len(some)
+            if first < files.closed_count:
+                await asyncio.sleep(0)
+        return log_offset in self._schedule.in_flight
+
+    def _is_known_closed(self, files: HourFiles, log_offset: int) -> bool:
         if log_offset in self._schedule.in_flight:
             return True
-        if files.closed_count > _CLOSED_MAX:
-            # What has closed it stands behind it in the log, so only those marks are read.
-            self._closed = (-1, 0, set())
-            return log_offset in files.closed_from(log_offset)
         hour, marks, offsets = self._closed
         if hour != files.hour or marks > files.closed_count:
             hour, marks, offsets = files.hour, 0, set()
@@ -158,7 +193,7 @@ class Recalls:
 
 def _matching(files: HourFiles, entry: Entry, handle: RecallHandle) -> tuple[Entry, Record] | None:
     """The entry and its record, if they are what the handle names."""
-    if entry.slot_ms != handle.slot_ms or entry.kind == Kind.TAKES_BACK:
+    if entry.slot_ms != handle.slot_ms or entry.kind == EntryKind.TAKES_BACK:
         return None
     try:
         record = unpack_record(files.record(entry))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ternmq.errors import RemoteProtocolError
 from ternmq.store.disk.base import Disk
 
 PATH: Final = Path("config") / "timercheck"
@@ -60,5 +61,17 @@ def read_handover(disk: Disk, root: Path, ours: tuple[int, int] | None) -> Hando
 
 def write_handover(disk: Disk, root: Path, read_time_ms: int, queue_offset: int) -> None:
     """Leave for a RocketMQ that slots before a time are delivered, and messages before an offset taken in."""
-    numbers = _NUMBERS.pack(read_time_ms, 0, queue_offset, queue_offset, 0, 0, 0)
-    disk.write(root / PATH, numbers.ljust(FILE_BYTES, b"\0"))
+    disk.write(root / PATH, pack_check_point(read_time_ms, queue_offset).ljust(FILE_BYTES, b"\0"))
+
+
+def pack_check_point(read_time_ms: int, queue_offset: int) -> bytes:
+    """The seven numbers, as slaves of RocketMQ 5 ask for them (GET_TIMER_CHECK_POINT 60)."""
+    return _NUMBERS.pack(read_time_ms, 0, queue_offset, queue_offset, 0, 0, 0)
+
+
+def unpack_check_point(data: bytes) -> tuple[int, int]:
+    """Read time and queue offset of a master of RocketMQ. Raises ``RemoteProtocolError``."""
+    if len(data) < _NUMBERS.size:
+        raise RemoteProtocolError(f"a timer check point of {len(data)} bytes; expected {_NUMBERS.size}")
+    read_time_ms, _, queue_offset, *_ = _NUMBERS.unpack_from(data)
+    return read_time_ms, queue_offset

@@ -30,13 +30,14 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
 import msgspec
 
-from ternmq.delay.due import HOUR_MS, stored_due, stored_slot
+from ternmq.delay.due import HOUR_MS, Waiting, stored_place, stored_waiting
 from ternmq.delay.hour_files import (
     ENTRY_BYTES,
     MARK_BYTES,
@@ -44,8 +45,8 @@ from ternmq.delay.hour_files import (
     SUFFIXES,
     Counts,
     Entry,
+    EntryKind,
     HourFiles,
-    Kind,
     hour_name,
     parse_hour_name,
 )
@@ -68,7 +69,9 @@ POSITION: Final = "position"
 #: Log offset, checksum of the ``state`` that it belongs to, checksum of both.
 _POSITION: Final = struct.Struct(">qII")
 #: Bytes of folded records in memory, of all hours together, before they are written without being asked.
-BUFFER_BYTES: Final = 4 << 20
+BUFFER_BYTES: Final = 8 << 20
+#: Hours that are written out in one turn of the loop: some 0.5 ms, or 5 where files must be made first.
+_HOURS_AT_ONCE: Final = 8
 #: Open files; two hours are read, and any hour may be written to.
 _OPEN_FILES_MAX: Final = 64
 
@@ -77,8 +80,17 @@ _real_topic = props.getter(Property.REAL_TOPIC)
 _roll_times = props.getter(Property.TIMER_ROLL_TIMES)
 _delete_key = props.getter(Property.TIMER_DELETE_KEY)
 
+#: As a global; an attribute of an enum is slow.
+_WAITS: Final = EntryKind.WAITS
 #: Told the due time of each message that is folded.
 Ring = Callable[[int], object]
+
+
+def kind_of(properties: str) -> EntryKind:
+    """What a record of the timer topic is."""
+    if _delete_key(properties) is not None:
+        return EntryKind.TAKES_BACK
+    return EntryKind.ROLLED if _roll_times(properties) is not None else EntryKind.WAITS
 
 
 class _State(msgspec.Struct):
@@ -119,6 +131,8 @@ class ScheduleLog:
         self.handover = Handover()
         #: What we have left for a RocketMQ: slot and queue offset up to which messages are delivered.
         self.handed_over: tuple[int, int] | None = None
+        #: All messages that were due before this time are delivered, as far as the runner of a term has seen.
+        self.delivered_ms = 0
         #: Hours with something in memory that is to be written out.
         self._dirty: dict[int, HourFiles] = {}
         #: Hours whose files have grown since they were last synced.
@@ -129,6 +143,8 @@ class ScheduleLog:
         #: What ``state`` has now, and its checksum.
         self._saved: _State | None = None
         self._saved_crc = 0
+        #: Log offset of the record that was folded last.
+        self._last_folded = 0
         #: Log offset up to which ``state`` is complete now, and the one that ``position`` tells.
         self._position = 0
         self._position_written = 0
@@ -136,12 +152,19 @@ class ScheduleLog:
         self.is_doubtful = False
         #: Whether messages by topic are to be counted anew, when the log is folded.
         self._is_to_count = False
-        #: Records that this node has closed as master, while the record that says so is not confirmed yet.
-        self.in_flight: set[int] = set()
+        #: Records that this node closes as master, while the record that says so is not folded yet; with slot and
+        #: topic, if they are known.
+        self.in_flight: dict[int, tuple[int, str] | None] = {}
+        #: The properties of the record that is stored next, and what they say.
+        self._announced: tuple[str, Waiting | None] = ("", None)
         #: Hours to remove, and their counts.
         self._retired: dict[int, Counts] = {}
         #: Hours whose files are to go, as ``state`` does not name them any more.
         self._removed: list[int] = []
+
+    def announce(self, properties: str, waiting: Waiting) -> None:
+        """Tell what the properties of a record say that is about to be stored, so that they are not read again."""
+        self._announced = properties, waiting
 
     # --- Derived ------------------------------------------------------------------------------------------------
 
@@ -151,6 +174,11 @@ class ScheduleLog:
 
     def load(self) -> int:
         """Read ``state``; the log offset up to which the files are complete. Changes nothing."""
+        # For the second time: the files came from another node, and the log is empty.
+        self._pool.close()
+        self._hours, self._order, self.topics_waiting = {}, [], {}
+        self._dirty, self._unsynced, self._snapshots = {}, {}, []
+        self._saved, self._position_written = None, 0
         found = self._hours_on_disk()
         state = self._read_state()
         self.handed_over = state.handover if state is not None else None
@@ -192,52 +220,42 @@ class ScheduleLog:
         if fact.closes:
             return
         self._note_fold(log_offset)
-        slot_ms = stored_slot(properties)
-        topic = _real_topic(properties)
-        if slot_ms is None or topic is None:
+        text, waiting = self._announced
+        if properties is not text:
+            waiting = stored_waiting(properties)
+        if waiting is None:
             log.error(
                 "the record at log offset %d of %s has no delivery time or no topic; it is never delivered",
                 log_offset,
                 WHEEL_TOPIC,
             )
             return
+        slot_ms, topic = waiting.slot_ms, waiting.topic
         if self.handover.has_delivered(slot_ms, fact.queue_offset):
             return
         files = self._files(slot_ms // HOUR_MS)
         if log_offset <= files.last_offset:
             return
-        kind = Kind.WAITS
-        if Property.TIMER_DELETE_KEY in properties and _delete_key(properties) is not None:
-            kind = Kind.TAKES_BACK
-        elif Property.TIMER_ROLL_TIMES in properties and _roll_times(properties) is not None:
-            kind = Kind.ROLLED
-        due_ms = stored_due(properties, slot_ms, fact.store_time_ms)
-        files.add(
-            due_ms=due_ms,
-            slot_ms=slot_ms,
-            log_offset=log_offset,
-            queue_offset=fact.queue_offset,
-            topic_hash=_topic_hash(topic),
-            kind=kind,
-            record=record,
-        )
+        kind = _WAITS
+        if Property.TIMER_DELETE_KEY in properties or Property.TIMER_ROLL_TIMES in properties:
+            kind = kind_of(properties)
+        due_ms = waiting.due_ms(fact.store_time_ms)
+        files.add(due_ms, slot_ms, log_offset, fact.queue_offset, _topic_hash(topic), kind, record)
         self._count(topic)
         self._buffer(files, ENTRY_BYTES + len(record))
         self._ring(due_ms)
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
         """Take in a record that delivers or takes back another one."""
-        self._note_fold(fact.log_offset)
-        slot_ms = stored_slot(fact.properties)
-        files = self._hours.get(slot_ms // HOUR_MS) if slot_ms is not None else None
-        if files is None or fact.log_offset <= files.last_closing:
+        log_offset = fact.log_offset
+        self._note_fold(log_offset)
+        place = self.in_flight.pop(closed, None) or stored_place(fact.properties)
+        files = self._hours.get(place[0] // HOUR_MS) if place is not None else None
+        if files is None or place is None or log_offset <= files.last_closing:
             # Of an hour that was removed, or folded already.
             return
-        files.close(closing=fact.log_offset, closed=closed)
-        self.in_flight.discard(closed)
-        topic = _real_topic(fact.properties)
-        if topic is not None:
-            self._uncount(topic)
+        files.close(closing=log_offset, closed=closed)
+        self._uncount(place[1])
         self._buffer(files, MARK_BYTES)
 
     def cut(self, log_offset: int) -> None:
@@ -253,9 +271,14 @@ class ScheduleLog:
         self._snapshots.clear()
         self._saved = None
 
+    def write_some(self) -> bool:
+        """Write a part of what was folded: messages may wait for any of a thousand hours."""
+        self._write_hours(_HOURS_AT_ONCE)
+        return not self._dirty
+
     def write_out(self) -> Sequence[Path]:
         """Write what was folded; the files to sync. Raises ``StoreError``; then nothing is lost."""
-        self._write_buffers()
+        self._write_hours(len(self._dirty))
         if self._is_to_count:
             self._is_to_count = False
             self._count_topics()
@@ -343,11 +366,49 @@ class ScheduleLog:
     def hour(self, hour: int) -> HourFiles | None:
         return self._hours.get(hour)
 
+    # --- For tools ----------------------------------------------------------------------------------------------
+
+    def take_over(self, hour: int, entry: Entry, topic: str, record: bytes) -> None:
+        """Take in a message from another schedule log; later ones, and the records of the log, follow."""
+        files = self._files(hour)
+        files.add(
+            entry.due_ms,
+            entry.slot_ms,
+            entry.log_offset,
+            entry.queue_offset,
+            entry.topic_hash,
+            EntryKind(entry.kind),
+            memoryview(record),
+        )
+        self._count(topic)
+        self._buffer(files, ENTRY_BYTES + entry.size)
+
+    def take_over_mark(self, hour: int, closing: int, closed: int) -> None:
+        """Take in that a message is done, from another schedule log."""
+        files = self._files(hour)
+        files.close(closing=closing, closed=closed)
+        # When all is there: the message may be one that follows.
+        self._is_to_count = True
+        self._buffer(files, MARK_BYTES)
+
+    # --- Hours --------------------------------------------------------------------------------------------------
+
     def retire(self, hour: int) -> None:
         """All messages of an hour are done, by records that are on the disk, and its time is over: its files may go."""
         files = self._hours.get(hour)
         if files is not None:
             self._retired[hour] = files.counts
+
+    def delivered_elsewhere(self, read_time_ms: int, queue_offset: int) -> None:
+        """The RocketMQ master of this slave has delivered the slots before a time, of messages before a queue offset.
+
+        It writes nothing into the log that says so. They are closed here, or a promotion would deliver them again.
+        """
+        begin = self.handed_over[1] if self.handed_over is not None else 0
+        handover = Handover(read_time_ms, begin, queue_offset)
+        if handover != self.handover:
+            self.handover = handover
+            self._close_delivered(self._last_folded + 1)
 
     def hand_over(self, read_time_ms: int, queue_offset: int) -> None:
         """Leave for a RocketMQ that may get the directory how far messages are delivered: all slots before a time.
@@ -382,30 +443,37 @@ class ScheduleLog:
         return files
 
     def _note_fold(self, log_offset: int) -> None:
+        self._last_folded = log_offset
         if self._snapshots and self._snapshots[-1].next_fold is None:
             self._snapshots[-1].next_fold = log_offset
 
     def _buffer(self, files: HourFiles, more_bytes: int) -> None:
         self._dirty[files.hour] = files
         self._buffered_bytes += more_bytes
-        if self._buffered_bytes >= BUFFER_BYTES:
-            # What cannot be written stays in memory, and the store takes no more until it is written.
-            self._write_buffers()
+        while self._buffered_bytes >= BUFFER_BYTES and self._dirty:
+            # What cannot be written stays in memory, and the store takes no more until it is written. Not all of it:
+            # that may be thousands of files.
+            self._write_hours(1)
 
-    def _write_buffers(self) -> None:
-        for hour in sorted(self._dirty):
-            self._dirty[hour].write_out()
+    def _write_hours(self, count: int) -> None:
+        """Write what is in memory of so many hours, the one that has waited longest first."""
+        for hour in list(islice(self._dirty, count)):
+            files = self._dirty[hour]
+            written_bytes = files.write_out()
             self._unsynced[hour] = self._dirty.pop(hour)
-        self._buffered_bytes = 0
+            self._buffered_bytes -= written_bytes
+        if not self._dirty:
+            # Also what a write that failed half-way, or a cut, has taken away.
+            self._buffered_bytes = 0
 
     def _close_delivered(self, log_offset: int) -> None:
         """Mark what a RocketMQ has delivered that had the directory since: it writes no closing records."""
         handover = self.handover
         for hour, files in self._hours.items():
-            if hour * HOUR_MS >= handover.read_time_ms:
+            if hour * HOUR_MS >= handover.read_time_ms or not files.waiting:
                 continue
-            closed = set(files.closed(0, files.closed_count))
-            for entry in files.entries(0, files.entry_count):
+            closed = {of for _, of in files.all_marks()}
+            for entry in files.all_entries():
                 if (
                     entry is not None
                     and entry.log_offset not in closed
@@ -435,8 +503,8 @@ class ScheduleLog:
         """Count anew what waits by topic, from the records themselves."""
         self.topics_waiting = {}
         for files in self._hours.values():
-            closed = set(files.closed(0, files.closed_count))
-            for entry in files.entries(0, files.entry_count):
+            closed = {of for _, of in files.all_marks()}
+            for entry in files.all_entries():
                 if entry is not None and entry.log_offset not in closed:
                     self._count(self._topic_of(files, entry))
 

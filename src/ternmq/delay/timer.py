@@ -15,17 +15,18 @@ commit would come after its time) or together with a delay level. The codes are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from ternmq import names
-from ternmq.delay.due import asked_time, slot_of
+from ternmq.delay.due import Waiting, asked_time, slot_of
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, SystemFailure
 from ternmq.message import Property
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
-from ternmq.wire.recall import RecallHandle
+from ternmq.wire.recall import handle_text
 from ternmq.wire.record import Sysflag
 
 #: What reveals a message with a delivery time in the text of its properties (``Intake``).
@@ -33,6 +34,7 @@ MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
 
 _OUT: Final = f"{Property.TIMER_OUT_MS}\x01"
 _PLACE: Final = (f"{Property.REAL_TOPIC}\x01", f"{Property.REAL_QUEUE_ID}\x01")
+_LEVEL: Final = f"{Property.DELAY}\x01"
 #: What RocketMQ notes when it writes a record again: that the earlier ones of its key are done with.
 _ROLLED: Final = f"{Property.TIMER_ROLL_TIMES}\x01"
 
@@ -47,11 +49,15 @@ class Timer:
         broker_name: str,
         is_enabled: bool,
         max_delay_sec: int,
+        announce: Callable[[str, Waiting], None],
     ) -> None:
+        """``announce`` is told what the properties of a draft say that is about to be stored
+        (``ScheduleLog.announce``)."""
         self._clock = clock
         self._broker_name = broker_name
         self._is_enabled = is_enabled
         self._max_delay_ms = max_delay_sec * 1000
+        self._announce = announce
         #: The draft that was last redirected, its own topic, and its slot.
         self._last: tuple[Draft | None, str, int] = (None, "", 0)
 
@@ -71,13 +77,14 @@ class Timer:
         ):
             return
         now_ms = self._clock.now_ms()
-        asked = asked_time(properties, now_ms)
-        if asked is None:
+        wish = asked_time(properties)
+        if wish is None:
             return
-        name, due_ms = asked
-        self._check(draft, name, due_ms - now_ms)
-        if due_ms <= now_ms:
-            return
+        due_ms = wish.due_ms(now_ms)
+        if not 0 < due_ms - now_ms <= self._max_delay_ms or not self._is_enabled or _LEVEL in properties:
+            self._check(draft, wish.name, due_ms - now_ms)
+            if due_ms <= now_ms:
+                return
         if _PLACE[0] in properties or _PLACE[1] in properties or _ROLLED in properties:
             # Of another delivery: a message that is sent on brings along what it had.
             properties = props.remove(
@@ -89,13 +96,14 @@ class Timer:
         self._last = draft, topic, slot_ms
         draft.properties = f"{properties}{_OUT}{slot_ms}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
         draft.topic, draft.queue_id = names.WHEEL_TOPIC, 0
+        self._announce(draft.properties, Waiting(slot_ms, topic, wish))
 
     def handle(self, draft: Draft, log_offset: int, unique_key: str) -> str | None:
         """The recall handle of a draft that was redirected and stored; None without a handle of its own."""
         redirected, topic, slot_ms = self._last
         if redirected is not draft:
             return None
-        return RecallHandle(topic, self._broker_name, slot_ms, unique_key, log_offset).text()
+        return handle_text(topic, self._broker_name, slot_ms, unique_key, log_offset)
 
     def _check(self, draft: Draft, name: str, delay_ms: int) -> None:
         if not self._is_enabled:
@@ -109,7 +117,7 @@ class Timer:
             )
         if delay_ms > self._max_delay_ms:
             raise MessageIllegal(
-                f"timer message illegal, {name} asks for a delay of {delay_ms // 1000} s: the limit is "
+                f"timer message illegal, {name} asks for a delay of {-(-delay_ms // 1000)} s: the limit is "
                 f"{self._max_delay_ms // 1000} s (timerMaxDelaySec)"
             )
         if delay_ms <= 0 and props.find(draft.properties, Property.TIMER_DELETE_KEY) is not None:
@@ -123,6 +131,8 @@ def check_no_time(properties: str, what: str) -> None:
     """Raise ``MessageIllegal`` if a message asks for a delivery time that can have none: ``what`` says why."""
     if props.find(properties, Property.TIMER_OUT_MS) is not None:
         return
-    asked = asked_time(properties, 0)
-    if asked is not None:
-        raise MessageIllegal(f"{what} cannot have a delivery time ({asked[0]}): send it as a plain message")
+    wish = asked_time(properties)
+    if wish is not None:
+        raise MessageIllegal(
+            f"{what} cannot have a delivery time ({wish.name}): send it without one, or as a plain message"
+        )

@@ -12,14 +12,17 @@ header from the same map: the handler sees exactly what was checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.names import RETRY_PREFIX, is_retry_topic, popped_topic
 from ternmq.wire.header import NO_BODY, Fields, Request, give_header
+from ternmq.wire.shapes import CODES, Shape, Texts, values_of
 
 
 class Action(Enum):
@@ -121,6 +124,12 @@ class CallingPeer(Protocol):
     @property
     def remote_ip(self) -> str: ...
 
+    @property
+    def certificate(self) -> Mapping[str, object]:
+        """Of the client, as ``ssl.SSLSocket.getpeercert`` gives it; empty if it has shown none, or none was asked for.
+        One that is here was checked."""
+        ...
+
 
 class Validator(Protocol):
     def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
@@ -162,18 +171,43 @@ def check_send(access: Access | None, topic: str) -> None:
         raise NoPermission("no permission for the topic of this message; ask the administrator for PUB on it")
 
 
+@runtime_checkable
+class QuickValidator(Protocol):
+    """A validator that also has a short way for sends, to a topic that it has allowed before on the same connection."""
+
+    def knows(
+        self, caller: CallingPeer, request: Request[Any], shape: Shape, values: tuple[str, ...], rule: Rule, /
+    ) -> bool:
+        """Whether a request of a shape, with these values, is allowed for sure; if not, the validator is asked as any
+        other."""
+        ...
+
+
 class Gate:
     """``Gate([validator, …])``: admits requests that all validators allow."""
 
     def __init__(self, validators: Iterable[Validator]) -> None:
         self._validators = tuple(validators)
+        quick = self._validators[0] if len(self._validators) == 1 else None
+        self._knows = quick.knows if isinstance(quick, QuickValidator) else None
 
-    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> None:
-        """Return if a request may be handled; its header is then built from the checked fields.
+    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> Fields | None:
+        """Return if a request may be handled; its header is then built from the checked fields. These are returned if
+        more requests of their shape should be expected (``FrameDecoder.learn``).
 
         Raises ``NoPermission``, or any error of a validator: the request must not be handled then, either.
         """
-        fields: Fields = request.header or {}
+        header = request.header
+        if isinstance(header, Texts):
+            shape, values = header.shape, values_of(header)
+            if self._knows is not None and self._knows(caller, request, shape, values, rule):
+                try:
+                    request.header = shape.typed(values)
+                except msgspec.ValidationError:
+                    give_header(request, header.to_map())  # says what is wrong with it
+                return None
+            header = header.to_map()
+        fields: Fields = header or {}
         try:
             for validate in self._validators:
                 validate(caller, request, fields, rule)
@@ -183,3 +217,4 @@ class Gate:
                 "client and its version are supported"
             ) from None
         give_header(request, fields)
+        return fields if self._knows is not None and request.code in CODES else None

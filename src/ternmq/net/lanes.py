@@ -90,8 +90,9 @@ class Lanes:
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
         self._running = False
-        #: Jobs that the last call of ``_run_jobs`` took out of their mailbox.
+        #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
+        self._done_bytes = 0
 
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
@@ -125,10 +126,13 @@ class Lanes:
         jobs.append((worker, request, arrived, size))
 
     def _has_room(self, lane: Lane, size: int, key: str | None) -> bool:
-        """Make room in a full lane, at the cost of the group that has the most requests in it."""
+        """Make room in a full lane, at the cost of the group that has the most requests, or bytes, in it."""
         config = lane.config
         while lane.count >= config.capacity or lane.queued_bytes + size > config.bytes_max:
-            victim = lane.victim(key)
+            if lane.count >= config.capacity:
+                victim = lane.victim(key)
+            else:
+                victim = lane.heaviest(key, size, lane.queued_bytes - lane.keyed_bytes)
             if victim is None:
                 return False
             worker, request, _, victim_size = lane.take(victim)
@@ -189,18 +193,19 @@ class Lanes:
                 if box is lane.plain:
                     box.used += now - started
                 else:
-                    lane.keyed -= self._done
+                    lane.done(box, self._done, self._done_bytes)
                     lane.put_back(box, now - started)
 
     def _run_jobs(self, lane: Lane, jobs: deque[Job], count_max: int, now: float, turn_end: float) -> None:
         time = self._loop.time
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
-        number = 0
+        number = done_bytes = 0
         try:
             for number in range(1, min(len(jobs), count_max) + 1):
                 worker, request, arrived, size = jobs.popleft()
                 lane.queued_bytes -= size
+                done_bytes += size
                 try:
                     if arrived < late:
                         lane.refused_late += 1
@@ -220,6 +225,7 @@ class Lanes:
                     break
         finally:
             self._done = number
+            self._done_bytes = done_bytes
 
     def _next_turn(self) -> None:
         self._running = False

@@ -12,7 +12,8 @@ QMQ orders its actors by the time of their last run instead, because by total ti
 for long would own all threads. Starting at the level avoids that, too, and still charges a group for slow requests.
 
 A full lane takes the request of a group that has few waiting, and gives up the newest one of the group that has the
-most (``victim``): a storm of one group pushes back that group only.
+most (``victim``), or, where its bytes are too many, the most bytes (``heaviest``): a storm of one group pushes back
+that group only.
 """
 
 from __future__ import annotations
@@ -33,23 +34,40 @@ Job: TypeAlias = tuple[Any, Any, float, int]
 class Mailbox:
     """Jobs of one key, oldest first."""
 
-    __slots__ = ("jobs", "key", "used")
+    __slots__ = ("jobs", "key", "queued_bytes", "used")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
         self.jobs: deque[Job] = deque()
+        #: Of its jobs, if it has a key.
+        self.queued_bytes = 0
         #: Seconds of work done, counted from the level at which it started.
         self.used = 0.0
 
 
 class Mailboxes:
-    """All methods are plain calls. The caller takes jobs out of mailboxes, and counts ``keyed`` down."""
+    """All methods are plain calls. The caller takes jobs out of mailboxes to run them, and tells ``done``."""
 
-    __slots__ = ("_by_key", "_level", "_longest", "_number", "_past", "has_keys", "jobs", "keyed", "plain", "ready")
+    __slots__ = (
+        "_by_key",
+        "_heaviest",
+        "_level",
+        "_longest",
+        "_number",
+        "_past",
+        "has_keys",
+        "jobs",
+        "keyed",
+        "keyed_bytes",
+        "plain",
+        "ready",
+        "spent",
+    )
 
     def __init__(self) -> None:
-        #: Jobs with a key that wait.
+        #: Jobs with a key that wait, and their bytes.
         self.keyed = 0
+        self.keyed_bytes = 0
         #: Whether there was a job with a key since the lane was last empty.
         self.has_keys = False
         #: Jobs without a key, for the hot path of lanes that have no others.
@@ -57,9 +75,12 @@ class Mailboxes:
         self.jobs = self.plain.jobs
         #: Mailboxes with keys that have jobs: time used, a number that keeps the order among equals, mailbox.
         self.ready: list[tuple[float, int, Mailbox]] = []
+        #: By key: seconds of work in all, and slices. For operators; the longest names and too many are left out.
+        self.spent: dict[str, tuple[float, int]] = {}
         self._by_key: dict[str, Mailbox] = {}
         self._past: dict[str, float] = {}
         self._longest = self.plain
+        self._heaviest = self.plain
         self._level = 0.0
         self._number = 0
 
@@ -85,8 +106,20 @@ class Mailboxes:
             self._push(box)
         box.jobs.append(job)
         self.keyed += 1
+        size = job[3]
+        if size:
+            self.keyed_bytes += size
+            box.queued_bytes += size
+            if box.queued_bytes > self._heaviest.queued_bytes:
+                self._heaviest = box
         if len(box.jobs) > len(self._longest.jobs):
             self._longest = box
+
+    def done(self, box: Mailbox, count: int, size: int) -> None:
+        """Jobs of ``size`` bytes were taken out of a mailbox with a key."""
+        self.keyed -= count
+        self.keyed_bytes -= size
+        box.queued_bytes -= size
 
     def level_plain(self) -> None:
         """The first job without a key comes while jobs with keys wait: start level with them."""
@@ -94,9 +127,10 @@ class Mailboxes:
 
     def take(self, box: Mailbox) -> Job:
         """Take the newest job out of a mailbox that has several: it is not run."""
+        job = box.jobs.pop()
         if box is not self.plain:
-            self.keyed -= 1
-        return box.jobs.pop()
+            self.done(box, 1, job[3])
+        return job
 
     def choose(self) -> Mailbox:
         """The mailbox that is next; it must be given to ``put_back`` if it has a key. There must be a job."""
@@ -110,31 +144,53 @@ class Mailboxes:
     def put_back(self, box: Mailbox, used: float) -> None:
         """Charge a mailbox with a key for its jobs, and let it wait for its next turn if it has more."""
         box.used += used
+        key = box.key
+        assert key is not None
+        spent = self.spent.get(key)
+        if spent is not None:
+            self.spent[key] = spent[0] + used, spent[1] + 1
+        elif len(key) <= PAST_KEY_LENGTH_MAX:
+            if len(self.spent) >= PAST_MAX:
+                self.spent.clear()
+            self.spent[key] = used, 1
         if box.jobs:
             self._push(box)
             return
-        assert box.key is not None
-        del self._by_key[box.key]
-        if len(box.key) > PAST_KEY_LENGTH_MAX:
+        del self._by_key[key]
+        if len(key) > PAST_KEY_LENGTH_MAX:
             return
         if len(self._past) >= PAST_MAX:
             self._past = {key: past for key, past in self._past.items() if past > self._level}
             if len(self._past) >= PAST_MAX:
                 self._past.clear()
-        self._past[box.key] = box.used
+        self._past[key] = box.used
 
     def rest(self) -> None:
         """Nothing waits, and some had keys: all start again."""
         self.has_keys = False
         self.plain.used = self._level = 0.0
         self._past.clear()
-        self._longest = self.plain
+        self._longest = self._heaviest = self.plain
 
     def victim(self, key: str | None) -> Mailbox | None:
         """The mailbox whose newest job is to make room for one of ``key``; None if ``key`` itself has the most."""
         longest = self._longest if len(self._longest.jobs) > len(self.plain.jobs) else self.plain
         own = self.plain if key is None else self._by_key.get(key)
         return longest if len(longest.jobs) > (len(own.jobs) if own is not None else 0) + 1 else None
+
+    def heaviest(self, key: str | None, size: int, plain_bytes: int) -> Mailbox | None:
+        """The same by bytes, for a job of ``size``; ``plain_bytes`` are those of the jobs without a key. Only a mailbox
+        with several jobs gives one up."""
+        by_key = self._by_key
+        if self._heaviest.queued_bytes * len(by_key) < self.keyed_bytes:
+            # It has been served since, and has less than others now.
+            self._heaviest = max(by_key.values(), key=_queued_bytes)
+        own = by_key.get(key) if key is not None else self.plain
+        own_bytes = 0 if own is None else plain_bytes if own is self.plain else own.queued_bytes
+        box, most = self._heaviest, self._heaviest.queued_bytes
+        if plain_bytes > most:
+            box, most = self.plain, plain_bytes
+        return box if most > own_bytes + size and len(box.jobs) > 1 else None
 
     def oldest(self) -> float | None:
         """When the job arrived that waits longest; None without one."""
@@ -143,3 +199,7 @@ class Mailboxes:
     def _push(self, box: Mailbox) -> None:
         self._number += 1
         heapq.heappush(self.ready, (box.used, self._number, box))
+
+
+def _queued_bytes(box: Mailbox) -> int:
+    return box.queued_bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, cast
 
@@ -76,6 +77,11 @@ class Stream(asyncio.Protocol):
     @property
     def remote_ip(self) -> str:
         return self._remote[0]
+
+    @property
+    def certificate(self) -> Mapping[str, object]:
+        """What the other side has shown (``gate.CallingPeer``)."""
+        return (self._transport.get_extra_info("peercert") if self._transport is not None else None) or {}
 
     # --- The transport's side --------------------------------------------------------------------------------
 

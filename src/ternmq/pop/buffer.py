@@ -42,7 +42,7 @@ PAUSES_S: Final = (10, 20, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 
 _WRITE_PAUSE_MS: Final = 1_000
 
 
-class Reviver(Protocol):
+class CanRevive(Protocol):
     """Writes what is open of a check point to the retry topic; raises what the store raises."""
 
     def is_old(self, check_point: CheckPoint) -> bool:
@@ -63,7 +63,7 @@ class Buffer:
         store: PopStore,
         offsets: PopOffsets,
         revive_log: ReviveLog,
-        reviver: Reviver,
+        reviver: CanRevive,
         clock: Clock,
         call_later: CallLater,
         enabled: bool = True,

@@ -5,7 +5,7 @@ for how long. Acks set bits in it. It ends when all bits are set, or when its ti
 not acked have been written to the retry topic.
 
 Pops move on at once, from ``next_offset`` of the queue. The group's *committed* offset, which a broker that was killed
-begins with again, follows more slowly, through a ``Window``: step by step in the order of the pops, and past a step
+begins with again, follows more slowly, through a ``PopWindow``: step by step in the order of the pops, and past a step
 only when its check point has ended or lies in the revive log. So whatever the killed broker had in memory alone lies
 behind the committed offset, and is popped again.
 
@@ -15,7 +15,7 @@ behind the committed offset, and is popped again.
 A step that rests on a record (the check point in the revive log, a copy in the retry topic) is passed when the disk
 has that record: the committed offset is saved to a file of its own, and a power cut could keep that and lose the other.
 
-A ``Window`` also tells how far the revive log is done with: there, each step is one check point in it.
+A ``PopWindow`` also tells how far the revive log is done with: there, each step is one check point in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WindowStep:
         self.safe_at = max(self.safe_at, end_offset)
 
 
-class Window:
+class PopWindow:
     """Steps in order."""
 
     __slots__ = ("_steps",)
@@ -158,7 +158,7 @@ class PoppedQueue:
 
     def __init__(self, key: QueueKey) -> None:
         self.key = key
-        self.window = Window()
+        self.window = PopWindow()
         #: Where the next pop begins, while the window has steps; else at the committed offset.
         self.next_offset = -1
         #: By start offset and pop time.
@@ -254,7 +254,7 @@ class CheckPoints:
         queue = self._queues.get(key)
         if queue is None:
             return
-        queue.window = Window()
+        queue.window = PopWindow()
         for check_point in queue.check_points.values():
             check_point.step = None
         self.forget_if_idle(queue)

@@ -21,12 +21,12 @@ TURN_MAX: Final = 64
 _SWEEP_MIN: Final = 1_000
 
 
-class Timer(Protocol):
+class CancelHandle(Protocol):
     def cancel(self) -> None: ...
 
 
 #: The loop's: seconds, and what to call then.
-CallLater = Callable[[float, Callable[[], None]], Timer]
+CallLater = Callable[[float, Callable[[], None]], CancelHandle]
 
 
 class Deadlines(Generic[T]):
@@ -46,7 +46,7 @@ class Deadlines(Generic[T]):
         self._is_over = is_over
         self._heap: list[tuple[int, int, T]] = []
         self._number = 0
-        self._timer: Timer | None = None
+        self._timer: CancelHandle | None = None
         self._timer_ms = 0
         self._sweep_at = _SWEEP_MIN
 

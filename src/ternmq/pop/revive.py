@@ -33,7 +33,7 @@ RETRY_QUEUES: Final = 1
 Exists = Callable[[str], bool]
 
 
-class Topics(Protocol):
+class RetryTopics(Protocol):
     """What reviving needs of the broker's topics."""
 
     def get(self, topic: str) -> object | None: ...
@@ -45,7 +45,7 @@ class Reviver:
     """All methods belong to the broker's loop."""
 
     def __init__(
-        self, *, store: PopStore, offsets: PopOffsets, topics: Topics, has_group: Exists, retry_v2: bool
+        self, *, store: PopStore, offsets: PopOffsets, topics: RetryTopics, has_group: Exists, retry_v2: bool
     ) -> None:
         self._store = store
         self._offsets = offsets

@@ -22,17 +22,18 @@ from functools import partial
 from typing import Final, Protocol
 
 from ternmq import names
-from ternmq.errors import CorruptRecord, RemoteProtocolError
+from ternmq.errors import RemoteProtocolError
 from ternmq.message import Property
-from ternmq.pop.checkpoints import CheckPoint, CheckPoints, Window
+from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PopWindow
 from ternmq.store.durable.safety import Lowest
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.cold import ColdReads
-from ternmq.store.read.query import GetResult, GetStatus
+from ternmq.store.read.query import GetResult
+from ternmq.store.read.records import queue_records
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.codec import Body, decode, encode
 from ternmq.wire.bodies.pop import AckRecord, CheckPointRecord
-from ternmq.wire.record import Record, unpack_record
+from ternmq.wire.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,6 @@ _BEFORE_DUE_MS: Final = 1_000
 CARRY_RECORDS: Final = 100_000
 #: … or so many times the number of those that wait, if that is more.
 _CARRY_SHARE: Final = 4
-#: Records read at once when the log is folded.
-_FOLD_COUNT: Final = 32
 _INT_BITS: Final = 32
 #: A check point of 32 messages with the longest names takes 1 KiB.
 _BODY_BYTES_MAX: Final = 16 * 1024
@@ -249,26 +248,10 @@ class ReviveLog:
             self.advance(queue.queue_id)
 
     def _records(self, queue: _ReviveQueue) -> Iterator[Record]:
-        while True:
-            found = self._store.get(self._topic, queue.queue_id, queue.position, count_max=_FOLD_COUNT)
-            if found.status is not GetStatus.FOUND:
-                if found.next_offset <= queue.position:
-                    return
-                queue.position = found.next_offset
-                continue
-            for view in found.buffers:
-                at = 0
-                while at < len(view):
-                    try:
-                        record = unpack_record(view, at)
-                    except CorruptRecord as error:
-                        # The log's own recovery has let it pass; it must not keep the broker from starting.
-                        log.error("skipped damaged records of %s: %s", self._topic, error)
-                        break
-                    at += record.size
-                    queue.position = record.queue_offset + 1
-                    yield record
-            queue.position = found.next_offset
+        for position, record in queue_records(self._store, self._topic, queue.queue_id, queue.position):
+            queue.position = position
+            if record is not None:
+                yield record
 
     def _take(self, queue: _ReviveQueue, record: Record, check_points: CheckPoints) -> CheckPoint | None:
         """The check point that a record is, None for an ack; raises ``RemoteProtocolError`` for what is neither."""
@@ -310,7 +293,7 @@ class _ReviveQueue:
     def __init__(self, queue_id: int) -> None:
         self.queue_id = queue_id
         #: Check points that lie here, and how far they are done with.
-        self.window = Window()
+        self.window = PopWindow()
         #: With their queue offsets; those that are over leave when they are the first.
         self.check_points: deque[tuple[int, CheckPoint]] = deque()
         #: Queue offset of the next record to fold; what this broker appends itself it need not read.

@@ -25,9 +25,10 @@ from ternmq.pop.checkpoints import QueueKey
 from ternmq.pop.orderly import Orders
 from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
+from ternmq.store.read.records import offsets_of, start_offset
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_place, unpack_record
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_record
 
 #: A reply gets no more than this, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
@@ -272,19 +273,11 @@ class Taker:
         start = self._buffer.next_offset(key, self._offsets.get(*key))
         if start >= 0:
             return start
-        _, topic, queue_id = key
-        if not from_last or self._is_young(topic, queue_id):
-            return self._store.min_offset(topic, queue_id)
-        # Noted, so that what comes between two pops that find nothing is not left out.
-        start = self._store.max_offset(topic, queue_id)
-        self._offsets.commit(*key, start)
+        start = start_offset(self._store, key[1], key[2], from_last=from_last)
+        if from_last and start > 0:
+            # Noted, so that what comes between two pops that find nothing is not left out.
+            self._offsets.commit(*key, start)
         return start
-
-    def _is_young(self, topic: str, queue_id: int) -> bool:
-        """Whether nothing was deleted from a queue, and its first message is still in memory (as for pulls, F6)."""
-        if self._store.min_offset(topic, queue_id) > 0:
-            return False
-        return not self._store.get(topic, queue_id, 0, count_max=1).is_behind
 
     def _skip(self, key: QueueKey, next_offset: int, *, ordered: bool) -> None:
         if ordered:
@@ -296,7 +289,7 @@ class Taker:
         queue_id = key[2]
         queue_offsets: Sequence[int] = range(start, found.next_offset)
         if len(queue_offsets) != found.count:
-            queue_offsets = _queue_offsets(found.buffers)
+            queue_offsets = offsets_of(found.buffers)
         if wish.ordered:
             counts, least = self._orders.popped(
                 key,
@@ -329,18 +322,6 @@ class Taker:
             )
             for view in found.buffers:
                 taken.buffers += _under_origin(view, wish.topic, handle)
-
-
-def _queue_offsets(buffers: Sequence[memoryview]) -> list[int]:
-    """Queue offsets of records side by side, without decoding them."""
-    queue_offsets: list[int] = []
-    for view in buffers:
-        at = 0
-        while at < len(view):
-            size, queue_offset = unpack_place(view, at)
-            queue_offsets.append(queue_offset)
-            at += size
-    return queue_offsets
 
 
 def _under_origin(view: memoryview, topic: str, handle: Handle) -> Iterator[memoryview]:

@@ -139,12 +139,13 @@ class LoadedStore:
         """What must be writable, or a broker would start and refuse every message."""
         root = self._root
         yield from (root, root / "config", self.checkpoint_path, self.queues.directory)
-        yield from self.config.log_paths.writable
+        yield from self.log.directories.writable
         yield from dict.fromkeys(path for queue in self.queues for path in (queue.directory.parent, queue.directory))
         if self.index is not None:
             yield self.index.directory
             yield from (self.index.directory / entry.name for entry in self.disk.list(self.index.directory))
-        yield from self.parts.files()
+        for paths in self.parts.files():
+            yield from paths
 
     def recover(self, on_progress: OnProgress | None) -> None:
         """Find the log's end, and fold what queues, index and derived parts do not have. Raises ``StoreError``.

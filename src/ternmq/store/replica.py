@@ -39,13 +39,17 @@ class Replica:
         #: Callers that wait until dispatch has come that far. It follows where dispatch is not part of a put.
         self._reached = Watermark(self._pending.dispatched)
 
-    def when_dispatched(self, log_offset: int, callback: Callable[[], object]) -> None:
+    def when_dispatched(self, log_offset: int, callback: Callable[[], object]) -> int:
         """Call ``callback`` when all records before ``log_offset`` are dispatched and none behind it; now if they are.
 
-        A truncation does not concern it: the log will come to that offset again.
+        A truncation does not concern it: the log will come to that offset again. Returns a ticket for ``forget``.
         """
         self.tell()
-        self._reached.call_when(log_offset, callback)
+        return self._reached.call_when(log_offset, callback)
+
+    def forget(self, ticket: int) -> None:
+        """Do not make that call; one that was made is no error."""
+        self._reached.forget(ticket)
 
     def tell(self) -> None:
         """Make the calls that are due. To be called now and then while messages are put."""
@@ -121,6 +125,10 @@ class Replica:
             return
         while not self.follow(_FOLLOW_S):
             pass
+        if follower.position > self._log.end:
+            # Only the beginning of a blank has come. The rest of the segment means nothing, and is not written to.
+            self._log.append_raw(self._log.end, bytes(follower.position - self._log.end))
+            self._log.seal(self._log.end, follower.store_time_ms)
         unconfirmed, end = follower.look_ahead()
         if end < self._log.end:
             raise StoreError(f"the log ends with half a record at {end}; take it back before messages are taken")

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ternmq.env import Clock
-from ternmq.errors import TernError
+from ternmq.errors import StoreError, TernError
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.dispatch import Dispatcher, OnArrival
 from ternmq.store.derived.fact import Fact
@@ -32,7 +33,7 @@ from ternmq.store.derived.follower import OnProgress
 from ternmq.store.derived.parts import Derived
 from ternmq.store.disk.base import Disk, Held
 from ternmq.store.disk.file_disk import FileDisk
-from ternmq.store.durable.mailbox import Job, Mailbox
+from ternmq.store.durable.mailbox import Job, JobBox
 from ternmq.store.durable.safety import Lowest
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.loading import LoadedStore, lock_directory
@@ -75,7 +76,7 @@ class MessageStore:
         *,
         store_host: bytes,
         clock: Clock,
-        mailbox: Mailbox,
+        mailbox: JobBox,
         threads: bool,
         is_batch: Callable[[str], bool],
     ) -> None:
@@ -104,6 +105,7 @@ class MessageStore:
             self._log,
             self._queues,
             intake.fresh,
+            intake.fresh_all,
             store_host=store_host,
             now_ms=clock.now_ms,
             before_reserve=upkeep.catch_up,
@@ -112,6 +114,8 @@ class MessageStore:
         )
         #: Append one record and dispatch it; see ``RecordWriter.put``. (A method of ours would be one more call.)
         self.put = self._writer.put
+        #: Append and dispatch records of any queues; see ``RecordWriter.put_all``.
+        self.put_all = self._writer.put_all
         self._batches = BatchWriter(
             self._log,
             intake.fresh_batch,
@@ -121,12 +125,19 @@ class MessageStore:
             reserve=self._writer.reserve,
             limits=self._writer.limits,
             wake=upkeep.wake,
+            dispatch_made=loaded.dispatcher.fresh_made if self._log.confirms_at_once else None,
         )
         #: Append messages of one queue that stay together in one segment: all, or none. See ``BatchWriter.put``.
         self.put_batch = self._batches.put
+        #: The same for a batch as it was sent, if that is possible. See ``BatchWriter.put_sent``.
+        self.put_sent_batch = self._batches.put_sent
         self._query = Query(
             config, loaded.disk, self._log, self._queues, self._index, self._pending, memory_bytes=_memory_bytes()
         )
+        #: How full the disk is on which a path lies.
+        self.disk_usage = loaded.disk.usage
+        #: Records further back than this are taken to be on disk only.
+        self.memory_bytes = self._query.memory_bytes
         #: Messages of a queue, chosen by tags code and by properties. (Attributes, because methods of ours would be one
         #: more call; what they take and return is told there.)
         self.get = self._query.get
@@ -202,7 +213,7 @@ class MessageStore:
                     held,
                     store_host=store_host,
                     clock=clock,
-                    mailbox=Mailbox(notify),
+                    mailbox=JobBox(notify),
                     threads=threads,
                     is_batch=is_batch or _no_topic,
                 )
@@ -254,6 +265,25 @@ class MessageStore:
         """Let an empty store begin with the segment that starts at ``log_offset``: another node has none before it."""
         self._log.begin_at(log_offset)
 
+    @property
+    def part_directories(self) -> list[Path]:
+        """Where derived parts have their files."""
+        return self._loaded.parts.directories
+
+    def part_files(self) -> list[Sequence[Path]]:
+        """The files of each derived part that an empty replica copies first (``Derived.files``)."""
+        return self._loaded.parts.files()
+
+    def load_parts(self) -> None:
+        """Let derived parts read their files anew, which were copied from another node. Only while the log is empty."""
+        assert not self._log.end, "what was folded would be folded twice"
+        self._loaded.parts.load()
+
+    @property
+    def deletions(self) -> Mapping[str, int]:
+        """Topic → log offset of its deletion, as far as the log reaches back."""
+        return self._loaded.deleted.ends
+
     def append_raw(self, log_offset: int, data: Buffer) -> None:
         """Append bytes of another node's log, cut anywhere, where ours ends; ``follow`` dispatches their records.
 
@@ -276,6 +306,18 @@ class MessageStore:
         Raises ``StoreError`` if it ends with half a record: ``truncate`` takes that away.
         """
         self._replica.stop_following()
+
+    def take_over(self, reason: TernError) -> None:
+        """Take messages again, behind the last whole record that came: half of one is taken back, with ``reason``.
+
+        For a log that confirms records by itself. Call ``follow`` until it is done first: this blocks. Raises
+        ``StoreError``.
+        """
+        while not self.follow(1.0):
+            pass
+        if self.dispatched < self.written:
+            self.truncate(self.dispatched, reason)
+        self.stop_following()
 
     def truncate(self, log_offset: int, reason: TernError) -> None:
         """Take back all records from the position ``log_offset`` on, none of which is confirmed.
@@ -300,7 +342,7 @@ class MessageStore:
 
     def first_record(self) -> memoryview | None:
         """The oldest record of the log; None without one."""
-        return self._query.record_at(self._log.begin + self._log.lead)
+        return self._query.record_at(self._log.begin + self._log.form_at(self._log.begin).lead)
 
     # --- Queues and positions -------------------------------------------------------------------------------------
 
@@ -345,13 +387,33 @@ class MessageStore:
                 self._queues.remove_queue(queue)
         self._replica.forget_queues()
 
-    def when_dispatched(self, log_offset: int, callback: Callable[[], object]) -> None:
+    def numbers(self) -> dict[tuple[str, int], int]:
+        """The next queue offset of each queue that has no message left: the log does not tell it."""
+        return {
+            key: queue.next_offset for key, queue in self._table.items() if queue.min_offset == queue.next_offset > 0
+        }
+
+    def keep_number(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Let a queue that is not there go on with a queue offset, as on another node. Raises ``StoreError``."""
+        if next_offset > 0 and self._log.begin > 0 and (topic, queue_id) not in self._table:
+            queue = self._queues.make(topic, queue_id)
+            # The filler makes a file, which keeps the number.
+            queue.begin_at(next_offset - 1)
+            queue.fill_to(next_offset)
+            queue.raise_min(self._log.begin)
+            self._replica.forget_queues()
+
+    def when_dispatched(self, log_offset: int, callback: Callable[[], object]) -> int:
         """Call ``callback`` when dispatch has reached ``log_offset``: at once if it has, else between two records.
 
         For what belongs to a log offset of another node: a deletion, a copied table. While this node puts messages by
-        itself, the call may come up to a second late.
+        itself, the call may come up to a second late. Returns a ticket for ``forget_dispatched``.
         """
-        self._replica.when_dispatched(log_offset, callback)
+        return self._replica.when_dispatched(log_offset, callback)
+
+    def forget_dispatched(self, ticket: int) -> None:
+        """Do not make a call of ``when_dispatched``: that node has another log now."""
+        self._replica.forget(ticket)
 
     @property
     def log(self) -> Log:
@@ -388,6 +450,11 @@ class MessageStore:
         if self._mailbox:
             self._mailbox.pick_up()
         return self.safety.safe
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why nothing is taken any more until the next start: a sync has failed. None while all is well."""
+        return self._upkeep.flusher.failure
 
     def flush_now(self) -> None:
         """Return when all that was put is on the disk. It blocks this thread."""

@@ -6,6 +6,7 @@ itself or through the mailbox.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -15,7 +16,7 @@ from ternmq.files import Chores, do_now
 from ternmq.store.config import FlushDiskType
 from ternmq.store.disk.base import Segment
 from ternmq.store.durable.flush import Flusher
-from ternmq.store.durable.mailbox import Mailbox
+from ternmq.store.durable.mailbox import JobBox
 from ternmq.store.durable.retention import Retention
 from ternmq.store.durable.safety import Level, Safety
 from ternmq.store.loading import LoadedStore
@@ -26,7 +27,7 @@ from ternmq.wire.codes import ResponseCode
 class Upkeep:
     """Begins to work when it is made, with threads or without."""
 
-    def __init__(self, loaded: LoadedStore, replica: Replica, *, clock: Clock, mailbox: Mailbox, threads: bool) -> None:
+    def __init__(self, loaded: LoadedStore, replica: Replica, *, clock: Clock, mailbox: JobBox, threads: bool) -> None:
         config = loaded.config
         self._loaded = loaded
         self._replica = replica
@@ -121,7 +122,9 @@ class Upkeep:
     def _flush_woken(self) -> None:
         self._is_woken = False
         if self._is_open:
-            self.flusher.flush_when_due()
+            # A failure is told to all that wait (``_broken``), and by the flusher from then on.
+            with contextlib.suppress(StoreError):
+                self.flusher.flush_when_due()
 
     def _broken(self) -> None:
         """A sync has failed: the log takes nothing any more, and waiting for the disk is in vain."""

@@ -38,6 +38,7 @@ from ternmq.config import Settings
 from ternmq.env import Env
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
 from ternmq.testing.clock import SimulatedClock
@@ -47,6 +48,7 @@ from ternmq.testing.net import Network
 
 NAME_SERVER_PORT: Final = 9876
 BROKER_PORT: Final = 10911
+RAFT_PORT: Final = 40911
 
 #: A disk in memory is copied with every sync, so files are small. They also roll over, which real ones rarely do.
 SMALL_FILES: Final = {
@@ -56,6 +58,7 @@ SMALL_FILES: Final = {
     "maxMessageSize": "4096",
     "maxHashSlotNum": "50",
     "maxIndexNum": "200",
+    "raftIndexFileBytes": "6400",
 }
 
 #: The program of a node: calls ``node.is_ready()``, runs until ``node.stopping``, then ends cleanly.
@@ -76,6 +79,8 @@ class Node:
         self.env = self._new_env()
         #: How often it was started.
         self.starts = 0
+        #: The broker that runs here, if it is one's node and it is ready.
+        self.broker: Broker | None = None
         #: Called when its program is killed, or its machine loses power.
         self.on_death: Callable[[], None] | None = None
         self.stopping = asyncio.Event()
@@ -183,6 +188,7 @@ class Node:
     def _end(self) -> Process:
         assert self._process is not None, f"{self.name} does not run"
         process, self._process = self._process, None
+        self.broker = None
         return process
 
     def _new_env(self) -> Env:
@@ -242,19 +248,33 @@ class Cluster:
             flags += [f"brokerIP1={node.ip}", f"listenPort={BROKER_PORT}"]
             own = Settings.gather(flags=[*flags, f"namesrvAddr={self.name_servers}"])
             disk, files = node.disk, DiskFiles(node.disk)
-            replication = own.build(ReplicationConfig)
             async with Broker(
                 own.build(BrokerConfig),
                 own.build(StoreConfig),
                 node.env,
-                replication=replication,
+                replication=own.build(ReplicationConfig),
+                raft=own.build(RaftConfig),
                 disk=disk,
                 files=files,
-            ):
+            ) as broker:
+                node.broker = broker
                 node.is_ready()
                 await node.stopping.wait()
+            node.broker = None
 
         return self.node(name, run)
+
+    def raft_group(self, name: str, count: int, **settings: object) -> list[Node]:
+        """The brokers of one Raft group, on nodes ``broker-a-n0`` and so on."""
+        members: list[Node] = []
+        ips = [f"10.0.0.{len(self.nodes) + 1 + number}" for number in range(count)]
+        peers = ";".join(f"n{number}-{ip}:{RAFT_PORT}" for number, ip in enumerate(ips))
+        for number in range(count):
+            own = {"brokerName": name, "dLegerPeers": peers, "dLegerSelfId": f"n{number}"}
+            node = self.broker(f"{name}-n{number}", enableDLegerCommitLog=True, **{**own, **settings})
+            assert node.ip == ips[number], "members have the next addresses"
+            members.append(node)
+        return members
 
     async def start(self, *nodes: Node) -> None:
         """Start nodes together, and wait until all are ready."""

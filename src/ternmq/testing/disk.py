@@ -115,6 +115,10 @@ class SimulatedDisk:
         """Corrupt one bit of a file."""
         self._image(path).flip_bit(bit)
 
+    def lose_page(self, path: Path, at: int) -> None:
+        """Lose the page of a file that has the byte ``at``: zeros are read from now on."""
+        self._image(path).lose_page(at)
+
     def files(self) -> dict[Path, bytes]:
         """All files that processes see, by path, with their bytes."""
         return {path: bytes(image.cached) for path, image in sorted(self._paths(Path("/"), self._root))}

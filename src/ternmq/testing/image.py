@@ -138,6 +138,15 @@ class Image:
                 image[at] ^= mask
         self._clean, self._durable = bytes(clean), bytes(durable)
 
+    def lose_page(self, at: int) -> None:
+        """Read zeros from now on in the page with the byte ``at``, from the disk and the cache."""
+        begin = at - at % self._page_bytes
+        end = min(begin + self._page_bytes, len(self.cached))
+        self.cached[begin:end] = bytes(end - begin)
+        self._clean, self._durable = (
+            image[:begin] + bytes(len(image[begin:end])) + image[end:] for image in (self._clean, self._durable)
+        )
+
     def copy(self) -> Image:
         return Image(self._page_bytes, bytes(self.cached), frozenset(self.claimed))
 

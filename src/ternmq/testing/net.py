@@ -6,6 +6,7 @@ Machines have addresses, processes (``testing.loop``) bind ports on the machine 
     delay, chop      a piece takes some time; a write arrives in several pieces
     block            nothing passes from one machine to another: pieces wait, as with TCP, which sends them again
                      until they arrive; new connections wait, too. In one direction or both (``partition``)
+    silence          a firewall forgets a connection: all that is sent on it is lost, and neither end is notified
     reset            both ends of a connection are notified that it broke; bytes in transit are lost
     process killed   its machine closes its connections: the other ends read the rest, then the end of the stream
     machine off      no reply at all: others wait. When it is on again, packets of an old connection are answered
@@ -91,6 +92,18 @@ class Network:
             end.broken()
             end.other.broken()
         return len(broken)
+
+    def silence(self, ip: str, other: str) -> int:
+        """Let all connections between two machines carry nothing any more, silently; returns how many there were.
+
+        New connections are not affected.
+        """
+        ends = [end for end in self._ends() if end.process.ip == ip and end.other.process.ip == other]
+        for end in ends:
+            for pipe in (end.pipe, end.other.pipe):
+                pipe.is_silent = True
+                pipe.clear()
+        return len(ends)
 
     def closed_with(self, process: Process) -> None:
         """A process was killed: its machine closes its connections and ports."""

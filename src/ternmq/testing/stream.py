@@ -31,7 +31,7 @@ END: Final = None
 class Pipe:
     """One way from end to end: pieces in order, each with the earliest time of its arrival."""
 
-    __slots__ = ("_network", "_pieces", "_source", "_target", "_waits", "in_flight")
+    __slots__ = ("_network", "_pieces", "_source", "_target", "_waits", "in_flight", "is_silent")
 
     def __init__(self, network: Network, source: SimulatedTransport, target: SimulatedTransport) -> None:
         self._network = network
@@ -41,10 +41,14 @@ class Pipe:
         #: A timer runs, or ``go_on`` is called when the way is not blocked any more.
         self._waits = False
         self.in_flight = 0
+        #: Nothing arrives any more. What is sent stays in the buffers of the sender.
+        self.is_silent = False
 
     def send(self, data: bytes | None) -> None:
         network = self._network
         self.in_flight += len(data) if data else 0
+        if self.is_silent:
+            return
         for piece in self._chopped(data):
             at = network.loop.time() + network.delay_s()
             self._pieces.append((max(at, self._pieces[-1][0]) if self._pieces else at, piece))

@@ -21,6 +21,7 @@ thousand of them at most.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from sys import intern
@@ -29,10 +30,10 @@ from typing import Final, NamedTuple, Protocol
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, NotRunning, RecordRefused, StoreError, TernError, TooManyCalls
 from ternmq.net.gate import Access
-from ternmq.tasks import Tasks
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import Half
-from ternmq.transaction.transactions import Rules, Transactions
+from ternmq.transaction.ledger import page_of
+from ternmq.transaction.transactions import CheckRules, Transactions
 from ternmq.types import Buffer
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Header
@@ -42,7 +43,7 @@ from ternmq.wire.requests import CheckTransaction
 
 log = logging.getLogger(__name__)
 
-#: Open halves that are looked at in a row.
+#: Open halves that are looked at in a row; there may be a million.
 _SLICE: Final = 50
 #: Checks that are sent in a row, and the pause after them: 500 a second.
 _BURST: Final = 50
@@ -50,7 +51,7 @@ _BURST_PAUSE_S: Final = 0.1
 _TEND_S: Final = 1.0
 
 
-class Producer(Protocol):
+class ProducerPeer(Protocol):
     """The connection of a producer; a ``Peer``."""
 
     @property
@@ -77,9 +78,9 @@ class Checker:
         self,
         transactions: Transactions,
         *,
-        rules: Rules,
-        producers: Callable[[str], Sequence[Producer]],
-        may_ask: Callable[[Producer, str], bool] | None = None,
+        rules: CheckRules,
+        producers: Callable[[str], Sequence[ProducerPeer]],
+        may_ask: Callable[[ProducerPeer, str], bool] | None = None,
         clock: Clock,
         broker_name: str,
         retention_ms: int,
@@ -93,23 +94,23 @@ class Checker:
         self._clock = clock
         self._broker_name = broker_name
         self._move_after_ms = retention_ms // 2
-        self._waiting: dict[int, _Waiting] = {}
+        #: By page of the ledger, then by queue offset.
+        self._waiting: dict[int, dict[int, _Waiting]] = {}
         #: Checks of halves that cannot be copied.
         self._uncopied: dict[int, int] = {}
         self._turn = 0
 
-    def apply(self, rules: Rules) -> None:
+    def apply(self, rules: CheckRules) -> None:
         """Go on by other rules; the pause before the next round is the old one."""
         self._rules = rules
 
     async def run(self) -> None:
         """Fold the queues, then check until cancelled."""
         await self._fold()
-        async with Tasks() as tasks:
+        # A group: when one of them fails, both end, and the runner is started again (``broker.roles``).
+        async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend_forever())
-            while True:
-                await asyncio.sleep(self._rules.interval_ms / 1000)
-                await self.check_all()
+            tasks.create_task(self._check_forever())
 
     async def _fold(self) -> None:
         """Fold the queues; while the disk does not let it, try again."""
@@ -130,19 +131,29 @@ class Checker:
             await asyncio.sleep(_TEND_S)
             self.transactions.tend()
 
+    async def _check_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._rules.interval_ms / 1000)
+            await self.check_all()
+
     async def check_all(self) -> None:
-        """Look at all halves that are open now."""
+        """Look at all halves that are open now, in order."""
         transactions = self.transactions
         try:
             await transactions.caught_up()
         except (StoreError, NotRunning) as error:
             log.warning("cannot read the open transactions now: %s; retrying", error)
             return
-        open_halves = transactions.ledger.open
-        self._waiting = {at: waiting for at, waiting in self._waiting.items() if at in open_halves}
-        self._uncopied = {at: checks for at, checks in self._uncopied.items() if at in open_halves}
+        ledger = transactions.ledger
+        pages, end = ledger.pages(), ledger.next_half
+        self._waiting = {page: self._waiting[page] for page in pages if page in self._waiting}
+        self._uncopied = {at: checks for at, checks in self._uncopied.items() if at in ledger.open}
         sent = 0
-        for number, queue_offset in enumerate(sorted(open_halves), 1):
+        open_halves = itertools.chain.from_iterable(map(self._on_page, pages))
+        for number, queue_offset in enumerate(open_halves, 1):
+            # Copies of those before are written behind the end.
+            if queue_offset >= end:
+                return
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
             try:
@@ -157,10 +168,22 @@ class Checker:
                 sent = 0
                 await asyncio.sleep(_BURST_PAUSE_S)
 
+    def _on_page(self, page: int) -> list[int]:
+        """The open halves of a page; what was noted of others is forgotten."""
+        found = self.transactions.ledger.on_page(page)
+        if page in self._waiting:
+            noted = self._waiting[page]
+            self._waiting[page] = {at: noted[at] for at in found if at in noted}
+        return found
+
+    def _note(self, half: Half, due_ms: int) -> None:
+        waiting = _Waiting(intern(half.group), due_ms, half.since_ms)
+        self._waiting.setdefault(page_of(half.queue_offset), {})[half.queue_offset] = waiting
+
     async def _check(self, queue_offset: int) -> int:
         """Do with one half what is to be done; how many checks were sent."""
         now_ms = self._clock.now_ms()
-        waiting = self._waiting.get(queue_offset)
+        waiting = self._waiting.get(page_of(queue_offset), {}).get(queue_offset)
         if waiting is not None and (waiting.due_ms > now_ms or self._is_left_alone(waiting, now_ms)):
             return 0
         found = self.transactions.find(queue_offset)
@@ -177,7 +200,7 @@ class Checker:
                 # Its producer asks for a longer immunity than its segment lives.
                 self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
             else:
-                self._waiting[queue_offset] = _Waiting(intern(half.group), min(due_ms, move_ms), half.since_ms)
+                self._note(half, min(due_ms, move_ms))
             return 0
         if self.transactions.is_committed(half):
             self.transactions.close(queue_offset)
@@ -215,9 +238,9 @@ class Checker:
             # Or it would be deleted with its segment.
             self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
         else:
-            self._waiting[half.queue_offset] = _Waiting(intern(half.group), due_ms, half.since_ms)
+            self._note(half, due_ms)
 
-    def _next_producer(self, group: str, topic: str) -> Producer | None:
+    def _next_producer(self, group: str, topic: str) -> ProducerPeer | None:
         """The member of a group whose turn it is, that reads what it is sent, and may have the message."""
         members = [
             member
@@ -227,7 +250,7 @@ class Checker:
         self._turn += 1
         return members[self._turn % len(members)] if members else None
 
-    def _ask(self, producer: Producer, record: Record, half: Half) -> int:
+    def _ask(self, producer: ProducerPeer, record: Record, half: Half) -> int:
         try:
             asked = self.transactions.copy(record, half, checks=half.checks + 1)
         except RecordRefused:

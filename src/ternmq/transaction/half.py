@@ -28,12 +28,15 @@ The properties of a half, besides those that its producer sent:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Final
+
+import msgspec
 
 from ternmq import names
 from ternmq.errors import CorruptRecord, SystemBusy
 from ternmq.message import Property
+from ternmq.store.log.batch import Parcel
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
 from ternmq.types import Buffer
@@ -50,7 +53,10 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 REMOVE_TAG: Final = "d"
 
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
+_TRANSACTION_MASK: Final = Sysflag.TRANSACTION_MASK
+_PREPARED: Final = Sysflag.PREPARED
 _OP_PROPERTIES: Final = f"{Property.TAGS}\x01{REMOVE_TAG}\x02"
+_OP_PROPERTIES_DATA: Final = _OP_PROPERTIES.encode()
 #: What only brokers set. A sender's own would be mistaken for ours.
 _BROKERS_OWN: Final = (
     Property.REAL_TOPIC,
@@ -60,6 +66,20 @@ _BROKERS_OWN: Final = (
     Property.TRANSACTION_PREPARED_OFFSET,
     Property.TRANSACTION_WAITS_SINCE,
 )
+_OWN_MARKS: Final = tuple(f"{name}\x01" for name in _BROKERS_OWN)
+#: What a half has that was not just sent: it is a copy, or its producer asks for its own immunity.
+_RARE_MARKS: Final = (
+    f"{Property.TRANSACTION_CHECK_TIMES}\x01",
+    f"{Property.TRANSACTION_PREPARED_OFFSET}\x01",
+    f"{Property.TRANSACTION_WAITS_SINCE}\x01",
+    f"{Property.CHECK_IMMUNITY_TIME}\x01",
+)
+_find_real_topic: Final = props.getter(Property.REAL_TOPIC)
+_find_real_queue_id: Final = props.getter(Property.REAL_QUEUE_ID)
+#: The producer group in a property text.
+find_group: Final = props.getter(Property.PRODUCER_GROUP)
+_find_unique_key: Final = props.getter(Property.UNIQUE_KEY)
+_find_mark: Final = props.getter(Property.TRANSACTION)
 #: Ten digits are as many as Java's number has, nineteen as its long.
 _INT_DIGITS: Final = 10
 _LONG_DIGITS: Final = 19
@@ -68,8 +88,7 @@ IMMUNITY_S_MAX: Final = 365 * 24 * 3600
 _QUEUE_ID_MAX: Final = 2**31 - 1
 
 
-@dataclass(slots=True)
-class Half:
+class Half(msgspec.Struct, gc=False):
     """What the broker must know of an open half."""
 
     queue_offset: int
@@ -93,24 +112,29 @@ class Half:
 
 def is_asked_for(properties: str) -> bool:
     """Whether a message is to be the half of a transaction: its property TRAN_MSG is true, in any case of letters."""
-    return MARK in properties and (props.find(properties, Property.TRANSACTION) or "").lower() == "true"
+    return MARK in properties and (_find_mark(properties) or "").lower() == "true"
 
 
 def is_prepared(sysflag: int) -> bool:
     """Whether a message that comes in is to become a half."""
-    return sysflag & Sysflag.TRANSACTION_MASK == Sysflag.PREPARED
+    return sysflag & _TRANSACTION_MASK == _PREPARED
 
 
 def redirect(draft: Draft) -> None:
     """Let a draft that is part of a transaction wait as a half. All others, also commits, are left alone."""
     if not is_prepared(draft.sysflag):
         return
-    place = {
-        Property.REAL_TOPIC: draft.topic,
-        Property.REAL_QUEUE_ID: str(draft.queue_id),
-        Property.TRANSACTION_ID: props.find(draft.properties, Property.UNIQUE_KEY) or "",
-    }
-    draft.properties = props.remove(props.closed(draft.properties), *_BROKERS_OWN) + props.join(place)
+    text = draft.properties
+    unique_key = _find_unique_key(text)
+    text = props.closed(text)
+    for mark in _OWN_MARKS:
+        if mark in text:
+            text = props.remove(text, *_BROKERS_OWN)
+            break
+    # Neither the name of a topic nor a value that was found can end a pair.
+    place = f"{Property.REAL_TOPIC}\x01{draft.topic}\x02{Property.REAL_QUEUE_ID}\x01{draft.queue_id}\x02"
+    note = f"{Property.TRANSACTION_ID}\x01{unique_key}\x02" if unique_key else ""
+    draft.properties = f"{text}{place}{note}"
     draft.topic, draft.queue_id = names.HALF_TOPIC, QUEUE_ID
     draft.sysflag &= _NO_TRANSACTION
 
@@ -126,42 +150,62 @@ def refuse_half(draft: Draft, open_max: int) -> None:
 
 def read_half(record: Record) -> Half:
     """Raises ``CorruptRecord`` for a half that names no place for its message."""
-    pairs = props.parse(record.properties)
-    topic, queue_id = pairs.get(Property.REAL_TOPIC, ""), _number(pairs, Property.REAL_QUEUE_ID, -1)
+    text = record.properties
+    topic, place = _find_real_topic(text), _find_real_queue_id(text)
+    queue_id = _number(place, -1)
     if not topic or names.is_internal_topic(topic) or not 0 <= queue_id <= _QUEUE_ID_MAX:
         raise CorruptRecord(
-            f"the half at {record.log_offset} does not name a valid queue for its message: {topic!r}, "
-            f"{pairs.get(Property.REAL_QUEUE_ID)!r}",
+            f"the half at {record.log_offset} does not name a valid queue for its message: {topic!r}, {place!r}",
             log_offset=record.log_offset,
         )
-    immunity_s = _number(pairs, Property.CHECK_IMMUNITY_TIME, -1)
-    return Half(
-        queue_offset=record.queue_offset,
-        log_offset=record.log_offset,
-        first=_number(pairs, Property.TRANSACTION_PREPARED_OFFSET, record.queue_offset, digits=_LONG_DIGITS),
-        topic=topic,
-        queue_id=queue_id,
-        group=pairs.get(Property.PRODUCER_GROUP, ""),
-        unique_key=pairs.get(Property.UNIQUE_KEY, ""),
-        checks=_number(pairs, Property.TRANSACTION_CHECK_TIMES, 0),
-        immunity_ms=min(immunity_s, IMMUNITY_S_MAX) * 1000 if immunity_s >= 0 else -1,
-        born_time_ms=record.born_time_ms,
-        store_time_ms=record.store_time_ms,
-        since_ms=min(
-            _number(pairs, Property.TRANSACTION_WAITS_SINCE, record.store_time_ms, digits=_LONG_DIGITS),
-            record.store_time_ms,
-        ),
+    # A field for each argument, in order: names would take as long as all the rest.
+    half = Half(
+        record.queue_offset,
+        record.log_offset,
+        record.queue_offset,
+        topic,
+        queue_id,
+        find_group(text) or "",
+        _find_unique_key(text) or "",
+        0,
+        -1,
+        record.born_time_ms,
+        record.store_time_ms,
+        record.store_time_ms,
     )
+    for mark in _RARE_MARKS:
+        if mark in text:
+            _read_rest(half, text)
+            break
+    return half
+
+
+def _read_rest(half: Half, text: str) -> None:
+    """What only some halves have."""
+    pairs = props.parse(text)
+    half.first = _number(pairs.get(Property.TRANSACTION_PREPARED_OFFSET), half.first, digits=_LONG_DIGITS)
+    half.checks = _number(pairs.get(Property.TRANSACTION_CHECK_TIMES), 0)
+    immunity_s = _number(pairs.get(Property.CHECK_IMMUNITY_TIME), -1)
+    half.immunity_ms = min(immunity_s, IMMUNITY_S_MAX) * 1000 if immunity_s >= 0 else -1
+    since_ms = _number(pairs.get(Property.TRANSACTION_WAITS_SINCE), half.store_time_ms, digits=_LONG_DIGITS)
+    half.since_ms = min(since_ms, half.store_time_ms)
 
 
 def committed(record: Record, half: Half) -> Draft:
     """The message of a half. REAL_TOPIC, TRAN_MSG and the like stay in its properties, as RocketMQ leaves them."""
-    draft = rewrite(
-        record, half.topic, half.queue_id, {Property.TRANSACTION_WAITS_SINCE: ""} if _is_moved(half) else {}
+    text = record.properties
+    return Draft(
+        half.topic,
+        half.queue_id,
+        record.body,
+        props.remove(text, Property.TRANSACTION_WAITS_SINCE) if _is_moved(half) else text,
+        record.born_time_ms,
+        record.born_host,
+        record.flag,
+        record.sysflag & _NO_TRANSACTION | Sysflag.COMMIT,
+        record.reconsume_times,
+        record.log_offset,
     )
-    draft.sysflag = record.sysflag & _NO_TRANSACTION | Sysflag.COMMIT
-    draft.prepared_transaction_offset = record.log_offset
-    return draft
 
 
 def copy(record: Record, half: Half, *, checks: int, since_ms: int | None = None) -> Draft:
@@ -204,6 +248,11 @@ def op_record(queue_offset: int, *, now_ms: int, host: bytes) -> Draft:
     return Draft(names.OP_HALF_TOPIC, QUEUE_ID, b"%d" % queue_offset, _OP_PROPERTIES, now_ms, host)
 
 
+def op_parcels(queue_offsets: Iterable[int]) -> list[Parcel]:
+    """The same for many halves, a record each (``MessageStore.put_batch``)."""
+    return [(0, b"%d" % queue_offset, _OP_PROPERTIES_DATA) for queue_offset in queue_offsets]
+
+
 def closed_by(body: Buffer, tags: str | None) -> list[int]:
     """The queue offsets of the halves that an op record closes, of both forms; none if it is something else."""
     if tags != REMOVE_TAG:
@@ -218,7 +267,9 @@ def check_body(record: Record, half: Half) -> bytes:
     properties = props.with_(record.properties, Property.TRANSACTION_CHECK_TIMES, str(half.checks)).encode()
     if len(properties) > PROPERTIES_BYTES_MAX:
         properties = record.properties.encode()
-    placed = replace(record, queue_id=half.queue_id, queue_offset=half.queue_offset, log_offset=half.log_offset)
+    placed = msgspec.structs.replace(
+        record, queue_id=half.queue_id, queue_offset=half.queue_offset, log_offset=half.log_offset
+    )
     return bytes(repacked(placed, topic=topic, properties=properties))
 
 
@@ -236,8 +287,7 @@ def _is_moved(half: Half) -> bool:
     return half.since_ms != half.store_time_ms
 
 
-def _number(pairs: dict[str, str], name: str, default: int, *, digits: int = _INT_DIGITS) -> int:
-    text = pairs.get(name)
+def _number(text: str | None, default: int, *, digits: int = _INT_DIGITS) -> int:
     if text is None:
         return default
     return int(text) if text.isascii() and text.isdigit() and len(text) <= digits else default

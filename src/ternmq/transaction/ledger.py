@@ -4,6 +4,9 @@ Both queues are read once, in order, halves before ops; an op always lies behind
 half is known. What remains in memory is two numbers for each open transaction, and one for each op record since the
 oldest of them.
 
+There may be a million open halves, so nothing sorts or copies them: they are counted by *page*, a range of queue
+offsets, and who walks over all of them in order takes a page at a time (``pages``, ``on_page``).
+
 A half may be *copied*: written again at the end of its queue, so that the queue before it can be forgotten. The copy
 takes the place of its original, which is closed by an op of its own; who still ends the original means the copy
 (``current``). A crash between the two leaves both open, until the copy is examined.
@@ -20,9 +23,16 @@ Invariants (``tests/transaction/test_ledger.py`` compares it with a model):
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+#: A page has 1,024 queue offsets.
+_PAGE_BITS: Final = 10
+
+
+def page_of(queue_offset: int) -> int:
+    return queue_offset >> _PAGE_BITS
 
 
 class Ledger:
@@ -34,6 +44,8 @@ class Ledger:
         self.next_op = op_offset
         #: The log offset of each open half, by queue offset.
         self.open: dict[int, int] = {}
+        #: How many are open on each page that has some.
+        self._pages: dict[int, int] = {}
         #: The highest half that each op record names (-1: none), from ``_op_low`` on.
         self._ops: deque[int] = deque()
         self._op_low = op_offset
@@ -50,7 +62,13 @@ class Ledger:
         if queue_offset in self._ahead:
             self._ahead.remove(queue_offset)
         else:
-            self.open[queue_offset] = log_offset
+            self._add(queue_offset, log_offset)
+
+    def _add(self, queue_offset: int, log_offset: int) -> None:
+        if queue_offset not in self.open:
+            page = page_of(queue_offset)
+            self._pages[page] = self._pages.get(page, 0) + 1
+        self.open[queue_offset] = log_offset
 
     def skip_to(self, half_offset: int, op_offset: int) -> None:
         """Entries before these queue offsets have been deleted with their log."""
@@ -70,10 +88,21 @@ class Ledger:
         self._ops.append(highest)
         return were_open
 
+    def ops_written(self, queue_offsets: Sequence[int]) -> None:
+        """The next records of the op queue name one half each, all of which are closed already."""
+        self.next_op += len(queue_offsets)
+        self._ops.extend(queue_offsets)
+
     def close(self, queue_offset: int) -> bool:
         """A half is done with; whether it was open."""
         if self.open.pop(queue_offset, None) is None:
             return False
+        page = page_of(queue_offset)
+        left = self._pages[page] - 1
+        if left:
+            self._pages[page] = left
+        else:
+            del self._pages[page]
         first = self._first.pop(queue_offset, None)
         if first is not None and self._newest.get(first) == queue_offset:
             del self._newest[first]
@@ -87,7 +116,7 @@ class Ledger:
             self.close(queue_offset)
             return queue_offset
         was_open = older != queue_offset and self.close(older)
-        self.open[queue_offset] = log_offset
+        self._add(queue_offset, log_offset)
         self._newest[first] = queue_offset
         self._first[queue_offset] = first
         if queue_offset >= self.next_half:
@@ -101,18 +130,37 @@ class Ledger:
         newest = self._newest.get(first)
         return newest if newest is not None and newest in self.open else None
 
+    def pages(self, queue_offset: int = 0) -> list[int]:
+        """The pages that have open halves, in order, from that of ``queue_offset`` on."""
+        first = page_of(queue_offset)
+        return sorted(page for page in self._pages if page >= first)
+
+    def on_page(self, page: int) -> list[int]:
+        """The queue offsets of the open halves of a page, in order."""
+        return [at for at in range(page << _PAGE_BITS, (page + 1) << _PAGE_BITS) if at in self.open]
+
     def oldest(self, count: int) -> list[int]:
         """The queue offsets of the oldest open halves."""
-        return heapq.nsmallest(count, self.open)
+        found: list[int] = []
+        for page in self.pages():
+            found += self.on_page(page)
+            if len(found) >= count:
+                break
+        return found[:count]
+
+    @property
+    def _low(self) -> int:
+        """The oldest open half; without one, the next to be read."""
+        return self.on_page(min(self._pages))[0] if self._pages else self.next_half
 
     @property
     def lag(self) -> int:
         """How many entries of the half queue a reader who starts anew would have to read."""
-        return self.next_half - min(self.open, default=self.next_half)
+        return self.next_half - self._low
 
     def progress(self, *, keep: Iterable[int] = ()) -> tuple[int, int]:
         """How far both queues are done with: queue offsets of halves and of ops. Halves of ``keep`` are not done."""
-        self._half_low = max(self._half_low, min((min(self.open, default=self.next_half), self.next_half, *keep)))
+        self._half_low = max(self._half_low, min((self._low, self.next_half, *keep)))
         while self._ops and self._ops[0] < self._half_low:
             self._ops.popleft()
             self._op_low += 1

@@ -11,12 +11,14 @@ How a transaction ends, in one turn of the loop::
 *Once, and always.* The message comes before the op, so a crash in between cannot lose it. The half is then open again,
 though its message is stored; a check would have it stored twice. So every half that was open when the term began is
 *in doubt*: before it is checked or committed, its message is looked for by its unique key, and if it is there the half
-is only closed (``_has_message``). A store without an index has one candidate, the last record of its log: nothing is
-appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before it writes
+is only closed (``_has_message``). A store without an index has one candidate, the last record of its log: there nothing
+is appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before it writes
 them, may leave those of some seconds. They are found only by an index.)
 
-When the op cannot be written (the disk is full), it is written later (``_unclosed``); until then the progress in the
-queue stays before this half.
+*Ops are gathered* where the index can tell what a crash has left: all commits of a turn have their ops written together
+at its end, one record each, which takes half the time. Until then, or while the disk is full, such a half is closed in
+memory only (``_unclosed``), and the progress in the queue stays before it. Where the producer's answer waits for the
+disk, the op is part of what it waits for, and is written at once; so is that of a rollback, as nothing else tells it.
 
 *Progress* is noted for the group CID_RMQ_SYS_TRANS, as RocketMQ does, but only up to what was on the disk before: after
 a power cut no half may lie before the progress whose op is lost.
@@ -35,10 +37,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, SystemBusy, SystemFailure, TernError
 from ternmq.message import Outcome, Property
+from ternmq.rare_log import RareLog
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.read.query import Entry
 from ternmq.store.store import MessageStore
@@ -53,6 +58,10 @@ log = logging.getLogger(__name__)
 
 #: Entries of a queue that are read in a row: some 2 ms of the loop for ops, which must be decoded.
 SLICE: Final = 200
+#: Op records that are written together.
+_OPS_MAX: Final = 256
+#: How often that is done in one turn; ``tend`` goes on.
+_BATCHES_MAX: Final = 64
 #: Requests that may wait until the queues are folded.
 _WAITING_MAX: Final = 10_000
 #: A message has one record, and its retries others under other topics; of the same key there may be more.
@@ -66,8 +75,7 @@ _LAG_PER_OPEN: Final = 4
 _MOVES_MAX: Final = 100
 
 
-@dataclass(slots=True, frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """A request to end a transaction."""
 
     group: str
@@ -80,7 +88,7 @@ class Ending:
 
 
 @dataclass(slots=True, frozen=True)
-class Rules:
+class CheckRules:
     """Settings of the check-back (J2)."""
 
     #: No half is checked before this age, unless its producer asks for longer.
@@ -131,9 +139,17 @@ class Transactions:
         #: Progress that is noted when the log is safe up to the third number.
         self._to_note: tuple[int, int, int] | None = None
         #: Without an index: the last record that was there when the term began.
-        self._last = None if store.config.message_index_enable else self._last_record()
+        self._has_index = store.config.message_index_enable
+        self._last = None if self._has_index else self._last_record()
+        #: On a full disk, each end of a transaction is a line.
+        self._logs = RareLog(log, clock.monotonic)
+        self._loop = asyncio.get_running_loop()
+        #: Whether the end of this turn writes what is gathered in ``_unclosed``.
+        self._is_gathering = False
         self._folded = asyncio.Event()
         self._waiting = 0
+        #: Whether transactions can end now.
+        self.is_folded = False
         self._stopped: TernError | None = None
 
     # --- The fold when the term begins ------------------------------------------------------------------------------
@@ -152,11 +168,11 @@ class Transactions:
                         page = None
                 self._fold_op(page if page is not None else self._page(entry))
             await asyncio.sleep(0)
-        open_halves = sorted(self.ledger.open)
-        self._in_doubt.update(open_halves)
-        self._unsearched.update(open_halves)
         # Which of them are copies, so that who names an older one is understood.
+        open_halves = itertools.chain.from_iterable(map(self.ledger.on_page, self.ledger.pages()))
         for number, queue_offset in enumerate(open_halves, 1):
+            self._in_doubt.add(queue_offset)
+            self._unsearched.add(queue_offset)
             found = self.find(queue_offset)
             if found is not None and not isinstance(found, tuple):
                 found = await found
@@ -167,6 +183,7 @@ class Transactions:
                 await asyncio.sleep(0)
         if self.ledger.open:
             log.info("%d transactions are open", len(self.ledger.open))
+        self.is_folded = self._stopped is None
         self._folded.set()
 
     def _fold_op(self, page: Buffer | None) -> None:
@@ -237,13 +254,10 @@ class Transactions:
         if self._stopped is not None:
             raise self._stopped
 
-    @property
-    def is_folded(self) -> bool:
-        return self._folded.is_set() and self._stopped is None
-
     def stop(self, reason: TernError) -> None:
         """The term is over."""
         self._stopped = reason
+        self.is_folded = False
         self._folded.set()
 
     # --- The end of a transaction -----------------------------------------------------------------------------------
@@ -258,6 +272,8 @@ class Transactions:
         """
         record, half = self._named(ending, page, check_topic)
         self._catch_up_all()
+        if self.ledger.open.get(half.queue_offset) != half.log_offset and not self._is_in_queue(half):
+            raise _no_half(ending)
         queue_offset = self.ledger.current(half.queue_offset, half.first)
         if queue_offset is None:
             self._ended_before(ending, half)
@@ -267,25 +283,22 @@ class Transactions:
             if ending.outcome is not Outcome.COMMIT:
                 raise _was_committed(half)
             return end_offset
-        if ending.outcome is Outcome.COMMIT:
-            committed_end = self._take_in(halves.committed(record, half)).end_offset
-            return max(committed_end, self.close(queue_offset))
-        return self.close(queue_offset)
+        if ending.outcome is not Outcome.COMMIT:
+            return self.close(queue_offset)
+        committed_end = self._take_in(halves.committed(record, half)).end_offset
+        if self._has_index and half.unique_key and not self.store.safety.is_awaited:
+            self._close_soon(queue_offset)
+            return committed_end
+        return max(committed_end, self.close(queue_offset))
 
     def _named(
         self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None
     ) -> tuple[Record, Half]:
         """The half that a request names; raises ``SystemFailure`` if it is not the caller's."""
-        missing = (
-            f"Find prepared transaction message failed: there is no half message at {ending.log_offset}; it was "
-            "deleted, or belongs to another broker"
-        )
-        if page is None:
-            raise SystemFailure(missing)
         try:
-            record = unpack_record(page)
-            if record.topic != names.HALF_TOPIC:
-                raise SystemFailure(missing)
+            record = unpack_record(page) if page is not None else None
+            if record is None or record.topic != names.HALF_TOPIC:
+                raise _no_half(ending)
             half = halves.read_half(record)
         except CorruptRecord as error:
             raise SystemFailure(f"Find prepared transaction message failed: {error}") from None
@@ -308,10 +321,16 @@ class Transactions:
             )
         return record, half
 
+    def _is_in_queue(self, half: Half) -> bool:
+        """Whether the half queue has a half where it says. The body of a message can look like one: its sender knows
+        where the log will have it, and could end the transactions of others by it."""
+        entries = self.store.entries(names.HALF_TOPIC, QUEUE_ID, half.queue_offset, 1)
+        return bool(entries) and entries[0].log_offset == half.log_offset
+
     def _ended_before(self, ending: Ending, half: Half) -> None:
         """A producer that repeats itself, since an answer was lost, is right; one that says the opposite is not."""
         was_committed = self._has_message(half)
-        if not was_committed and not self.store.config.message_index_enable:
+        if not was_committed and not self._has_index:
             raise SystemFailure(
                 f"Find prepared transaction message failed: the transaction {half.unique_key} has ended before; how, "
                 "cannot be told without an index (messageIndexEnable)"
@@ -333,13 +352,57 @@ class Transactions:
         except (StoreError, NotRunning) as error:
             self.ledger.close(queue_offset)
             self._unclosed.add(queue_offset)
-            log.warning("cannot note the end of a transaction now: %s; retrying", error)
+            self._logs.warning("unclosed", f"cannot note the end of a transaction now: {error}; retrying")
             return 0
 
     def _write_op(self, queue_offset: int) -> int:
         placed = self.store.put(halves.op_record(queue_offset, now_ms=self._clock.now_ms(), host=self._host))
         self.ledger.op((queue_offset,))
         return placed.end_offset
+
+    def _close_soon(self, queue_offset: int) -> None:
+        """Note the same at the end of this turn, together with others."""
+        self._in_doubt.discard(queue_offset)
+        self._unsearched.discard(queue_offset)
+        self.ledger.close(queue_offset)
+        self._unclosed.add(queue_offset)
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_soon(self._close_gathered)
+
+    def _close_gathered(self) -> None:
+        self._is_gathering = False
+        if self._stopped is not None:
+            # The next master finds the messages.
+            return
+        try:
+            self._write_ops()
+        except (StoreError, NotRunning) as error:
+            self._logs.warning(
+                "gathered", f"cannot note the end of {len(self._unclosed)} transactions now: {error}; retrying"
+            )
+
+    def _write_ops(self) -> None:
+        """Write what is left of ``_unclosed``, as far as a turn has time. Raises ``StoreError`` or ``NotRunning``."""
+        unclosed = self._unclosed
+        for _ in range(_BATCHES_MAX):
+            if len(unclosed) <= 1:
+                break
+            # Not sorted as a whole: after a full disk, a million may wait.
+            closed = sorted(itertools.islice(unclosed, _OPS_MAX))
+            self.store.put_batch(
+                names.OP_HALF_TOPIC,
+                QUEUE_ID,
+                halves.op_parcels(closed),
+                born_time_ms=self._clock.now_ms(),
+                born_host=self._host,
+            )
+            self.ledger.ops_written(closed)
+            unclosed.difference_update(closed)
+        if len(unclosed) == 1:
+            [queue_offset] = unclosed
+            self._write_op(queue_offset)
+            unclosed.remove(queue_offset)
 
     # --- In doubt ---------------------------------------------------------------------------------------------------
 
@@ -474,10 +537,7 @@ class Transactions:
         """To be called every second: read what is new, write what could not be written, note the progress."""
         try:
             self._catch_up_all()
-            while self._unclosed:
-                queue_offset = min(self._unclosed)
-                self._write_op(queue_offset)
-                self._unclosed.remove(queue_offset)
+            self._write_ops()
             self._move_oldest()
         except (StoreError, NotRunning) as error:
             log.debug("cannot tend the open transactions now: %s", error)
@@ -508,6 +568,13 @@ class Transactions:
 
     def _page(self, entry: Entry) -> memoryview | None:
         return self.store.record_at(entry.log_offset, entry.size)
+
+
+def _no_half(ending: Ending) -> SystemFailure:
+    return SystemFailure(
+        f"Find prepared transaction message failed: there is no half message at {ending.log_offset}; it was deleted, "
+        "or belongs to another broker"
+    )
 
 
 def _was_committed(half: Half) -> SystemFailure:

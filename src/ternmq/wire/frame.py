@@ -39,6 +39,7 @@ from ternmq.wire.header import (
     encode_binary,
     encode_json,
 )
+from ternmq.wire.shapes import CODES, Shape, shape_of
 
 #: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -52,7 +53,15 @@ HEADER_BYTES_MAX: Final = 1024 * 1024
 #: Smaller pieces of a frame are gathered in one buffer: each would cost more as an object than its bytes.
 _PIECE_BYTES_MIN: Final = 4096
 
+#: As many bytes of a header as tell its code, and who writes headers like this.
+_START_BYTES: Final = 16
+#: Shapes that a connection knows. A client can begin its headers in any number of ways.
+_SHAPES_MAX: Final = 8
+#: Requests of a connection that had another shape than those before, until no more shapes are tried.
+_MISSES_MAX: Final = 100
+
 _TLS_HANDSHAKE: Final = b"\x16\x03"
+TLS_SPOKEN: Final = "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
 _HTTP_STARTS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"PRI ")
 
 _PREFIX: Final = struct.Struct(">II")
@@ -61,12 +70,17 @@ _PREFIX: Final = struct.Struct(">II")
 class FrameDecoder:
     """Bytes in, requests and responses out."""
 
-    __slots__ = ("_bytes_max", "_decode", "_kept", "_wanted_bytes", "kept_bytes")
+    __slots__ = ("_bytes_max", "_decode", "_kept", "_misses", "_shapes", "_starts", "_wanted_bytes", "kept_bytes")
 
     def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, typed: bool = True) -> None:
-        """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``)."""
+        """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``), or those of
+        a shape that was learnt."""
         self._bytes_max = bytes_max
-        self._decode = _decode_header if typed else _decode_fields
+        self._decode = _decode_header if typed else self._decode_fields
+        #: Shapes of requests by the first bytes of their header, and these bytes by the code (``wire.shapes``).
+        self._shapes: dict[bytes, Shape] = {}
+        self._starts: dict[int, bytes] = {}
+        self._misses = 0
         # Pieces of an incomplete frame. They are joined when it is complete, so that a large body is copied once.
         self._kept: list[bytes | bytearray] = []
         #: How much of it has arrived; 0 between two frames.
@@ -108,6 +122,33 @@ class FrameDecoder:
         if at < end:
             self._keep(data, at, end)
         return commands
+
+    def learn(self, code: int, fields: Fields) -> None:
+        """A request with these fields was admitted; expect more of its kind."""
+        start = self._starts.get(code)
+        if start is not None and self._misses < _MISSES_MAX and (shape := shape_of(code, fields)) is not None:
+            if len(self._shapes) >= _SHAPES_MAX:
+                self._shapes.clear()
+            self._shapes[start] = shape
+
+    def _decode_fields(self, form: int, header: bytes) -> Request[Any]:
+        if form == JSON:
+            shape = self._shapes.get(header[:_START_BYTES])
+            if shape is not None:
+                command = shape.decode(header)
+                if command is not None:
+                    return command
+                # It costs the time of an error. A client that goes from shape to shape is better off without.
+                self._misses += 1
+                if self._misses == _MISSES_MAX:
+                    self._shapes.clear()
+        elif form != BINARY:
+            raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
+        command = decode_untyped(header, form)
+        command.serial = form
+        if form == JSON and command.code in CODES:
+            self._starts[command.code] = header[:_START_BYTES]
+        return command
 
     def _keep(self, data: bytes, at: int, end: int) -> None:
         rest = data[at:] if at else data
@@ -160,24 +201,19 @@ def _decode_header(form: int, header: bytes) -> Request[Any]:
     return command
 
 
-def _decode_fields(form: int, header: bytes) -> Request[Any]:
-    if form not in (JSON, BINARY):
-        raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
-    command = decode_untyped(header, form)
-    command.serial = form
-    return command
-
-
 def _response(command: Request[Any], body: memoryview) -> Response:
     return Response(command.code, command.opaque, command.remark, command.header or {}, body, command.version)
 
 
+def speaks_tls(start: bytes) -> bool:
+    """Whether the first bytes of a plain connection are those of a TLS handshake; say ``TLS_SPOKEN`` then."""
+    return start.startswith(_TLS_HANDSHAKE)
+
+
 def _refused(start: bytes, length: int, header_bytes: int, bytes_max: int) -> RemoteProtocolError:
     """The error for eight bytes that cannot be the start of a frame."""
-    if start.startswith(_TLS_HANDSHAKE):
-        return RemoteProtocolError(
-            "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
-        )
+    if speaks_tls(start):
+        return RemoteProtocolError(TLS_SPOKEN)
     if start.startswith(_HTTP_STARTS):
         return RemoteProtocolError("the peer speaks HTTP; this port speaks RocketMQ's remoting protocol only")
     if length + 4 > bytes_max:

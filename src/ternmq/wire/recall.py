@@ -38,10 +38,15 @@ class RecallHandle:
 
     def text(self) -> str:
         """The handle as it travels."""
-        words = [_VERSION, self.topic, self.broker_name, str(self.slot_ms + 1), self.unique_key]
-        if self.log_offset is not None:
-            words.append(str(self.log_offset))
-        return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
+        return handle_text(self.topic, self.broker_name, self.slot_ms, self.unique_key, self.log_offset)
+
+
+def handle_text(topic: str, broker_name: str, slot_ms: int, unique_key: str, log_offset: int | None) -> str:
+    """A handle as it travels. (A function: an object for each send with a delivery time costs 1 µs.)"""
+    words = f"{_VERSION} {topic} {broker_name} {slot_ms + 1} {unique_key}"
+    if log_offset is not None:
+        words = f"{words} {log_offset}"
+    return base64.urlsafe_b64encode(words.encode()).decode()
 
 
 def parse_handle(text: str) -> RecallHandle:
@@ -51,10 +56,14 @@ def parse_handle(text: str) -> RecallHandle:
             raise ValueError
         # Java's decoder takes a text without its padding, too.
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        version, topic, broker_name, time, unique_key, *rest = data.decode().split(" ")
-        if version != _VERSION or not (topic and broker_name and unique_key):
+        version, topic, broker_name, time, *key = data.decode().split(" ", 4)
+        # A key is the sender's, and may have blanks.
+        unique_key, _, last = key[0].rpartition(" ") if key else ("", "", "")
+        if version != _VERSION or not (topic and broker_name and last):
             raise ValueError
-        return RecallHandle(topic, broker_name, _number(time) - 1, unique_key, _number(rest[0]) if rest else None)
+        if not unique_key:
+            return RecallHandle(topic, broker_name, _number(time) - 1, last)
+        return RecallHandle(topic, broker_name, _number(time) - 1, unique_key, _number(last))
     except (ValueError, binascii.Error, UnicodeError):
         raise InvalidHandle(
             f"invalid recall handle {text[:60]!r}: expected the recall_handle of the receipt of a delayed message"

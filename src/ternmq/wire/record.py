@@ -36,9 +36,10 @@ from __future__ import annotations
 import mmap
 import socket
 import struct
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 from zlib import crc32
+
+import msgspec
 
 from ternmq.errors import CorruptRecord
 from ternmq.types import Buffer
@@ -138,6 +139,7 @@ _FIXED_V4: Final = _FIXED[0]
 #: For the store's hot path, which packs what ``pack_record`` would pack for IPv4 hosts, without the call: all fields in
 #: the order of the layout, size to body length.
 pack_fixed_v4_into: Final = _FIXED_V4.pack_into
+pack_fixed_v4: Final = _FIXED_V4.pack
 #: The same fields, for readers of whole answers.
 unpack_fixed_v4: Final = _FIXED_V4.unpack_from
 FIXED_V4_BYTES: Final = _FIXED_V4.size
@@ -151,18 +153,21 @@ _HEAD: Final = struct.Struct(">ii")
 #: For loops over many records: size and magic; size and queue offset.
 unpack_head: Final = _HEAD.unpack_from
 unpack_place: Final = struct.Struct(">i16xq").unpack_from
+#: Size, magic, flag and log offset of a record, unchecked.
+unpack_log_place: Final = struct.Struct(">ii8xi8xq").unpack_from
 #: magic sysflag body_bytes: gives the position of the properties in a record with IPv4 hosts.
 _unpack_lengths: Final = struct.Struct(">4xi28xi44xi").unpack_from
 #: size magic crc queue_id (flag) queue_offset log_offset sysflag (born) store_time_ms (store host, times)
 #: prepared_offset body_bytes: the fields of a record with IPv4 hosts that recovery looks at.
 unpack_checked_v4: Final = struct.Struct(">iiii4xqqi16xq12xqi").unpack_from
+#: size magic log_offset
+_unpack_size: Final = struct.Struct(">ii20xq").unpack_from
 _INT: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
 _INT_LONG: Final = struct.Struct(">iq")
 _LONG: Final = struct.Struct(">q")
 _PORT: Final = struct.Struct(">i")
 
-_LOG_OFFSET_AT: Final = field_at("log_offset")
 _SYSFLAG_AT: Final = field_at("sysflag")
 _STORE_TIME_AT: Final = field_at("store_time")
 #: The bytes of a record up to its store time, for all kinds of hosts.
@@ -307,8 +312,7 @@ def pack_blank(page: Page, at: int, space_left: int) -> None:
 # --- Reading --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct, gc=False):
     """One record as it was stored. ``body`` is a view of the page: copy it to keep it longer.
 
     ``error`` says what is wrong with a record of ``read_records``; all other records are valid.
@@ -372,14 +376,12 @@ def peek_head(page: Buffer | mmap.mmap, at: int = 0) -> tuple[int, int]:
     return size, magic
 
 
-def record_size(data: Buffer, log_offset: int) -> int:
-    """Size of the record at the start of ``data``, if its own log offset is ``log_offset``; else 0."""
-    if len(data) < _STORE_TIME_AT:
+def record_size(data: Buffer, log_offset: int, at: int = 0) -> int:
+    """Size of the record at ``at`` in ``data``, if its own log offset is ``log_offset``; else 0."""
+    if len(data) - at < _STORE_TIME_AT:
         return 0
-    size, magic = peek_head(data)
-    if magic == MAGIC_BLANK or size < _STORE_TIME_AT or _LONG.unpack_from(data, _LOG_OFFSET_AT)[0] != log_offset:
-        return 0
-    return size
+    size, magic, own_offset = _unpack_size(data, at)
+    return size if own_offset == log_offset and magic != MAGIC_BLANK and size >= _STORE_TIME_AT else 0
 
 
 def head_store_time(head: Buffer) -> int:
@@ -433,22 +435,39 @@ def unpack_record(page: Buffer | mmap.mmap, at: int = 0, *, check_crc: bool = Tr
         end = len(view)
     if end - at < RECORD_BYTES_MIN:
         raise CorruptRecord(f"{end - at} bytes at {at} are too few for a record")
-    size, magic, body_crc, queue_id, flag, queue_offset, log_offset, sysflag, born_time_ms = _PREFIX.unpack_from(
-        view, at
-    )
+    # As if all hosts were IPv4: most are.
+    (
+        size,
+        magic,
+        body_crc,
+        queue_id,
+        flag,
+        queue_offset,
+        log_offset,
+        sysflag,
+        born_time_ms,
+        born_host,
+        store_time_ms,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        body_bytes,
+    ) = unpack_fixed_v4(view, at)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         what = "the end of a segment" if magic == MAGIC_BLANK else f"no record (magic {magic & 0xFFFFFFFF:#010x})"
         raise CorruptRecord(f"at {at} there is {what}")
     record_end = at + size
     if size < RECORD_BYTES_MIN or record_end > end:
         raise CorruptRecord(f"the record at {at} claims {size} bytes where {end - at} are left", log_offset=log_offset)
-    suffix = _SUFFIX[sysflag & _HOST_FLAGS]
-    body_at = at + _PREFIX.size + suffix.size
-    if body_at + 3 > record_end:
-        raise CorruptRecord(f"the record at {at} is too short for its IPv6 hosts", log_offset=log_offset)
-    born_host, store_time_ms, store_host, reconsume_times, prepared_transaction_offset, body_bytes = suffix.unpack_from(
-        view, at + _PREFIX.size
-    )
+    body_at = at + FIXED_V4_BYTES
+    if sysflag & _HOST_FLAGS:
+        suffix = _SUFFIX[sysflag & _HOST_FLAGS]
+        body_at = at + _PREFIX.size + suffix.size
+        if body_at + 3 > record_end:
+            raise CorruptRecord(f"the record at {at} is too short for its IPv6 hosts", log_offset=log_offset)
+        born_host, store_time_ms, store_host, reconsume_times, prepared_transaction_offset, body_bytes = (
+            suffix.unpack_from(view, at + _PREFIX.size)
+        )
     topic_at = body_at + body_bytes
     # The lengths of the topic, one or two bytes, and of the properties, two bytes, must follow the body.
     length_bytes = 1 if magic == MAGIC_V1 else 2

@@ -396,3 +396,95 @@ class ListTransactions(Call, kw_only=True):
 
     queue_offset: Int64 = 0
     count_max: Int32 = 100
+
+
+# --- Master and slaves (O1) -----------------------------------------------------------------------------------
+
+
+@carried_by(Code.PROMOTE_BROKER)
+class PromoteBroker(Call, kw_only=True):
+    """PROMOTE_BROKER 15011, of TernMQ: the slave that gets it becomes the master of its name."""
+
+    #: Although the old master may still be alive, or another slave has more messages.
+    force: bool = False
+    #: ``SYNC_MASTER`` or ``ASYNC_MASTER``; empty: as the old master was.
+    role: str = ""
+
+
+@carried_by(Code.HAND_OVER)
+class HandOver(Call, kw_only=True):
+    """HAND_OVER 15012, of TernMQ: from a slave to its master, which is to become a slave with the other's id."""
+
+    broker_id: Int64
+    #: Where the new master will be: its remoting port, and that of its log.
+    broker_address: str = field(name="brokerAddr")
+    ha_address: str = field(name="haServerAddr")
+    #: It is the master already, by force: the other one is to look, and to step down.
+    is_done: bool = False
+
+
+# --- Raft groups (P4) -----------------------------------------------------------------------------------------
+
+
+@carried_by(Code.TRANSFER_LEADERSHIP)
+class TransferLeadership(Call, kw_only=True):
+    """TRANSFER_LEADERSHIP 15041, of TernMQ: let the member ``to`` lead; empty: the one that has most of the log."""
+
+    to: str = ""
+
+
+class TransferReply(Call, kw_only=True):
+    """To TRANSFER_LEADERSHIP: the member that leads now."""
+
+    leader: str
+
+
+@carried_by(Code.CHANGE_MEMBERS)
+class ChangeMembers(Call, kw_only=True):
+    """CHANGE_MEMBERS 15044, of TernMQ: let ``n3-host:port`` join the group, or a member leave it; one of both."""
+
+    add: str = ""
+    remove: str = ""
+
+
+class MembersReply(Call, kw_only=True):
+    """To CHANGE_MEMBERS: all members now."""
+
+    members: str
+
+
+# --- Users and policies of 5.3 (N1); the objects are bodies ----------------------------------------------------
+
+
+@carried_by(Code.AUTH_CREATE_USER, Code.AUTH_UPDATE_USER, Code.AUTH_DELETE_USER, Code.AUTH_GET_USER)
+class UserName(Call, kw_only=True):
+    username: str
+
+
+@carried_by(Code.AUTH_LIST_USER)
+class ListUsers(Call, kw_only=True):
+    """All users whose name contains ``filter``."""
+
+    filter: str | None = None
+
+
+@carried_by(Code.AUTH_CREATE_ACL, Code.AUTH_UPDATE_ACL, Code.AUTH_GET_ACL)
+class AclSubject(Call, kw_only=True):
+    """A subject is ``User:name``."""
+
+    subject: str
+
+
+@carried_by(Code.AUTH_DELETE_ACL)
+class DeletePolicy(Call, kw_only=True):
+    """Without a ``resource``, all policies of the subject."""
+
+    subject: str
+    policy_type: str | None = None
+    resource: str | None = None
+
+
+@carried_by(Code.AUTH_LIST_ACL)
+class ListPolicies(Call, kw_only=True):
+    subject_filter: str | None = None
+    resource_filter: str | None = None

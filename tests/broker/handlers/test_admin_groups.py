@@ -225,7 +225,9 @@ async def test_progress_tells_how_far_a_group_has_pulled(client: Client) -> None
 
 def test_a_group_that_was_reset_has_pulled_nothing_since(tmp_path: Path) -> None:
     """D4: a tool must not show messages in the members' hands that they will pull again."""
-    offsets = Offsets(TableFile(tmp_path / "consumerOffset.json"), ManualClock())
+    offsets = Offsets(
+        TableFile(tmp_path / "consumerOffset.json"), TableFile(tmp_path / "ownOffset.json"), ManualClock()
+    )
     offsets.pulled("g", "orders", 0, 9)
     offsets.reset("g", "orders", 0, 3, has_readers=False)
     assert 3 == offsets.pull_offset("g", "orders", 0)

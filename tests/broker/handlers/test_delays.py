@@ -57,7 +57,9 @@ class World:
         self.store = MessageStore.open(
             config, store_host=HOST, clock=clock, disk=disk, derived=(self.schedule,), threads=False
         )
-        self.timer = Timer(clock=clock, broker_name="a", is_enabled=True, max_delay_sec=86_400)
+        self.timer = Timer(
+            clock=clock, broker_name="a", is_enabled=True, max_delay_sec=86_400, announce=self.schedule.announce
+        )
         self.due = str(clock.now_ms() + 7_200_000)
         self.recalls = Recalls(self.schedule, clock=clock, broker_name="a")
 
@@ -69,6 +71,7 @@ class World:
             intake=intake,
             may_recall=True,
             clock=SystemClock(),
+            timer_end=lambda: 0,
         )
         return handlers, intake
 

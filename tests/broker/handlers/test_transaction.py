@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ternmq import names
@@ -25,7 +26,7 @@ from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Request, Response
 from ternmq.wire.ids import parse_offset_id
-from ternmq.wire.record import Sysflag, unpack_record
+from ternmq.wire.record import FIXED_V4_BYTES, Sysflag, repacked, unpack_record
 from ternmq.wire.requests import (
     CheckTransaction,
     ConsumeDirectly,
@@ -140,6 +141,47 @@ async def test_ends_that_cannot_be_are_refused_with_a_sentence(broker: Caller) -
     refused = await end(broker, paid, Outcome.ROLLBACK)
     assert "was committed before" in (refused.remark or "")
     assert [b"plain", b"paid"] == await broker.bodies("orders")
+
+
+@pytest.mark.parametrize("names_first", [False, True])
+async def test_a_body_that_looks_like_a_half_ends_no_transaction(broker: Caller, names_first: bool) -> None:
+    """J1, bad input: a sender can compute where the log will have its body, and name that place as a half of its own
+    group with the queue offset of another transaction."""
+    paid = await half(broker)
+    await broker.sent("orders", b"last")
+    [last] = await broker.records("orders")
+    body_at = last.log_offset + last.size + FIXED_V4_BYTES
+    place = {"REAL_TOPIC": "orders", "REAL_QID": "0", "UNIQ_KEY": "FORGED", "TRAN_MSG": "true", "PGROUP": "thieves"}
+    queue_offset = paid.queue_offset
+    if names_first:
+        place["TRAN_PREPARED_QUEUE_OFFSET"] = str(paid.queue_offset)
+        queue_offset += 7
+    topic, properties = names.HALF_TOPIC.encode(), props.join(place).encode()
+    forged = repacked(
+        msgspec.structs.replace(last, log_offset=body_at, queue_offset=queue_offset, body=memoryview(b"stolen")),
+        topic=topic,
+        properties=properties,
+    )
+    await broker.sent("orders", bytes(forged))
+    assert forged == (await broker.records("orders"))[1].body
+
+    for outcome in (Outcome.COMMIT, Outcome.ROLLBACK):
+        response = await broker.call(
+            RequestCode.END_TRANSACTION,
+            ending(
+                paid,
+                outcome,
+                producer_group="thieves",
+                log_offset=body_at,
+                queue_offset=queue_offset,
+                transaction_id=None,
+            ),
+        )
+        assert f"there is no half message at {body_at}" in (response.remark or "")
+
+    assert 1 == (await listed(broker)).open_count
+    assert 0 == (await end(broker, paid, Outcome.COMMIT)).code
+    assert [b"last", bytes(forged), b"paid"] == await broker.bodies("orders")
 
 
 async def test_a_batch_and_a_reply_cannot_be_part_of_a_transaction(broker: Caller) -> None:

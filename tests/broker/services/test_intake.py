@@ -48,7 +48,14 @@ def draft(body: bytes = b"x", topic: str = "orders", properties: str = "") -> Dr
 
 def store_batch(under_test: Intake, body: bytes) -> PlacedBatch:
     return under_test.store_batch(
-        "orders", 0, [(0, body, b"")], born_time_ms=0, born_host=HOST, sysflag=0, more_properties=b""
+        "orders",
+        0,
+        lambda: [(0, body, b"")],
+        sent=None,
+        born_time_ms=0,
+        born_host=HOST,
+        sysflag=0,
+        more_properties=b"",
     )
 
 

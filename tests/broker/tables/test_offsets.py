@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.broker.tables.offsets import VERSION_STEP, Offsets
+from ternmq.broker.tables.offsets import DELETIONS_MAX, VERSION_STEP, Offsets
 from ternmq.files import TableFile
+from ternmq.names import REVIVE_PREFIX
+from ternmq.wire.bodies.stats import ConsumerOffsets
 from tests.manual_clock import ManualClock
 from tests.recordings import DATA
 
 
 def table(path: Path) -> Offsets:
-    offsets = Offsets(TableFile(path / "consumerOffset.json"), ManualClock())
+    offsets = Offsets(TableFile(path / "consumerOffset.json"), TableFile(path / "ownOffset.json"), ManualClock())
     offsets.load()
     return offsets
 
@@ -140,3 +142,196 @@ def test_a_file_of_rocketmq_is_read(tmp_path: Path, version: str) -> None:
     shutil.unpack_archive(DATA / "stores" / f"{name}.tar.gz", tmp_path, filter="data")
 
     assert sum(table(tmp_path / name / "config").of_group("golden_push", "GoldenTopic").values()) > 0
+
+
+# --- Commits on a slave ----------------------------------------------------------------------------------------------
+
+
+def clocked(path: Path, clock: ManualClock) -> Offsets:
+    offsets = Offsets(TableFile(path / "consumerOffset.json"), TableFile(path / "ownOffset.json"), clock)
+    offsets.load()
+    return offsets
+
+
+def of_master(**queues: int) -> ConsumerOffsets:
+    return ConsumerOffsets(offset_table={"t@g": {int(queue[1:]): at for queue, at in queues.items()}})
+
+
+def test_a_copy_of_the_master_s_table_does_not_replace_own_offsets(tmp_path: Path) -> None:
+    """O3: until they are returned; a commit in between is returned later."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.begin_slave()
+    offsets.copy(of_master(q0=5, q1=5))
+    assert not offsets.has_own
+    offsets.commit("g", "t", 0, 9)
+
+    offsets.copy(of_master(q0=6, q1=6))
+    assert {0: 9, 1: 6} == offsets.of_group("g", "t")
+
+    (own,) = offsets.own()
+    assert ("g", "t", 0, 9, clock.now_ms()) == (own.group, own.topic, own.queue_id, own.queue_offset, own.committed_ms)
+    clock.advance(1)
+    offsets.commit("g", "t", 0, 11)
+    offsets.returned([own])
+    assert [11] == [each.queue_offset for each in offsets.own()]
+    offsets.returned(offsets.own())
+    offsets.copy(of_master(q0=7))
+    assert ({0: 7}, False) == (offsets.of_group("g", "t"), offsets.has_own)
+
+
+def test_own_offsets_survive_a_restart_of_the_slave(tmp_path: Path) -> None:
+    """O3: with their times. A master returns nothing."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.begin_slave()
+    offsets.copy(of_master(q0=5, q1=5))
+    offsets.commit("g", "t", 0, 9)
+    offsets.save()
+    own = offsets.own()
+
+    again = clocked(tmp_path, clock)
+    again.begin_slave()
+    assert own == again.own()
+    again.returned(own)
+    again.save()
+    assert [] == clocked(tmp_path, clock).own()
+
+    master = clocked(tmp_path, clock)
+    master.begin_master(lambda _topic, _queue: 100)
+    master.commit("g", "t", 0, 10)
+    assert [] == master.own()
+
+
+def test_the_newer_commit_counts_when_a_slave_returns_offsets(tmp_path: Path) -> None:
+    """O3: also a reset, also one that goes back; and one that members do not know of yet."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.commit("g", "t", 0, 5)
+    clock.advance(10)
+    now = clock.now_ms()
+
+    assert offsets.merge("g", "t", 0, 9, committed_ms=now)
+    assert not offsets.merge("g", "t", 0, 7, committed_ms=now - 1_000)
+    assert 9 == offsets.get("g", "t", 0)
+    assert offsets.merge("g", "t", 1, 3, committed_ms=now - 1_000)
+
+    clock.advance(10)
+    offsets.commit("g", "t", 0, 2)
+    assert not offsets.merge("g", "t", 0, 9, committed_ms=now)
+    offsets.reset("g", "t", 1, 1, has_readers=True)
+    assert not offsets.merge("g", "t", 1, 9, committed_ms=clock.now_ms() + 1)
+    assert {0: 2, 1: 1} == offsets.of_group("g", "t")
+
+
+def test_what_a_master_wrote_before_its_end_is_older_than_what_a_slave_took_since(tmp_path: Path) -> None:
+    """O3: and newer than what the slave took before."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.commit("g", "t", 0, 5)
+    clock.advance(10)
+    offsets.save()
+    died_ms = clock.now_ms()
+
+    clock.advance(60)
+    again = clocked(tmp_path, clock)
+    assert not again.merge("g", "t", 0, 9, committed_ms=died_ms)
+    assert again.merge("g", "t", 0, 9, committed_ms=died_ms + 1)
+
+
+def test_a_slave_that_becomes_master_sends_members_back_to_the_end_of_its_log(tmp_path: Path) -> None:
+    """O3: they had read messages on the old master that no slave had; what is stored in their place is not skipped."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.begin_slave()
+    offsets.commit("g", "t", 0, 120)
+    offsets.commit("g", "t", 1, 90)
+
+    offsets.begin_master(lambda _topic, _queue: 110)
+    offsets.commit("g", "t", 0, 121)
+    assert {0: 110, 1: 90} == offsets.of_group("g", "t")
+    assert (110, None) == (offsets.take_reset("g", "t", 0), offsets.take_reset("g", "t", 1))
+
+
+def test_copied_offsets_behind_the_end_are_corrected_when_a_slave_becomes_master(tmp_path: Path) -> None:
+    """O3: a power cut took the messages from the slave, and the table was on its disk."""
+    offsets = clocked(tmp_path, ManualClock())
+    offsets.begin_slave()
+    offsets.copy(of_master(q0=120, q1=90))
+    internal = f"{REVIVE_PREFIX}DefaultCluster"
+    offsets.copy(ConsumerOffsets(offset_table={f"{internal}@own": {0: 120}}))
+    offsets.begin_master(lambda _topic, _queue: 110)
+    assert {0: 110, 1: 90} == offsets.of_group("g", "t")
+    # Members must be told first; the broker's own readers need not.
+    for group, topic in (("g", "t"), ("own", internal)):
+        offsets.commit(group, topic, 0, 111)
+    assert (110, 111) == (offsets.get("g", "t", 0), offsets.get("own", internal, 0))
+
+
+@pytest.mark.parametrize("is_topic", [True, False])
+def test_an_offset_of_a_topic_or_group_that_was_deleted_since_is_not_taken(tmp_path: Path, is_topic: bool) -> None:
+    """O3: one of the same name begins with queue offset 0, and its messages must not be skipped."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    before_ms = clock.now_ms()
+    clock.advance(10)
+    if is_topic:
+        offsets.delete_topic("t")
+    else:
+        offsets.delete_group("g")
+
+    assert not offsets.merge("g", "t", 0, 500, committed_ms=before_ms)
+    assert offsets.merge("h", "u", 0, 5, committed_ms=before_ms)
+    offsets.save()
+    clock.advance(10)
+    again = clocked(tmp_path, clock)
+    assert not again.merge("g", "t", 0, 500, committed_ms=before_ms)
+    assert again.merge("g", "t", 0, 2, committed_ms=clock.now_ms())
+
+
+def test_many_deletions_are_remembered_by_the_time_of_the_last_that_was_forgotten(tmp_path: Path) -> None:
+    """O3: the list of them is bounded."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    before_ms = clock.now_ms()
+    clock.advance(10)
+    for number in range(DELETIONS_MAX + 1):
+        offsets.delete_topic(f"t{number}")
+    assert len(offsets._deleted_ms) == DELETIONS_MAX
+    assert not offsets.merge("g", "t0", 0, 500, committed_ms=before_ms)
+
+
+def test_what_was_copied_is_newer_than_what_another_slave_took_before(tmp_path: Path) -> None:
+    """O3: a slave that becomes master knows no time of a single commit or reset on the old one."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.begin_slave()
+    before_ms = clock.now_ms()
+    clock.advance(10)
+    offsets.copy(of_master(q0=3))
+    offsets.begin_master(lambda _topic, _queue: 1_000)
+
+    assert not offsets.merge("g", "t", 0, 500, committed_ms=before_ms)
+    assert offsets.merge("g", "t", 0, 500, committed_ms=clock.now_ms() + 1)
+
+
+def test_a_commit_of_the_future_counts_as_one_of_now(tmp_path: Path) -> None:
+    """O3: if this broker becomes a slave, it must not win over what its new master takes later."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    assert offsets.merge("g", "t", 0, 9, committed_ms=1 << 62)
+    offsets.begin_slave()
+    assert [clock.now_ms()] == [each.committed_ms for each in offsets.own()]
+
+
+def test_own_offsets_of_a_log_that_was_cut_stay_corrected_after_a_crash(tmp_path: Path) -> None:
+    """O1: the file of own offsets counts more than the table."""
+    clock = ManualClock()
+    offsets = clocked(tmp_path, clock)
+    offsets.begin_slave()
+    offsets.commit("g", "t", 0, 120)
+    offsets.save()
+    again = clocked(tmp_path, clock)
+    assert 1 == again.cut(lambda _topic, _queue: 110)
+    again.save()
+    assert 110 == clocked(tmp_path, clock).get("g", "t", 0)

@@ -216,6 +216,16 @@ async def test_the_real_route_replaces_the_default_one() -> None:
     assert [True, False] == [route.is_default for route in changes]
 
 
+async def test_a_default_route_follows_its_brokers() -> None:
+    """P4: the master of TBW102 has moved before the topic was made; found by a storm on a Raft group (seed 152)."""
+    registry = Registry(TBW102=data_of("a", perm=7, queues=8))
+    async with routes_of(registry) as routes:
+        await routes.of("orders", queues_max=4)
+        registry.topics["TBW102"] = data_of("b", perm=7, queues=8)
+        await routes.refresh_all()
+        assert ["b0"] == ids((await routes.of("orders", queues_max=4)).to_write)[:1]
+
+
 async def test_without_tbw102_a_new_topic_is_an_error_for_a_producer_too() -> None:
     """D1: autoCreateTopicEnable is off on all brokers."""
     async with routes_of(Registry()) as routes:

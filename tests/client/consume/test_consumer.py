@@ -10,7 +10,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.assignment import Everywhere
 from ternmq.client.consume.claimed import NOT_STARTED, After, Claimed
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.consumer import Consumer, Parts
+from ternmq.client.consume.consumer import Consumer, ConsumerParts
 from ternmq.client.consume.looped import Looped
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.client.consume.outlet import Messages
@@ -39,6 +39,11 @@ class RangeLot:
 
     def failed(self, messages: Sequence[Claimed], after: After) -> None:
         self._source.failed += [(message.queue_offset, after) for message in messages]
+
+    def holds(self, message: Claimed) -> bool:
+        return True
+
+    def keep(self, message: Claimed) -> None: ...
 
     async def bury(self, message: Claimed) -> bool:
         return False
@@ -114,7 +119,7 @@ async def test_a_new_kind_of_source_and_lot_needs_no_change_of_the_core() -> Non
         offsets = BrokerOffsets(instance, "billing")
         active = asyncio.Event()
         active.set()
-        parts = Parts(ConsumeType.POP, Everywhere(), sources_of, offsets, None, offsets, None)
+        parts = ConsumerParts(ConsumeType.POP, Everywhere(), sources_of, offsets, None, offsets, None)
         subscriptions = {"orders": Subscription.by_tags("orders", "*", version=1)}
         consumer = Consumer(
             instance, "billing", PushConfig(), parts, subscriptions=subscriptions, active=active, tasks=tasks

@@ -13,7 +13,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume import locks, rebalance, source
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import Listener
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.locks import HeldLocks
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.orderly import Orderly
 from ternmq.client.consume.push import PushConsumer
@@ -57,7 +57,7 @@ async def test_a_lock_is_trusted_for_half_a_minute_from_when_it_was_asked_for(
 ) -> None:
     """F2: and a broker gives it for a whole one."""
     lost: list[MessageQueue] = []
-    held = Locks(instance, "billing", on_lost=lost.append)
+    held = HeldLocks(instance, "billing", on_lost=lost.append)
     script.locked = {1}
     assert [True, False] == [await held.lock(queue) for queue in QUEUES[:2]]
     assert [True, False, False] == [held.is_held(queue) for queue in QUEUES]
@@ -75,7 +75,7 @@ async def test_a_broker_that_does_not_answer_is_no_loss(
 ) -> None:
     """F2: it is asked again soon; until then the lock is not trusted."""
     lost: list[MessageQueue] = []
-    held = Locks(instance, "billing", on_lost=lost.append)
+    held = HeldLocks(instance, "billing", on_lost=lost.append)
     await held.lock(QUEUES[0])
     script.say(LOCK, refused(ResponseCode.SYSTEM_BUSY, "later"))
     clock.advance(40)
@@ -92,7 +92,7 @@ async def test_a_lock_that_may_have_been_another_s_is_lost(
 ) -> None:
     """F2: after a minute without renewal the broker may have given it away and got it back."""
     lost: list[MessageQueue] = []
-    held = Locks(instance, "billing", on_lost=lost.append)
+    held = HeldLocks(instance, "billing", on_lost=lost.append)
     for queue in QUEUES[:2]:
         await held.lock(queue)
     if why == "it is another's":
@@ -110,7 +110,7 @@ async def test_all_locks_of_a_broker_are_renewed_and_given_back_in_one_call(
     script: ConsumerScript, instance: ClientInstance
 ) -> None:
     """F2."""
-    held = Locks(instance, "billing", on_lost=lambda _: None)
+    held = HeldLocks(instance, "billing", on_lost=lambda _: None)
     for queue in QUEUES:
         await held.lock(queue)
     await held.renew()
@@ -121,7 +121,7 @@ async def test_all_locks_of_a_broker_are_renewed_and_given_back_in_one_call(
 
 async def test_giving_back_may_fail(script: ConsumerScript, instance: ClientInstance) -> None:
     """F2: then the lock runs out by itself."""
-    held = Locks(instance, "billing", on_lost=lambda _: None)
+    held = HeldLocks(instance, "billing", on_lost=lambda _: None)
     await held.lock(QUEUES[0])
     script.say(UNLOCK, refused(ResponseCode.SYSTEM_ERROR, "no"))
     await held.unlock(QUEUES)
@@ -133,7 +133,7 @@ async def test_a_broker_whose_connection_broke_is_asked_before_its_locks_are_tru
 ) -> None:
     """F2: it may have been started anew, and given them to others."""
     lost: list[MessageQueue] = []
-    held = Locks(instance, "billing", on_lost=lost.append)
+    held = HeldLocks(instance, "billing", on_lost=lost.append)
     await held.lock(QUEUES[0])
     await held.lock(QUEUES[1])
     held.doubt("broker-b")
@@ -204,7 +204,7 @@ async def test_a_lock_that_is_not_trusted_when_the_start_is_found_is_given_back(
     script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2: or it would be renewed for ever, by one that does not read the queue. Found in simulation."""
-    monkeypatch.setattr(Locks, "is_held", lambda *_: False)
+    monkeypatch.setattr(HeldLocks, "is_held", lambda *_: False)
     async with consumer_of(script) as consumer:
         await script.wait_for(UNLOCK)
         assert [LOCK, LOAD, UNLOCK] == codes(script)[:3]

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.spark.files.borders import border
 from ternmq.spark.files.layout import LogSlice, cut, find_segments
 from ternmq.spark.files.reading import SliceReader, _checked
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.view import StoreView
-from ternmq.store.log.plain_log import PlainLog
+from ternmq.store.read.reader import LogReader
 from ternmq.wire.record import FIXED_V4_BYTES, RECORD_BYTES_MIN, pack_record
 from tests.manual_clock import ManualClock
 from tests.store.conftest import recorded, unpacked
@@ -83,27 +84,33 @@ def test_bytes_in_front_of_records_are_stepped_over(tmp_path: Path, seed: int) -
     """U3, C8: as in the log of a Raft group; whole or damaged, scan and slices find the same."""
     chance = random.Random(seed)
     config = small_config(tmp_path, mapped_file_size_commit_log=8192)
-
-    def new_log(disk: FileDisk) -> PlainLog:
-        return PlainLog(disk, config.log_paths, segment_bytes=8192, lead=48)
-
-    offsets = []
-    with quiet_store(config, clock=ManualClock(), log=new_log(FileDisk())) as store:
+    if seed % 2:
+        # A single broker that became a member.
+        with quiet_store(config, clock=ManualClock()) as store:
+            for number in range(20):
+                store.put(draft("orders", number % 3, b"b" * 400, more="x" * 10))
+    log = RaftLog(FileDisk(), RaftPaths.of(config, "n0"), segment_bytes=8192)
+    with quiet_store(config, clock=ManualClock(), log=log) as store:
+        log.term = 3
         for number in range(60):
             body = b"b" * chance.choice((0, 1, 100, 2_000))
-            offsets.append(store.put(draft("orders", number % 3, body, more="x" * 10)).log_offset)
+            store.put(draft("orders", number % 3, body, more="x" * 10))
+        store.confirm(log.end)
+        log.note_committed(log.last_index)
+    offsets = [record.log_offset for record in LogReader(tmp_path)]
     if seed >= 5:
-        edit(chance.choice(sorted((tmp_path / "commitlog").iterdir())), chance.randrange(7_000), chance.randbytes(600))
-    log = new_log(FileDisk(writable=False))
-    log.load()
-    scan = LogScan(log)
+        home = tmp_path / "dledger-n0" / "data"
+        edit(chance.choice(sorted(home.iterdir())), chance.randrange(7_000), chance.randbytes(chance.choice((1, 600))))
+    view = StoreView(tmp_path)
+    scan = LogScan(view.log)
     records = [record.log_offset for record in scan]
-    slices = cut(find_segments([tmp_path], lead=48), slice_bytes=chance.choice((500, 1_000, 4_096)))
+    slices = cut(find_segments([tmp_path]), slice_bytes=chance.choice((500, 1_000, 4_096)))
 
     found = read(slices, piece_bytes=chance.choice((600, 2_000, 1 << 20)), window_bytes=2_600)
 
     assert (records, [(place.kind.name, place.begin, place.end) for place in scan.damages]) == found
     assert records == offsets or seed >= 5
+    assert len(offsets) == (80 if seed % 2 else 60)
 
 
 def test_a_zero_where_a_sector_begins_is_no_reason_for_a_closer_look() -> None:

@@ -15,6 +15,7 @@ from ternmq.spark.runtime.jobs import JobFailed
 from ternmq.store.inspect.rebuild import rebuild as rebuild_alone
 from ternmq.store.inspect.sizes import InspectConfig
 from tests.manual_clock import ManualClock
+from tests.raft.test_tools import member
 from tests.spark.stores import small_cluster, write_store
 from tests.store.conftest import recorded, unpacked
 from tests.store.small import RecordedStore, draft, files, log_queues_index, quiet_store, small_config
@@ -97,6 +98,17 @@ def test_odd_stores_are_rebuilt_as_by_one_process(spark: SparkSession, tmp_path:
     )
     assert before.keys() == files(root).keys()
     assert ["alone", "store"] == sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_a_member_of_a_raft_group_is_rebuilt_as_by_one_process(spark: SparkSession, tmp_path: Path) -> None:
+    """U4, P2: a plain log in front of the entries, and entries that are not committed."""
+    root = member(tmp_path / "store", uncommitted=3)
+    rebuild_alone(root, out=tmp_path / "alone", clock=ManualClock())
+
+    made = rebuild(spark, root, slice_bytes=1_000)
+
+    assert (20, 2, []) == (made.records, made.queues, made.damages)
+    assert log_queues_index(tmp_path / "alone")[1:] == log_queues_index(root)[1:]
 
 
 def test_a_rebuild_that_cannot_end_leaves_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ternmq import Message, MessageQueue, SyncAdmin, SyncProducer
+from ternmq import Message, MessageQueue, SendStatus, SyncAdmin, SyncProducer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import MessagesLost, NetworkError
 from ternmq.spark.runtime.cluster import cluster_at
@@ -94,6 +95,45 @@ def test_a_broker_that_is_killed_while_it_is_read_costs_time_only(
         found += records.queue_offsets.tolist()
 
     assert list(range(2_000)) == found
+
+
+def test_a_slice_is_read_from_a_slave_while_the_master_is_dead(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U1, O3: kill -9 of the master in the middle of a slice. What the slave does not have is not lost: the read waits
+    for the master."""
+    monkeypatch.setattr(cursor, "COUNT_MAX", 32)
+    monkeypatch.setattr(pulls, "CHUNK_BYTES", 10_000)
+    names = start("namesrv", "--set", "listenPort=0")
+    name_servers = names.name_server
+    settings = {
+        "namesrvAddr": name_servers,
+        "brokerName": "broker-a",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": 0,
+        "haListenPort": 0,
+    }
+
+    def flags(**more: object) -> list[str]:
+        return [part for key, value in {**settings, **more}.items() for part in ("--set", f"{key}={value}")]
+
+    master = start("broker", *flags(storePathRootDir=tmp_path / "one", brokerRole="SYNC_MASTER"))
+    start("broker", *flags(storePathRootDir=tmp_path / "two", brokerRole="SLAVE", brokerId=1))
+    with SyncProducer("tests", name_servers=name_servers) as producer:
+        while producer.send(Message("probes", b"is a slave there?")).status is not SendStatus.OK:
+            time.sleep(0.1)
+    fill(name_servers, 2_000)
+
+    found: list[int] = []
+    for records in read_slice(cluster_at(name_servers), Slice(QUEUE, 0, 2_000), ALL):
+        if not found:
+            master.end(signal.SIGKILL)
+        found += records.queue_offsets.tolist()
+    assert list(range(2_000)) == found
+    cluster = cluster_at(name_servers)
+    assert ({QUEUE: 2_000}, {}) == (cluster.ends([QUEUE]), cluster.ends_on_masters([QUEUE]))
+    with pytest.raises(NetworkError, match=r"does not have orders@broker-a:0 at 2000 yet, and the master is away"):
+        offsets(name_servers, Slice(QUEUE, 1_990, 2_010), BEST_EFFORT)
 
 
 def test_a_broker_that_stays_away_is_one_sentence(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class Folding:
 
     def __init__(self, *topics: str, loaded: int = 0) -> None:
         self.topics = topics
+        self.directory = Path("/nowhere")
         self.loaded = loaded
         self.facts: list[Fact] = []
         self.records: list[bytes] = []
@@ -44,6 +45,9 @@ class Folding:
 
     def cut(self, log_offset: int) -> None:
         self.calls.append(f"cut {log_offset}")
+
+    def write_some(self) -> bool:
+        return True
 
     def write_out(self) -> list[Path]:
         self.calls.append("write out")
@@ -178,7 +182,7 @@ def test_a_part_takes_part_in_each_flush_pass(tmp_path: Path) -> None:
         store._mailbox.pick_up()
         assert ["write out", f"synced {end}"] == part.calls
         part.calls.clear()
-    assert ["write out", f"synced {end}", "write out"] == part.calls
+    assert ["write out", f"synced {end}"] * 2 == part.calls
 
 
 class Full(Folding):

@@ -11,6 +11,7 @@ from ternmq.errors import NotRunning
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.paths import LogPaths
 from ternmq.store.log.plain_log import PlainLog
+from ternmq.wire.layouts.segment_form import SegmentForm
 from ternmq.wire.record import pack_record, record_bytes
 from tests.store.small import BORN, HOST, draft, files, quiet_store, small_config
 
@@ -19,7 +20,7 @@ SEGMENT = 4096
 
 def open_log(root: Path, *, lead: int = 0) -> PlainLog:
     """A log as recovery leaves an empty one, or one that was closed."""
-    log = PlainLog(FileDisk(), LogPaths([root]), segment_bytes=SEGMENT, lead=lead)
+    log = PlainLog(FileDisk(), LogPaths([root]), segment_bytes=SEGMENT, form=SegmentForm(lead))
     log.load()
     end, time_ms = 0, 0
     if log.starts:
@@ -148,7 +149,7 @@ def test_a_log_that_refuses_takes_no_raw_bytes_either(tmp_path: Path) -> None:
 def test_a_batch_leaves_room_in_front_of_each_record(tmp_path: Path) -> None:
     """C1: log offsets of neighbours differ by size and lead."""
     config = small_config(tmp_path)
-    log = PlainLog(FileDisk(), config.log_paths, segment_bytes=SEGMENT, lead=48)
+    log = PlainLog(FileDisk(), config.log_paths, segment_bytes=SEGMENT, form=SegmentForm(48))
     with quiet_store(config, log=log) as store:
         store.put(draft())
         placed = store.put_batch("orders", 0, [(0, b"%d" % n, b"") for n in range(3)], born_time_ms=1, born_host=BORN)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,9 +16,11 @@ from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
+from ternmq.names import is_internal_topic
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
+from ternmq.store.disk.base import Usage
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.routes import KvTable
@@ -31,12 +32,15 @@ from ternmq.wire.requests_admin import ConfigReply
 
 log = logging.getLogger(__name__)
 
+#: Groups whose time is told, those that took most.
+_GROUPS_SHOWN: Final = 20
 #: Lanes under the names of RocketMQ's thread pools.
 _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
 class BrokerHandlers:
-    """All methods belong to the broker's loop. ``settings`` gives all config objects of this broker."""
+    """All methods belong to the broker's loop. ``settings`` gives all config objects of this broker, ``runtime`` what
+    its way of replication adds to its state."""
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class BrokerHandlers:
         settings: Callable[[], Sequence[object]],
         store_path: Path,
         delays: Callable[[], Mapping[int, tuple[int, int]]],
+        measures: Callable[[], Mapping[str, str]],
+        runtime: Callable[[], dict[str, str]],
         clock: Clock,
     ) -> None:
         self._stats = stats
@@ -57,6 +63,9 @@ class BrokerHandlers:
         self._settings = settings
         self._store_path = store_path
         self._delays = delays
+        #: Of shared consumption (R3).
+        self._measures = measures
+        self._more = runtime
         #: Where the log began at the last question, and the time of that record.
         self._earliest: tuple[int, int] | None = None
         self._clock = clock
@@ -75,12 +84,14 @@ class BrokerHandlers:
         table = self._stats.runtime() | self._lane_table() | self._usage_table() | self._store_table()
         # How far each delay level is delivered, and where its queue ends (I1).
         table |= {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self._delays().items()}
+        table |= self._measures()
         table |= {
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": f"TernMQ_{importlib.metadata.version('ternmq')}",
             "brokerActive": "true",
             # No lock is held while a record is copied into the log: the loop is the only one that does.
             "pageCacheLockTimeMills": "0",
+            **self._more(),
         }
         return Reply(body=encode(KvTable(table=table)))
 
@@ -92,7 +103,12 @@ class BrokerHandlers:
 
     def clean_unused_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
         """Delete the queues of topics that the table does not have (any more)."""
-        unused = {topic for topic, _ in self._store.queues()} - self._topics.all.keys()
+        unused = {
+            # Some topics of the broker itself are in no table.
+            topic
+            for topic, _ in self._store.queues()
+            if topic not in self._topics.all and not is_internal_topic(topic)
+        }
         if unused:
             log.info("deleted the queues of unknown topics: %s", ", ".join(sorted(unused)))
             self._store.delete_topics(unused)
@@ -116,6 +132,9 @@ class BrokerHandlers:
             table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
+        # How much of the broker's time the busiest groups took, and in how many slices (R4).
+        spent = sorted(lanes[PULL].spent.items(), key=lambda item: -item[1][0])[:_GROUPS_SHOWN]
+        table |= {f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}" for group, (seconds, slices) in spent}
         return table
 
     def _usage_table(self) -> dict[str, str]:
@@ -132,8 +151,8 @@ class BrokerHandlers:
 
     def _store_table(self) -> dict[str, str]:
         store = self._store
-        disk = shutil.disk_usage(self._store_path)
-        logs = {path: _ratio(path) for path in store.config.log_paths.writable}
+        disk = store.disk_usage(self._store_path)
+        logs = {path: _ratio(store.disk_usage(path)) for path in store.log.directories.writable}
         return {
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.written),
@@ -144,8 +163,8 @@ class BrokerHandlers:
             # Of several directories the emptiest counts, as new segments can go there.
             "commitLogDiskRatio": str(min(logs.values())),
             **{f"commitLogDiskRatio_{path}": str(ratio) for path, ratio in logs.items()},
-            "consumeQueueDiskRatio": str(_ratio(self._store_path)),
-            "commitLogDirCapacity": f"Total : {disk.total} B, Free : {disk.free} B.",
+            "consumeQueueDiskRatio": str(_ratio(disk)),
+            "commitLogDirCapacity": f"Total : {disk.used_bytes + disk.free_bytes} B, Free : {disk.free_bytes} B.",
         }
 
     def _earliest_ms(self) -> int:
@@ -159,9 +178,5 @@ class BrokerHandlers:
         return self._earliest[1]
 
 
-def _ratio(path: Path) -> float:
-    """How full the disk is on which a directory lies, or would lie. Blocks that only root may use do not count."""
-    while not path.exists():
-        path = path.parent
-    disk = shutil.disk_usage(path)
-    return disk.used / max(disk.used + disk.free, 1)
+def _ratio(disk: Usage) -> float:
+    return disk.used_bytes / max(disk.used_bytes + disk.free_bytes, 1)

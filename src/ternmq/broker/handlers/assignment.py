@@ -18,11 +18,11 @@ from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.pop.assign import RequestModes, popped_queues
 from ternmq.wire.bodies.clients import (
-    Assignment,
     AssignmentQuery,
     Assignments,
     GroupRequestMode,
     MessageModel,
+    QueueAssignment,
     RequestMode,
 )
 from ternmq.wire.bodies.codec import Queue, decode, encode
@@ -96,7 +96,7 @@ class AssignmentHandlers:
                 mine = strategy.allocate(asked.client_id, queues, members)
         if mine is None:
             return Reply(body=encode(Assignments()))
-        assignments = [Assignment(message_queue=Queue.of(queue), mode=mode.mode) for queue in mine]
+        assignments = [QueueAssignment(message_queue=Queue.of(queue), mode=mode.mode) for queue in mine]
         return Reply(body=encode(Assignments(message_queue_assignments=assignments)))
 
     async def set_mode(self, _peer: Peer, request: Request[object]) -> Reply:

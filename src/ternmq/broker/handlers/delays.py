@@ -1,8 +1,8 @@
-"""Messages with a delivery time: taken back 370, counted 61 and 15001, looked at 15002 (I2)."""
+"""Messages with a delivery time: taken back 370, counted 61 and 15001, looked at 15002, how far 60 (I2)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ternmq.broker.flow import ADMIN, QUERY, SEND
@@ -15,6 +15,7 @@ from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import DelayedCounts, TimerMetric, TimerMetrics
+from ternmq.wire.bodies.topics import DataVersion
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import MessageIdReply, RecallMessage
@@ -29,17 +30,29 @@ _LATE: Final = (
 class DelayHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, recalls: Recalls, overview: Overview, intake: Intake, may_recall: bool, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        recalls: Recalls,
+        overview: Overview,
+        intake: Intake,
+        may_recall: bool,
+        clock: Clock,
+        timer_end: Callable[[], int],
+    ) -> None:
+        """``timer_end`` tells the end of the timer topic."""
         self._recalls = recalls
         self._overview = overview
         self._intake = intake
         self._may_recall = may_recall
         self._clock = clock
+        self._timer_end = timer_end
 
     def routes(self) -> dict[int, Route]:
         of_topic = Rule(Action.SUB, topic="topic")
         return {
             RequestCode.RECALL_MESSAGE: Route(self.recall, SEND, Rule(Action.PUB, topic="topic")),
+            RequestCode.GET_TIMER_CHECK_POINT: Route(self.check_point, ADMIN, ANY_CALLER),
             RequestCode.GET_TIMER_METRICS: Route(self.metrics, ADMIN, ANY_CALLER),
             RequestCode.GET_DELAYED_STATS: Route(self.stats, ADMIN, Rule(Action.ANY, topic="topic")),
             RequestCode.PEEK_DELAYED_MESSAGES: Route(self.peek, QUERY, of_topic),
@@ -72,7 +85,13 @@ class DelayHandlers:
         counts = {
             topic: TimerMetric(count=count, time_stamp=now_ms) for topic, count in self._overview.topics().items()
         }
-        return Reply(body=encode(TimerMetrics(timing_count=counts)))
+        # A slave of RocketMQ asks once a minute, and copies it if the version is another one.
+        version = DataVersion(counter=now_ms, timestamp=now_ms, state_version=0)
+        return Reply(body=encode(TimerMetrics(timing_count=counts, data_version=version)))
+
+    def check_point(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """How far messages are delivered: a slave of RocketMQ asks every 3 s."""
+        return Reply(body=self._overview.timer_check(self._timer_end()))
 
     def stats(self, _peer: Peer, request: Request[DelayedStats]) -> Reply | Awaitable[Reply]:
         topic = request.fields.topic

@@ -58,8 +58,9 @@ class Held:
             return
         self._polls.looked(poll)
         try:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
+            refusal = self._error or self._polls.refusal()
+            if refusal is not None:
+                raise refusal.with_traceback(None)
             reply = self._again(self.peer, request, poll.deadline)
         except Exception as error:
             self.peer.fail(request, error)

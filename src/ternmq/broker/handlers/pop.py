@@ -18,7 +18,7 @@ from typing import Any, Final
 from ternmq.broker.flow import PULL
 from ternmq.broker.handlers.held import Again, Held
 from ternmq.broker.services.polls import Kind, Polls
-from ternmq.broker.services.popping import Outcome, Popped, Popping
+from ternmq.broker.services.popping import PopOutcome, Popped, Popping
 from ternmq.broker.tables.filters import ALL, Wanted
 from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
@@ -38,10 +38,10 @@ from ternmq.wire.requests import (
 _FOUND: Final = "FOUND"
 _NOTHING: Final = "NO_MESSAGE_IN_QUEUE"
 _CODES: Final = {
-    Outcome.FOUND: ResponseCode.SUCCESS,
-    Outcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
-    Outcome.AGAIN: ResponseCode.POLLING_TIMEOUT,
-    Outcome.FULL: ResponseCode.POLLING_FULL,
+    PopOutcome.FOUND: ResponseCode.SUCCESS,
+    PopOutcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
+    PopOutcome.AGAIN: ResponseCode.POLLING_TIMEOUT,
+    PopOutcome.FULL: ResponseCode.POLLING_FULL,
 }
 
 
@@ -73,13 +73,13 @@ class PopHandlers:
     def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply] | None:
         """Answer a pop, now or when the disk has it, or let it wait (None)."""
         popped = self._popping.take(request.fields, is_first=True)
-        if popped.outcome is Outcome.OLD:
+        if popped.outcome is PopOutcome.OLD:
             return self._when_read(request.fields, popped)
         return self._answer(peer, request, popped, None)
 
     def _pop_again(self, peer: Peer, request: Request[Any], deadline: float) -> Reply | None:
         popped = self._popping.take(request.fields, is_first=False)
-        assert popped.outcome is not Outcome.OLD, "only a pop seen for the first time waits for the disk"
+        assert popped.outcome is not PopOutcome.OLD, "only a pop seen for the first time waits for the disk"
         return self._answer(peer, request, popped, deadline)
 
     async def _when_read(self, header: PopMessage, popped: Popped) -> Reply:
@@ -87,14 +87,14 @@ class PopHandlers:
 
     def _answer(self, peer: Peer, request: Request[PopMessage], popped: Popped, deadline: float | None) -> Reply | None:
         header = request.fields
-        if popped.outcome is Outcome.NOTHING:
+        if popped.outcome is PopOutcome.NOTHING:
             deadline = self._deadline(deadline, header.poll_ms)
             if deadline is not None:
                 if self._park(Kind.POP, peer, request, self._pop_again, popped.wanted, deadline):
                     if popped.taken.unfinished:
                         self._polls.wake(Kind.POP, header.consumer_group, header.topic, header.queue_id)
                     return None
-                popped.outcome = Outcome.FULL
+                popped.outcome = PopOutcome.FULL
         return _reply(popped)
 
     # --- Beside it ----------------------------------------------------------------------------------------------

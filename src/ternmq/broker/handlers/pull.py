@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from ternmq.broker.flow import PULL
 from ternmq.broker.handlers.held import Held
-from ternmq.broker.roles import Roles
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.reading import Pulled, Reading
 from ternmq.net.gate import Action, Rule
@@ -49,12 +48,11 @@ _RESET: Final = "OFFSET_RESET"
 class PullHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, reading: Reading, polls: Polls, lanes: Lanes, roles: Roles) -> None:
+    def __init__(self, *, reading: Reading, polls: Polls, lanes: Lanes) -> None:
         self._reading = reading
         self._polls = polls
         self._lanes = lanes
         self._lane = lanes[PULL]
-        self._roles = roles
 
     def routes(self) -> dict[int, Route]:
         route = Route(
@@ -102,7 +100,7 @@ class PullHandlers:
             ResponseCode.PULL_NOT_FOUND if pulled.is_at_end else _CODES[found.status],
             remark=_RESET if pulled.is_moved else found.status.name,
             header=PullReply(
-                suggested_broker_id=self._roles.suggested_broker_id,
+                suggested_broker_id=pulled.next_broker,
                 next_offset=found.next_offset,
                 min_offset=found.min_offset,
                 max_offset=found.max_offset,

@@ -14,7 +14,7 @@ from typing import Final
 from ternmq.broker.flow import ADMIN
 from ternmq.broker.tables.clients import Clients, Member
 from ternmq.errors import CallTimeout, ConsumeTimeout, InvalidName, NetworkError, NotFound, SystemFailure
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ClientOffsets, GroupOffsets
@@ -22,6 +22,7 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Header, Reply, Request, Response
 from ternmq.wire.ids import parse_offset_id
+from ternmq.wire.record import unpack_record
 from ternmq.wire.requests import ConsumeDirectly, ConsumerStatus, RunningInfoQuery
 
 log = logging.getLogger(__name__)
@@ -61,11 +62,14 @@ class RelayHandlers:
         header = request.fields
         return await self._relay(header.consumer_group, header.client_id, request.code, header, b"")
 
-    async def consume_directly(self, _peer: Peer, request: Request[ConsumeDirectly]) -> Reply:
+    async def consume_directly(self, peer: Peer, request: Request[ConsumeDirectly]) -> Reply:
         """Have a member's listener called with a message of ours, whatever the group's progress."""
-        header = request.fields
+        header, access = request.fields, peer.access
         header.broker_name = self._broker_name
         body = await self._record(header.message_id or "")
+        if access is not None:
+            # The message is found by its place: the topic that the request names may be another one.
+            check_record(access, unpack_record(body).topic)
         return await self._relay(header.consumer_group, header.client_id or "", request.code, header, body)
 
     async def offsets(self, _peer: Peer, request: Request[ConsumerStatus]) -> Reply:

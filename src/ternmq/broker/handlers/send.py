@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
 from ternmq.broker.services.sending import Sending, Sent
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
@@ -20,6 +21,12 @@ from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import SendBack, SendFields, SendReply
 from ternmq.wire.template import ReplyTemplate
+
+#: What is told to the sender of a message whose fate is open, beside the codes that say it by themselves.
+_UNSURE: Final[dict[int, str]] = {
+    ResponseCode.SYSTEM_ERROR: "no majority of the Raft group has the message yet; it may still be stored. Send again",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "another broker has become the master; send again",
+}
 
 
 class SendReplies:
@@ -41,6 +48,12 @@ class SendReplies:
 
     def message_id(self, log_offset: int) -> str:
         return f"{self._id_prefix}{log_offset:016X}"
+
+    def message_ids(self, log_offsets: list[int]) -> str:
+        """The ids of a batch, joined by commas."""
+        if HAS_NATIVE:
+            return native.offset_ids(self._id_prefix, log_offsets)
+        return ",".join([self.message_id(log_offset) for log_offset in log_offsets])
 
     def header(
         self,
@@ -117,7 +130,7 @@ class SendHandlers:
 
     def _send_batch(self, peer: Peer, request: Request[Any], header: SendFields) -> Reply | None:
         placed, queue_id, waits = self._sending.send_batch(peer, header, request.body)
-        ids = ",".join([self._replies.message_id(log_offset) for log_offset in placed.log_offsets])
+        ids = self._replies.message_ids(placed.log_offsets)
         unique_key = props.find(header.properties or "", Property.UNIQUE_KEY)
         reply = self._replies.header(ids, queue_id, placed.queue_offset, unique_key)
         if waits:
@@ -133,7 +146,9 @@ class SendHandlers:
         request.release()
 
         def answer(code: int) -> None:
-            peer.reply(request, reply if code == ResponseCode.SUCCESS else Reply(code, header=late))
+            peer.reply(
+                request, reply if code == ResponseCode.SUCCESS else Reply(code, header=late, remark=_UNSURE.get(code))
+            )
 
         self._sending.when_safe(end_offset, answer)
 

@@ -20,13 +20,16 @@ from ternmq.net.peer import Peer, Route
 from ternmq.transaction.transactions import Ending
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.transactions import OpenTransaction, OpenTransactions
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.requests import EndTransaction
 from ternmq.wire.requests_admin import ListTransactions, ResumeCheck
+from ternmq.wire.template import ReplyTemplate
 
 _OUTCOMES: Final = {int(outcome): outcome for outcome in Outcome}
+#: The answer to a transaction that was ended.
+_DONE: Final = ReplyTemplate({}, {})
 
 
 class TransactionHandlers:
@@ -34,18 +37,23 @@ class TransactionHandlers:
 
     def __init__(self, *, transactions: TransactionService, intake: Intake) -> None:
         self._transactions = transactions
+        self._end = transactions.end
         self._intake = intake
 
     def routes(self) -> dict[int, Route]:
         return {
             RequestCode.END_TRANSACTION: Route(self.end, SEND, Rule(Action.PUB, topic="topic"), takes_body=False),
             RequestCode.RESUME_CHECK_HALF_MESSAGE: Route(
-                self.resume, ADMIN, Rule(Action.ADMIN, topic="topic"), takes_body=False
+                # The half is found by its id: the topic that the request names proves nothing.
+                self.resume,
+                ADMIN,
+                Rule(Action.ADMIN),
+                takes_body=False,
             ),
             RequestCode.LIST_TRANSACTIONS: Route(self.listed, ADMIN, Rule(Action.ADMIN), takes_body=False),
         }
 
-    def end(self, peer: Peer, request: Request[EndTransaction]) -> Reply | Awaitable[Reply | None] | None:
+    def end(self, peer: Peer, request: Request[EndTransaction]) -> Reply | bytes | Awaitable[Reply | None] | None:
         """Commit or roll back; the answer follows when the disk has it, if the broker waits for it."""
         header = request.fields
         outcome = _OUTCOMES.get(header.decision)
@@ -56,13 +64,13 @@ class TransactionHandlers:
         if outcome is Outcome.UNKNOWN:
             # Nothing to do: it is checked again.
             return Reply()
-        ended = self._transactions.end(
+        ended = self._end(
             Ending(
-                group=header.producer_group,
-                outcome=outcome,
-                log_offset=header.log_offset,
-                queue_offset=header.queue_offset,
-                transaction_id=header.transaction_id or "",
+                header.producer_group,
+                outcome,
+                header.log_offset,
+                header.queue_offset,
+                header.transaction_id or "",
             ),
             # The half is found by its place: the topic that the request names may be another one, or none.
             partial(check_send, peer.access) if peer.access is not None else None,
@@ -72,13 +80,18 @@ class TransactionHandlers:
         )
 
     async def _answer_later(self, peer: Peer, request: Request[EndTransaction], ended: Awaitable[int]) -> Reply | None:
-        return self._answer(peer, request, await ended)
-
-    def _answer(self, peer: Peer, request: Request[EndTransaction], end_offset: int) -> Reply | None:
-        if not end_offset or not self._intake.safety.is_awaited:
-            return Reply()
-        self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code)))
+        reply = self._answer(peer, request, await ended)
+        if reply is not None:
+            peer.reply(request, reply)
         return None
+
+    def _answer(self, peer: Peer, request: Request[EndTransaction], end_offset: int) -> Reply | bytes | None:
+        if request.flag & FLAG_ONEWAY:
+            return None
+        if end_offset and self._intake.safety.is_awaited:
+            self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code)))
+            return None
+        return _DONE.fill((request.opaque,)) if request.serial == JSON else Reply()
 
     async def resume(self, _peer: Peer, request: Request[ResumeCheck]) -> Reply:
         """Check a discarded half again, from the first time on."""

@@ -4,7 +4,7 @@
 source reads a directory, where the permissions of the file system count).
 
 ================================  ===================  ==========================  ======================
-rule                              pull (11, 361)       pop, peek, notification     query by key or id
+rule                              pull (11, 361)       pop, peek, notify, share    query by key or id
 ================================  ===================  ==========================  ======================
 the broker may be read            yes                  yes                         —
 the topic exists                  yes                  yes                         —
@@ -46,6 +46,8 @@ class Way(Enum):
     PULL = "pulling"
     #: Also peek, notification and polling info.
     POP = "peeking"
+    #: By pulls of shared consumption.
+    SHARE = "sharing"
     #: By key or id; tools ask without a group.
     QUERY = "querying"
 

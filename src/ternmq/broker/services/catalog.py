@@ -87,12 +87,17 @@ class Catalog:
             await self._offsets.saved()
         await self._published()
 
-    def _delete(self, topic: str) -> None:
-        self._topics.delete(topic)
+    def deleted_elsewhere(self, topic: str) -> None:
+        """The master of this slave has deleted a topic, and the store has deleted its queues (O4). The table of topics
+        comes from the master."""
         self._offsets.delete_topic(topic)
-        self._store.delete_topics({topic})
         self._stats.forget_topic(topic)
         self._on_delete_topic(topic)
+
+    def _delete(self, topic: str) -> None:
+        self._topics.delete(topic)
+        self._store.delete_topics({topic})
+        self.deleted_elsewhere(topic)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
         """The retry topics of groups that pop from a topic; without it no group reads them (F9)."""

@@ -44,6 +44,7 @@ class Intake:
     ) -> None:
         self._put = store.put
         self._put_batch = store.put_batch
+        self._put_sent_batch = store.put_sent_batch
         #: Tells by ``is_awaited`` whether a sender has to wait for ``when_safe``.
         self.safety = store.safety
         #: By mark, in order.
@@ -72,8 +73,9 @@ class Intake:
         self,
         topic: str,
         queue_id: int,
-        parcels: Sequence[Parcel],
+        parcels: Callable[[], Sequence[Parcel]],
         *,
+        sent: bytes | None,
         born_time_ms: int,
         born_host: bytes,
         sysflag: int,
@@ -81,15 +83,27 @@ class Intake:
     ) -> PlacedBatch:
         """Make records of messages of one queue, with consecutive queue offsets: all, or none. Raises as ``store``.
 
+        ``sent`` is the batch as it came, if all is plain in it; ``parcels`` takes it apart if that is needed.
         Redirects do not see them: a batch is neither delayed nor part of a transaction (E6).
         """
         if self.safety.is_guarded:
             self._check_write()
         try:
-            return self._put_batch(
+            placed = None
+            if sent is not None:
+                placed = self._put_sent_batch(
+                    topic,
+                    queue_id,
+                    sent,
+                    born_time_ms=born_time_ms,
+                    born_host=born_host,
+                    sysflag=sysflag,
+                    more_properties=more_properties,
+                )
+            return placed or self._put_batch(
                 topic,
                 queue_id,
-                parcels,
+                parcels(),
                 born_time_ms=born_time_ms,
                 born_host=born_host,
                 sysflag=sysflag,

@@ -50,10 +50,11 @@ class Kind(Enum):
     PULL = "pull"
     POP = "pop"
     NOTICE = "notice"
+    SHARE = "share"
 
 
 #: What ends with the term of a master. A slave may serve pulls.
-OF_MASTER: Final = (Kind.POP, Kind.NOTICE)
+OF_MASTER: Final = (Kind.POP, Kind.NOTICE, Kind.SHARE)
 
 
 class Waiter(Protocol):
@@ -158,6 +159,8 @@ class Polls:
         self._woken: list[tuple[Poll, TernError | None]] = []
         self._place_number = 0
         self._bounds = {kind: _Bounds() for kind in Kind}
+        #: Why what is here may not be told now: this broker may not be the master any more, and not know (P4).
+        self.refusal: Callable[[], TernError | None] = _none
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
@@ -235,13 +238,15 @@ class Polls:
         wanted: Wanted,
         deadline: float,
         size: int,
+        member: str = "",
     ) -> Poll | None:
         """Let a pop or a notice wait until something arrives in one of ``topics``; None if too many wait.
 
-        ``queue_id`` belongs to the first of the topics; of the others, all queues count.
+        ``queue_id`` belongs to the first of the topics; of the others, all queues count. With ``member`` it does not
+        wait in line with others of its group: an arrival wakes each member, and ``wake`` one of them.
         """
         bounds = self._bounds[kind]
-        key = kind, group, topics[0], queue_id
+        key = kind, _waiting_as(group, member), topics[0], queue_id
         place = self._places.get(key)
         if (
             bounds.count >= bounds.capacity
@@ -310,10 +315,13 @@ class Polls:
         for kind in OF_MASTER:
             self.wake(kind, group, topic, queue_id)
 
-    def wake(self, kind: Kind, group: str, topic: str, queue_id: int) -> None:
-        """There is something for a group in a queue, or in ``ALL_QUEUES``: let the one that waits longest look."""
+    def wake(self, kind: Kind, group: str, topic: str, queue_id: int, *, member: str = "") -> None:
+        """There is something for a group in a queue, or in ``ALL_QUEUES``: let the one that waits longest look.
+
+        ``member``: there is something for this one, which waits by itself.
+        """
         for place_queue_id in {queue_id, ALL_QUEUES}:
-            place = self._places.get((kind, group, topic, place_queue_id))
+            place = self._places.get((kind, _waiting_as(group, member), topic, place_queue_id))
             if place is not None and place.woken is None:
                 self._wake(next(iter(place.polls)))
 
@@ -418,6 +426,11 @@ class Polls:
                 del self._topics[name]
 
 
+def _waiting_as(group: str, member: str) -> str:
+    """In keys of places: a group, or one member of it. No group has a name with a slash."""
+    return f"{group}/{member}" if member else group
+
+
 def _listened_queue(place: _Place, topic: str) -> int:
     """The queue of a topic that a place waits for: of the retry topics that belong to it, all."""
     return place.key[3] if topic == place.key[2] else ALL_QUEUES
@@ -431,3 +444,7 @@ def _places(topic: _Topic, queue_id: int) -> Iterator[_Place] | list[_Place]:
     if not topic.all:
         return list(of_queue)
     return sorted((*of_queue, *topic.all), key=lambda place: place.number)
+
+
+def _none() -> None:
+    """Whatever a broker without a group has may be told at all times."""

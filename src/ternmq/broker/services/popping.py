@@ -82,7 +82,7 @@ class PopQuery(PlaceQuery, Protocol):
     attempt_id: str | None
 
 
-class Outcome(Enum):
+class PopOutcome(Enum):
     FOUND = "found"
     #: Records must be read first: ``Popping.read_old``.
     OLD = "old"
@@ -101,7 +101,7 @@ class Popped:
     wish: Wish
     taken: Taken
     wanted: Wanted
-    outcome: Outcome
+    outcome: PopOutcome
 
 
 class Popping:
@@ -239,17 +239,17 @@ class Popping:
             self._take(term, wish, config, query.queue_id, taken)
         return Popped(wish, taken, wanted, self._outcome(term, query, wish, taken))
 
-    def _outcome(self, term: PopTerm, query: PopQuery, wish: Wish, taken: Taken) -> Outcome:
+    def _outcome(self, term: PopTerm, query: PopQuery, wish: Wish, taken: Taken) -> PopOutcome:
         if taken.left is not None and wish.may_wait:
-            return Outcome.OLD
+            return PopOutcome.OLD
         if taken.count:
             self._count(query, taken)
-            return Outcome.OLD if taken.cold else Outcome.FOUND
+            return PopOutcome.OLD if taken.cold else PopOutcome.FOUND
         self._stats.missed()
         if taken.left is not None:
             # A consumer that has waited pops again, and has time for the disk then; if too many wait for it, later.
-            return Outcome.FULL if self._cold_count >= COLD_MAX else Outcome.AGAIN
-        return Outcome.FULL if term.buffer.is_full else Outcome.NOTHING
+            return PopOutcome.FULL if self._cold_count >= COLD_MAX else PopOutcome.AGAIN
+        return PopOutcome.FULL if term.buffer.is_full else PopOutcome.NOTHING
 
     def _count(self, query: PlaceQuery, taken: Taken) -> None:
         self._stats.got(query.topic, query.consumer_group, taken.count, taken.body_bytes)
@@ -266,7 +266,7 @@ class Popping:
             await self._take_old(self._term(), wish, taken, taken.left)
             if not taken.count:
                 self._stats.missed()
-                return replace(popped, outcome=Outcome.AGAIN)
+                return replace(popped, outcome=PopOutcome.AGAIN)
             self._count(query, taken)
         if taken.cold:
             self._cold_count += 1
@@ -275,7 +275,7 @@ class Popping:
                 taken.buffers.append(memoryview(read))
             finally:
                 self._cold_count -= 1
-        return replace(popped, outcome=Outcome.FOUND)
+        return replace(popped, outcome=PopOutcome.FOUND)
 
     async def _take_old(self, term: PopTerm, wish: Wish, taken: Taken, left: Left) -> None:
         """Take old records that must be looked at: read on other threads, a stretch at a time.

@@ -27,11 +27,13 @@ from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
-from ternmq.errors import ConsumerOffline, GroupMissing, InvalidParameter, NotFound, StoreError
+from ternmq.errors import ConsumerOffline, GroupMissing, InvalidParameter, NotFound, StoreError, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import is_internal_topic
+from ternmq.replication.returning import COUNT_MAX
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel
+from ternmq.wire.bodies.offsets import OwnOffset
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +111,10 @@ class Positions:
 
         Raises ``TopicMissing``, ``GroupMissing``, ``InvalidParameter``, and ``NoPermission`` for an internal topic.
         """
+        self._check_commit(group, topic, queue_id, queue_offset)
+        self._offsets.commit(group, topic, queue_id, queue_offset)
+
+    def _check_commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         config = self._topics.find(topic)
         check_move(topic)
         if queue_id < 0 or queue_offset < 0:
@@ -123,7 +129,30 @@ class Positions:
                 f"cannot commit an offset of queue {queue_id} of {topic}: the topic has {queues} queues"
             )
         self._groups.find(group)
-        self._offsets.commit(group, topic, queue_id, queue_offset)
+
+    def take_over(self, offsets: Sequence[OwnOffset]) -> int:
+        """Merge what was committed on a slave while this master was away; returns how many of them count (O3).
+
+        Times are those of this broker's clock. What does not exist here any more is left out; an offset beyond the end
+        of a queue leads to the end. Raises ``InvalidParameter`` if there are more than a slave sends at once.
+        """
+        if len(offsets) > COUNT_MAX:
+            raise InvalidParameter(
+                f"{len(offsets)} offsets in one request: expected at most {COUNT_MAX}; return them in parts"
+            )
+        taken, dropped = 0, ""
+        for each in offsets:
+            group, topic, queue_id = each.group, each.topic, each.queue_id
+            try:
+                self._check_commit(group, topic, queue_id, each.queue_offset)
+            except TernError as error:
+                dropped = str(error)
+                continue
+            queue_offset = min(each.queue_offset, self._store.max_offset(topic, queue_id))
+            taken += self._offsets.merge(group, topic, queue_id, queue_offset, committed_ms=each.committed_ms)
+        if dropped:
+            log.info("offsets that were committed on a slave are dropped, the last one because %s", dropped)
+        return taken
 
     def by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> int | Awaitable[int]:
         """The first message since a time. In a long log other threads look at the messages on the way."""

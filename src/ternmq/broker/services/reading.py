@@ -10,6 +10,10 @@ read from memory.
 An SQL filter may keep the loop for ``maxFilterTimePerPull``. After that the pull ends with what was found, and with the
 offset of the first message that the filter has not seen.
 
+On a slave, a position outside the queue is not corrected: beyond the end, the master has messages that the slave does
+not have (yet); before the beginning, the master may have older ones. Such a reader waits, as at the end of a queue, and
+is sent to the master. A slave that is known to have all that its master has corrects a position that is too small.
+
 A pull commits its group's progress when it first comes, not when it looks again after it has waited, or it could undo a
 later commit.
 """
@@ -23,7 +27,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.roles import MASTER_ID
 from ternmq.broker.services.access import Access, Way, check_queue, is_shown
+from ternmq.broker.services.drift import Copies, OwnRole, ReadDrift
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
@@ -76,6 +82,8 @@ class Pulled:
     is_moved: bool = False
     #: The end of the queue was reached, and the next message is what the pull asked for.
     is_at_end: bool = False
+    #: The copy of this broker that the reader should ask next.
+    next_broker: int = MASTER_ID
 
 
 class Reading:
@@ -92,7 +100,13 @@ class Reading:
         offsets: Offsets,
         stats: Stats,
         filters: Filters,
+        drift: ReadDrift,
+        role: OwnRole,
+        copies: Copies,
     ) -> None:
+        self._drift = drift
+        self._role = role
+        self._copies = copies
         self._access = access
         self._store = store
         self._groups = groups
@@ -104,6 +118,7 @@ class Reading:
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
+        self._drift.apply(config)
         self._long_polling = config.long_polling_enable
         self._short_polling_ms = config.short_polling_time_mills
 
@@ -179,15 +194,28 @@ class Reading:
         return self._pulled(query, found, wanted, body)
 
     def _pulled(self, query: PullQuery, found: GetResult, wanted: Wanted, body: bytes | list[memoryview]) -> Pulled:
-        is_known = self._note_pull(query, found.next_offset)
+        is_elsewhere = not self._role.is_master and self._is_elsewhere(found.status)
+        if is_elsewhere:
+            found.next_offset = query.queue_offset
+        group = self._note_pull(query, found.next_offset)
+        next_broker = MASTER_ID
+        if group is not None and not is_elsewhere:
+            next_broker = self._drift.next_broker((query.consumer_group, query.topic, query.queue_id), group, found)
         status = found.status
         if status is GetStatus.FOUND:
-            self._stats.got(query.topic, query.consumer_group if is_known else None, found.count, found.body_bytes)
-            return Pulled(found, wanted, body)
+            known = query.consumer_group if group is not None else None
+            self._stats.got(query.topic, known, found.count, found.body_bytes)
+            return Pulled(found, wanted, body, next_broker=next_broker)
         self._stats.missed()
         # A new queue begins at offset 0: a pull from there has reached the end.
         is_at_end = status in _AT_END or (status in _EMPTY_QUEUE and query.queue_offset == 0)
-        return Pulled(found, wanted, body, is_at_end=is_at_end)
+        return Pulled(found, wanted, body, is_at_end=is_at_end or is_elsewhere, next_broker=next_broker)
+
+    def _is_elsewhere(self, status: GetStatus) -> bool:
+        """Whether the master may have the message that a slave does not have."""
+        if status is GetStatus.OFFSET_TOO_SMALL:
+            return not self._copies.has_beginning
+        return status is GetStatus.OFFSET_OVERFLOW_BADLY or status in _EMPTY_QUEUE
 
     def _moved(self, query: PullQuery, queue_offset: int, wanted: Wanted) -> Pulled:
         self._note_pull(query, queue_offset)
@@ -215,12 +243,12 @@ class Reading:
             leave_cold=leave_cold,
         )
 
-    def _note_pull(self, query: PullQuery, next_offset: int) -> bool:
-        """Remember how far a group has pulled; False, and nothing is, if there is no such group."""
-        if self._groups.get(query.consumer_group) is None:
-            return False
-        self._offsets.pulled(query.consumer_group, query.topic, query.queue_id, next_offset)
-        return True
+    def _note_pull(self, query: PullQuery, next_offset: int) -> SubscriptionGroupConfig | None:
+        """Remember how far a group has pulled; None, and nothing is, if there is no such group."""
+        group = self._groups.get(query.consumer_group)
+        if group is not None:
+            self._offsets.pulled(query.consumer_group, query.topic, query.queue_id, next_offset)
+        return group
 
     def _check(self, query: PullQuery) -> None:
         """Raise what forbids this pull: settings of the broker, the group or the topic."""

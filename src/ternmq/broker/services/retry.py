@@ -36,6 +36,7 @@ from ternmq.store.log.rewrite import rewrite
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.codes import VERSION
 from ternmq.wire.ids import offset_id
 from ternmq.wire.record import Record, unpack_record
 from ternmq.wire.requests import SendBack, SendFields
@@ -44,6 +45,8 @@ from ternmq.wire.requests import SendBack, SendFields
 _VERSION_3_4_9: Final = 121
 #: The first retry waits for delay level 3: 10 s.
 _FIRST_LEVEL: Final = 3
+#: One whose consumer was lost, for level 1: 1 s. It has waited for long, and nothing is known to be wrong with it.
+_LOST_LEVEL: Final = 1
 #: The delay of a dead letter, as RocketMQ notes it.
 NO_DELAY: Final = "0"
 #: Messages sent back that may wait for the disk at once; beyond that consumers are told to come back later.
@@ -72,11 +75,17 @@ class Retries:
         self._random = choice
 
     def send_back(
-        self, header: SendBack, *, version: int, check_topic: Callable[[str], None] | None = None
+        self,
+        header: SendBack,
+        *,
+        version: int,
+        check_topic: Callable[[str], None] | None = None,
+        first_level: int = _FIRST_LEVEL,
     ) -> Awaitable[None] | None:
         """Store a copy of the record that a consumer sends back: now (None), or when the disk has brought it.
 
-        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it.
+        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it. ``first_level``
+        is the delay of the first retry, if the request leaves it to the broker.
 
         Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more),
         ``SystemBusy`` when too many wait for the disk, and what ``Intake.store`` raises.
@@ -87,7 +96,7 @@ class Retries:
             return None
         cold = self._cold_record(header.log_offset)
         if cold is None:
-            self._copy(header, group, self._record_at(header.log_offset), version, check_topic)
+            self._copy(header, group, self._record_at(header.log_offset), version, check_topic, first_level)
             return None
         if self._cold_count >= COLD_MAX:
             cold.cancel()
@@ -95,7 +104,14 @@ class Retries:
                 f"[OVERLOAD]system busy: {self._cold_count} old messages that were sent back are already waiting "
                 "for the disk; retry later"
             )
-        return self._copy_later(header, group, cold, version, check_topic)
+        return self._copy_later(header, group, cold, version, check_topic, first_level)
+
+    def resend(self, group: str, log_offset: int) -> Awaitable[None] | None:
+        """Store a copy of a message whose consumer was lost (R2): now (None), or when the disk has brought it.
+
+        Raises as ``send_back``.
+        """
+        return self.send_back(SendBack(log_offset=log_offset, group=group), version=VERSION, first_level=_LOST_LEVEL)
 
     async def _copy_later(
         self,
@@ -104,6 +120,7 @@ class Retries:
         cold: Future[bytes | None],
         version: int,
         check_topic: Callable[[str], None] | None,
+        first_level: int,
     ) -> None:
         self._cold_count += 1
         page: Buffer | None
@@ -114,7 +131,7 @@ class Retries:
             page = self._record_at(header.log_offset)
         finally:
             self._cold_count -= 1
-        self._copy(header, group, page, version, check_topic)
+        self._copy(header, group, page, version, check_topic, first_level)
 
     def _copy(
         self,
@@ -123,6 +140,7 @@ class Retries:
         page: Buffer | None,
         version: int,
         check_topic: Callable[[str], None] | None,
+        first_level: int,
     ) -> None:
         record = _read(page, header.log_offset)
         if check_topic is not None:
@@ -140,7 +158,7 @@ class Retries:
             delay = NO_DELAY
         else:
             topic, queue_id = self._retry_queue(group)
-            delay = str(header.delay_level or _FIRST_LEVEL + record.reconsume_times)
+            delay = str(header.delay_level or first_level + record.reconsume_times)
         changes = {
             Property.RETRY_TOPIC: origin_topic,
             Property.ORIGIN_MESSAGE_ID: origin_id,

@@ -42,7 +42,7 @@ from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
 from ternmq.message import Property
 from ternmq.store.durable.safety import Answer
-from ternmq.store.log.batch import PlacedBatch
+from ternmq.store.log.batch import Parcel, PlacedBatch
 from ternmq.store.log.draft import Draft
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.transaction.half import is_asked_for
@@ -175,7 +175,6 @@ class Sending:
             and (at := properties.rfind(_UNIQUE_KEY)) >= 0
             and (at == 0 or properties[at - 1] == "\x02")
             and _CLUSTER not in properties
-            and TRANSACTION_MARK not in properties
             and _POP_CHECKPOINT not in properties
             and _TRANSIENT not in properties
         ):
@@ -184,15 +183,15 @@ class Sending:
             unique_key = properties[at + _KEY_AT : properties.index("\x02", at)]
             if not unique_key:
                 properties, unique_key = self._prepare(properties)
+            if TRANSACTION_MARK in properties:
+                properties, sysflag = self._half(command, properties, sysflag)
         else:
             config = self._topic_for(command, origin)
             queue_id = self._choose_queue(command, config, origin)
             properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
             if TRANSACTION_MARK in properties:
-                properties, sysflag = self._transactions.prepare(
-                    properties, sysflag, group=command.producer_group, reconsume_times=command.reconsume_times or 0
-                )
+                properties, sysflag = self._half(command, properties, sysflag)
         draft = Draft(
             topic,
             queue_id,
@@ -207,8 +206,9 @@ class Sending:
         log_offset, end_offset, queue_offset, _ = self._store(draft)
         handle = self._handle(draft, log_offset, unique_key) if draft.topic == names.WHEEL_TOPIC else None
         self._count(topic, 1, len(body))
-        waits = self._safety.is_awaited and not (
-            _NO_WAIT in properties and props.find(properties, Property.WAIT) == "false"
+        waits = self._safety.is_awaited and (
+            self._safety.is_required
+            or not (_NO_WAIT in properties and props.find(properties, Property.WAIT) == "false")
         )
         return log_offset, end_offset, queue_id, queue_offset, unique_key, waits, handle
 
@@ -220,14 +220,32 @@ class Sending:
         if topic.startswith(names.RETRY_PREFIX):
             raise MessageIllegal(f"batch request does not support retry group {topic}; send its messages one by one")
         data = bytes(body)
+        # One look at the whole batch instead of five at each message; a body with such a text costs only time.
+        is_plain = not any(text in data for text in _NOT_PLAIN)
+        placed = self._intake.store_batch(
+            topic,
+            queue_id,
+            lambda: self._parcels(data, is_plain=is_plain),
+            sent=data if is_plain else None,
+            born_time_ms=command.born_time_ms,
+            born_host=origin.host,
+            sysflag=command.sysflag & _PLAIN,
+            more_properties=self._own_properties_data,
+        )
+        self._count(topic, len(placed.log_offsets), len(data))
+        waits = self._safety.is_awaited and (
+            self._safety.is_required or props.find(command.properties or "", Property.WAIT) != "false"
+        )
+        return placed, queue_id, waits
+
+    def _parcels(self, data: bytes, *, is_plain: bool) -> list[Parcel]:
+        """The messages of a batch, with the properties to store."""
         try:
             parcels = unpack_messages(data)
         except RemoteProtocolError as error:
             raise MessageIllegal(str(error)) from None
         if not parcels:
             raise MessageIllegal("the batch is empty; send at least one message")
-        # One look at the whole batch instead of five at each message; a body with such a text costs only time.
-        is_plain = not any(text in data for text in _NOT_PLAIN)
         for number, (flag, content, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
             # The short way: a unique key, and the last pair ended.
@@ -236,18 +254,7 @@ class Sending:
                 check_no_time(text, "a message of a batch")
                 _refuse_transaction(text, "a batch")
                 parcels[number] = flag, content, text.encode()
-        placed = self._intake.store_batch(
-            topic,
-            queue_id,
-            parcels,
-            born_time_ms=command.born_time_ms,
-            born_host=origin.host,
-            sysflag=command.sysflag & _PLAIN,
-            more_properties=self._own_properties_data,
-        )
-        self._count(topic, len(parcels), len(data))
-        waits = self._safety.is_awaited and props.find(command.properties or "", Property.WAIT) != "false"
-        return placed, queue_id, waits
+        return parcels
 
     def send_back(
         self, command: SendBack, *, version: int, check_topic: Callable[[str], None] | None = None
@@ -352,6 +359,11 @@ class Sending:
             unique_key = self._new_unique_key()
             properties = f"{properties}{_UNIQUE_KEY}{unique_key}\x02"
         return properties, unique_key
+
+    def _half(self, command: SendFields, properties: str, sysflag: int) -> tuple[str, int]:
+        return self._transactions.prepare(
+            properties, sysflag, group=command.producer_group, reconsume_times=command.reconsume_times or 0
+        )
 
     def _place(
         self, command: SendFields, config: TopicConfig, queue_id: int, properties: str, version: int

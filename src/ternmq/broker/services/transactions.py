@@ -7,7 +7,6 @@ no transaction can be ended then.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -20,13 +19,13 @@ from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, NoPermission, NotMaster, StoreError
-from ternmq.message import TIMER_PROPERTIES, Property
+from ternmq.message import Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.checker import Checker
 from ternmq.transaction.half import Half
-from ternmq.transaction.transactions import Ending, Rules, Transactions
+from ternmq.transaction.transactions import CheckRules, Ending, Transactions
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import Sysflag
@@ -36,6 +35,8 @@ LISTED_MAX: Final = 1_000
 #: Characters of their names in one answer: a client may make keys of 16 kB.
 LISTED_BYTES_MAX: Final = 1 << 20
 _HOUR_MS: Final = 3_600_000
+_NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
+_PREPARED: Final = Sysflag.PREPARED
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,9 +99,9 @@ class TransactionService:
         )
         return self._checker
 
-    def _rules(self) -> Rules:
+    def _rules(self) -> CheckRules:
         config = self._config
-        return Rules(
+        return CheckRules(
             immunity_ms=config.transaction_time_out,
             interval_ms=config.transaction_check_interval,
             checks_max=config.transaction_check_max,
@@ -117,20 +118,15 @@ class TransactionService:
         consumer brings the property along; it is not part of a transaction any more.
         """
         is_retry = reconsume_times > 0 and props.find(properties, Property.DELAY) is not None
+        sysflag &= _NO_TRANSACTION
         if is_retry or not halves.is_asked_for(properties):
-            return properties, sysflag & ~Sysflag.TRANSACTION_MASK
+            return properties, sysflag
         if self._config.reject_transaction_message:
             raise NoPermission(
                 f"the broker[{self._config.broker_name}] sending transaction message is forbidden; it is "
                 "configured with rejectTransactionMessage"
             )
-        timer = next((name for name in TIMER_PROPERTIES if props.find(properties, name) is not None), None)
-        if timer is not None and props.find(properties, Property.TIMER_OUT_MS) is None:
-            raise MessageIllegal(
-                f"a transactional message cannot have a delivery time ({timer}): send it without one, or without a "
-                "transaction"
-            )
-        named = props.find(properties, Property.PRODUCER_GROUP)
+        named = halves.find_group(properties)
         if len(named or group) > names.SERVED_GROUP_LENGTH_MAX:
             # It is kept in memory for each open transaction.
             raise MessageIllegal(
@@ -139,10 +135,12 @@ class TransactionService:
             )
         if named is None:
             properties = props.with_(props.closed(properties), Property.PRODUCER_GROUP, group)
-        return properties, sysflag & ~Sysflag.TRANSACTION_MASK | Sysflag.PREPARED
+        return properties, sysflag | _PREPARED
 
     def redirect(self, draft: Draft) -> None:
         """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
+        if not halves.is_prepared(draft.sysflag):
+            return
         open_max, checker = self._config.max_open_transactions, self._checker
         if checker is not None and len(checker.transactions.ledger.open) >= open_max:
             halves.refuse_half(draft, open_max)
@@ -176,7 +174,11 @@ class TransactionService:
         await transactions.caught_up()
         open_halves = transactions.ledger.open
         count_max, bytes_left = max(1, min(count_max, LISTED_MAX)), LISTED_BYTES_MAX
-        wanted = heapq.nsmallest(count_max + 1, (at for at in open_halves if at >= queue_offset))
+        wanted: list[int] = []
+        for page in transactions.ledger.pages(max(queue_offset, 0)):
+            wanted += [at for at in transactions.ledger.on_page(page) if at >= queue_offset]
+            if len(wanted) > count_max:
+                break
         found: list[Half] = []
         for number, at in enumerate(wanted[:count_max], 1):
             one = transactions.find(at)

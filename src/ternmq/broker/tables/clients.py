@@ -98,7 +98,7 @@ Agreement = tuple[MessageModel, frozenset[tuple[str, tuple[str, frozenset[str] |
 
 
 @dataclass(slots=True)
-class Consumer(Member):
+class ConsumerMember(Member):
     """One client in one consumer group, and what its last heartbeat said of that group."""
 
     said: ConsumerData
@@ -137,16 +137,16 @@ class ConsumerGroup:
     consume_from_where: ConsumeFromWhere
     #: Topic → the newest subscription of all members.
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    members: dict[Connection, Consumer] = field(default_factory=dict)
+    members: dict[Connection, ConsumerMember] = field(default_factory=dict)
     #: Which members subscribe differently, as a sentence; empty while all agree.
     difference: str = ""
     #: Topic → the members that subscribe to it, the newest subscription last.
-    _by_topic: dict[str, list[Consumer]] = field(default_factory=dict)
+    _by_topic: dict[str, list[ConsumerMember]] = field(default_factory=dict)
     #: What members agree on, and how many of them do. Members that agree share one object.
     _agreements: dict[Agreement, tuple[Agreement, int]] = field(default_factory=dict)
     _joined: int = 0
 
-    def add(self, member: Consumer) -> None:
+    def add(self, member: ConsumerMember) -> None:
         """A member came, or says something else."""
         before = self.members.get(member.peer)
         if before is None:
@@ -164,14 +164,14 @@ class ConsumerGroup:
             insort(order, member, key=_age(topic))
             self.subscriptions[topic] = order[-1].subscriptions[topic]
 
-    def remove(self, peer: Connection) -> Consumer | None:
+    def remove(self, peer: Connection) -> ConsumerMember | None:
         """A member left; returns it, if it was one."""
         member = self.members.pop(peer, None)
         if member is not None:
             self._take_out(member)
         return member
 
-    def _take_out(self, member: Consumer) -> None:
+    def _take_out(self, member: ConsumerMember) -> None:
         shared, count = self._agreements.pop(member.agreement)
         if count > 1:
             self._agreements[shared] = shared, count - 1
@@ -183,7 +183,7 @@ class ConsumerGroup:
             else:
                 del self._by_topic[topic], self.subscriptions[topic]
 
-    def differing(self) -> tuple[Consumer, Consumer] | None:
+    def differing(self) -> tuple[ConsumerMember, ConsumerMember] | None:
         """Two members that differ, if there are some."""
         if len(self._agreements) < 2:
             return None
@@ -191,7 +191,7 @@ class ConsumerGroup:
         return next((first, other) for other in others if other.agreement is not first.agreement)
 
 
-def _age(topic: str) -> Callable[[Consumer], tuple[int, int]]:
+def _age(topic: str) -> Callable[[ConsumerMember], tuple[int, int]]:
     """What the members that subscribe to a topic are sorted by. Of equal versions the first one counts."""
     return lambda member: (member.subscriptions[topic].sub_version, -member.number)
 
@@ -264,7 +264,7 @@ class Clients:
         if before is not None and before.client_id == client_id and before.said == data:
             before.seen = now
             return
-        member = Consumer(peer, client_id, language, version, now, data)
+        member = ConsumerMember(peer, client_id, language, version, now, data)
         self._count_said(peer, member.said_bytes - (before.said_bytes if before is not None else 0), name)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
@@ -425,7 +425,7 @@ class Clients:
             log.warning(group.difference)
 
 
-def _named(member: Consumer, other: Consumer) -> str:
+def _named(member: ConsumerMember, other: ConsumerMember) -> str:
     """A member, and what it says that another does not."""
     model, pairs = member.agreement
     other_model, other_pairs = other.agreement

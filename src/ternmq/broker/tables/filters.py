@@ -44,11 +44,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.tables.clients import Clients
+from ternmq.broker.tables.kept import Kept, sql_bytes, tags_bytes
 from ternmq.env import Clock
 from ternmq.errors import (
     ConfigError,
@@ -92,16 +93,10 @@ PROPERTIES_LENGTH_MAX: Final = 4_096
 #: taken in any case. About 0.1 s of reading.
 HEARTBEAT_LENGTH_MAX: Final = 32_768
 _LENGTH_MIN: Final = 256
-#: What a compiled expression takes, measured: SQL ``a=1 OR a=1 …`` 170 bytes a character, tags ``a||b…`` 30, and what
-#: comparisons remember (``evaluate.VALUES_MAX``).
-_SQL_BYTES: Final = 32_768
-_TAGS_BYTES: Final = 1_024
-_CHARACTER_BYTES: Final = 200
 
 #: Characters of an expression that an error shows.
 _SHOWN_MAX: Final = 64
 
-T = TypeVar("T")
 Matches: TypeAlias = Callable[[int], bool]
 Accepts: TypeAlias = Callable[[str], bool]
 
@@ -129,39 +124,6 @@ class Wanted(NamedTuple):
 
 
 ALL: Final = Wanted()
-
-
-class _Kept(Generic[T]):
-    """What was made of expressions, by expression: as many as ``bytes_max`` allows, those that were used last."""
-
-    __slots__ = ("_bytes", "_bytes_max", "_bytes_of", "_made", "_make")
-
-    def __init__(self, make: Callable[[str], T], bytes_of: Callable[[str], int], bytes_max: int) -> None:
-        self._make = make
-        self._bytes_of = bytes_of
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        # In the order of their last use.
-        self._made: dict[str, T] = {}
-
-    def __contains__(self, expression: str) -> bool:
-        return expression in self._made
-
-    def get(self, expression: str) -> T:
-        """Raises what ``make`` does."""
-        made = self._made.pop(expression, None)
-        if made is None:
-            made = self._make(expression)
-            size = self._bytes_of(expression)
-            if size > self._bytes_max:
-                return made
-            self._bytes += size
-            while self._bytes > self._bytes_max:
-                oldest = next(iter(self._made))
-                del self._made[oldest]
-                self._bytes -= self._bytes_of(oldest)
-        self._made[expression] = made
-        return made
 
 
 @dataclass(slots=True)
@@ -197,8 +159,8 @@ class Filters:
         self._enabled = config.enable_property_filter
         self._bytes_max = config.max_filter_bytes
         self.apply(config)
-        self._sqls = _Kept(self._sql, _sql_bytes, self._bytes_max)
-        self._tags = _Kept(self._tagged, _tags_bytes, self._bytes_max)
+        self._sqls = Kept(self._sql, sql_bytes, self._bytes_max)
+        self._tags = Kept(self._tagged, tags_bytes, self._bytes_max)
         # By topic, then group: dispatch asks for all filters of a topic.
         self._table: dict[str, dict[str, _Registered]] = {}
         # The same by group, the dead ones of it in the order of their death, and what all of it adds up to.
@@ -207,6 +169,8 @@ class Filters:
         self._terms: dict[str, int] = {}
         self._bytes = 0
         self._dirty = False
+        #: The latest store time of a record that a map was made for.
+        self._newest_ms = 0
 
     def apply(self, config: BrokerConfig) -> None:
         """Set what can change while a broker runs. Whether there are SQL filters, the size of Bloom maps and of the
@@ -312,7 +276,7 @@ class Filters:
             self._of_sql(subscription.expression_type, subscription.sub_string)
         except SubscriptionInvalid as error:
             return str(error)
-        needed = self._bytes + _sql_bytes(subscription.sub_string)
+        needed = self._bytes + sql_bytes(subscription.sub_string)
         if needed > self._bytes_max:
             return (
                 f"the SQL filters of all groups would need {needed} bytes with it, more than maxFilterBytes "
@@ -390,6 +354,38 @@ class Filters:
                 "compiled with the next heartbeat"
             )
 
+    def copy(self, table: FilterTable) -> None:
+        """Have the filters of a master, too (O4). Those that live here by heartbeats stay; others are the master's."""
+        if not self._enabled:
+            return
+        now_ms = self._clock.now_ms()
+        theirs = {
+            (group, topic): data
+            for topic, filters in table.filter_data_by_topic.items()
+            for group, data in filters.group_filter_data.items()
+        }
+        for registered in list(self._dead.values()):
+            if (registered.group, registered.topic) not in theirs:
+                self._forget(registered)
+        for (group, topic), data in theirs.items():
+            # One that lives there counts as dead here, from now on: its members may never come.
+            dead_ms = data.dead_time or now_ms
+            old = self._table.get(topic, {}).get(group)
+            if old is not None and (not old.dead_ms or old.expression == data.expression):
+                old.dead_ms = max(old.dead_ms, dead_ms) if old.dead_ms else 0
+                continue
+            if old is not None:
+                self._forget(old)
+            try:
+                self._add(group, topic, data.expression, data.client_version, born_ms=self._birth_ms(), dead_ms=dead_ms)
+            except SubscriptionInvalid as error:
+                log.warning(f"the SQL filter of group {group} on topic {topic} is not copied: {error}")
+
+    def _birth_ms(self) -> int:
+        """A filter that is born now says nothing about records that were stored before, by whatever clock: those of a
+        slave have the times of its master."""
+        return max(self._clock.now_ms(), self._newest_ms)
+
     def unregister(self, group: str) -> None:
         """The last member of a group has left."""
         for registered in self._by_group.get(group, {}).values():
@@ -413,7 +409,7 @@ class Filters:
         if old is not None:
             self._forget(old)
         try:
-            self._add(group, said.topic, said.sub_string, said.sub_version, born_ms=self._clock.now_ms())
+            self._add(group, said.topic, said.sub_string, said.sub_version, born_ms=self._birth_ms())
         except SubscriptionInvalid as error:
             if tells:
                 log.warning(f"the SQL filter of group {group} on topic {said.topic} is refused: {error}")
@@ -424,7 +420,7 @@ class Filters:
         """Raises ``SubscriptionInvalid``."""
         made = self._of_sql(SQL92, expression)
         assert made.accepts is not None
-        size = _sql_bytes(expression)
+        size = sql_bytes(expression)
         while self._bytes + size > self._bytes_max and self._dead:
             self._forget(next(iter(self._dead.values())))
         if self._bytes + size > self._bytes_max:
@@ -462,7 +458,7 @@ class Filters:
             if not table[key]:
                 del table[key]
         self._dead.pop((group, topic), None)
-        self._bytes -= _sql_bytes(registered.expression)
+        self._bytes -= sql_bytes(registered.expression)
         self._terms[topic] -= registered.terms
         if topic not in self._table:
             del self._terms[topic]
@@ -482,6 +478,8 @@ class Filters:
 
         Empty, which tells a pull nothing, if no group filters, or if trying all filters would take too long.
         """
+        if fact.store_time_ms > self._newest_ms:
+            self._newest_ms = fact.store_time_ms
         groups = self._table.get(fact.topic)
         properties = fact.properties
         if not groups or self._terms[fact.topic] > self._map_terms_max or len(properties) > PROPERTIES_LENGTH_MAX:
@@ -564,11 +562,3 @@ class Filters:
 
 def _is_tag(kind: str | None) -> bool:
     return not kind or kind == TAG
-
-
-def _sql_bytes(expression: str) -> int:
-    return _SQL_BYTES + _CHARACTER_BYTES * len(expression)
-
-
-def _tags_bytes(expression: str) -> int:
-    return _TAGS_BYTES + _CHARACTER_BYTES * len(expression)

@@ -55,7 +55,7 @@ class Tables:
                 auto_create=config.auto_create_subscription_group,
                 auto_create_max=config.auto_create_subscription_group_max,
             ),
-            Offsets(file("consumerOffset.json"), clock),
+            Offsets(file("consumerOffset.json"), file("ownOffset.json"), clock),
             clients,
             Filters(file("consumerFilter.json"), clock, clients, config),
             Locks(clock),

@@ -109,6 +109,14 @@ class Topics:
                     f"topic {topic} has messages but is missing in topics.json; it is restored with {queues} queues"
                 )
 
+    def renew(self) -> None:
+        """Count the version up, without a change: this broker is a master now.
+
+        Name servers take queues from masters only, and compare versions: they would take the table of a new master for
+        the one that they have from it as a slave, and did not use (RocketMQ's ``RouteInfoManager``).
+        """
+        self._save()
+
     async def saved(self) -> None:
         """Wait until all changes are on disk; raises ``TableUnsaved``."""
         await self._file.saved()

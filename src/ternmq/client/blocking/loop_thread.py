@@ -74,6 +74,10 @@ class LoopThread:
         self._usable_loop().call_soon_threadsafe(begin)
         return result
 
+    def call_soon(self, call: Callable[..., None], *args: object) -> None:
+        """Make a call on the loop, and do not wait for it."""
+        self._usable_loop().call_soon_threadsafe(call, *args)
+
     def stop(self) -> None:
         """End the loop and all of its tasks; nothing can be run afterwards."""
         loop, end = self._loop, self._end

@@ -15,6 +15,7 @@ from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListenerT
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pop import PopConsumer
+from ternmq.client.trace.outbox import TraceCounts
 from ternmq.message import MessageQueue
 
 
@@ -55,6 +56,8 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
         threads: How many calls of the listener may run at the same time.
         invisible_ms: How long a message is hidden from other members after it was popped, in ms.
         hooks: Objects that are called before and after each call of the listener, in this order.
+        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+            the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
         threads: int | None = None,
         invisible_ms: int | None = None,
         hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
     ) -> None:
         super().__init__(
             PopConsumer(
@@ -83,6 +87,7 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
                 threads=threads,
                 invisible_ms=invisible_ms,
                 hooks=hooks,
+                trace=trace,
             )
         )
 
@@ -143,3 +148,8 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
     def queues(self) -> list[MessageQueue]:
         """The queues that this member reads now, including those of the group's retry topic."""
         return self._do(lambda: self._async.queues)
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return self._do(lambda: self._async.traces)

@@ -15,6 +15,7 @@ from ternmq.client.send.hooks import SendHook
 from ternmq.client.send.outgoing import Outgoing
 from ternmq.client.send.producer import REQUEST_TIMEOUT_MS, Producer
 from ternmq.client.send.queue_choice import Selector
+from ternmq.client.trace.outbox import TraceCounts
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 
 
@@ -40,6 +41,8 @@ class SyncProducer(SyncSending):
             Clients with equal settings share connections.
         config: Settings of the producer: time-outs, retries, compression, batches. Default: ``ProducerConfig()``.
         hooks: Objects that are called before and after each attempt to send, in this order.
+        trace: Whether sends and ends of transactions are traced, so that ``tern trace`` shows the path of a message:
+            True, or the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         checker: For transactions: a function, plain or ``async``, that is given the message of a transaction that was
             not ended, and returns an ``Outcome``. Plain functions run in threads. Needed for ``transaction``.
         topics: Topics of its transactions. Their brokers learn of this producer when it starts, so that it is asked
@@ -54,6 +57,7 @@ class SyncProducer(SyncSending):
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
         hooks: Sequence[SendHook] = (),
+        trace: bool | str = False,
         checker: Checker | None = None,
         topics: Sequence[str] = (),
     ) -> None:
@@ -64,6 +68,7 @@ class SyncProducer(SyncSending):
                 client=client,
                 config=config,
                 hooks=hooks,
+                trace=trace,
                 checker=checker,
                 topics=topics,
             )
@@ -178,11 +183,13 @@ class SyncProducer(SyncSending):
         """
         return self._run(self._async.reply(request, body, properties=properties, timeout_ms=timeout_ms))
 
-    def send_prepared(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> SendReceipt:
+    def send_prepared(
+        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> SendReceipt:
         """Send an ``outgoing`` message that ``outgoing.prepare`` made, for features whose messages carry system
-        properties. ``timeout_ms`` is the limit for all attempts.
+        properties or an id of their own. ``queue`` chooses where it goes, ``timeout_ms`` is the limit for all attempts.
         """
-        return self._run(self._async.send_prepared(outgoing, timeout_ms=timeout_ms))
+        return self._run(self._async.send_prepared(outgoing, queue=queue, timeout_ms=timeout_ms))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of ``topic`` that can be written to, in the order that selectors see.
@@ -193,3 +200,8 @@ class SyncProducer(SyncSending):
             producer.send(Message("orders", b"…"), queue=first)
         """
         return self._run(self._async.queues(topic))
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return self._do(lambda: self._async.traces)

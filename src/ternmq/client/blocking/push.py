@@ -16,6 +16,7 @@ from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListenerT
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.push import PushConsumer
+from ternmq.client.trace.outbox import TraceCounts
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.clients import MessageModel
 
@@ -56,6 +57,8 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
         hooks: Objects that are called before and after each call of the listener, in this order.
+        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+            the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
         batch_max: int | None = None,
         threads: int | None = None,
         hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
     ) -> None:
         super().__init__(
             PushConsumer(
@@ -88,6 +92,7 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
                 batch_max=batch_max,
                 threads=threads,
                 hooks=hooks,
+                trace=trace,
             )
         )
 
@@ -148,3 +153,8 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
     def queues(self) -> list[MessageQueue]:
         """The queues that this member reads now, including those of the group's retry topic."""
         return self._do(lambda: self._async.queues)
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return self._do(lambda: self._async.traces)

@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
 from ternmq.client.connect.connections import Connections
 from ternmq.client.connect.name_servers import NameServers
-from ternmq.client.connect.routes import MASTER_ID, Routes, TopicRoute
+from ternmq.client.connect.routes import MASTER_ID, Copy, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, ConsumerMember
 from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.checks import CheckDesk
@@ -269,6 +269,19 @@ class ClientInstance:
                 address=broker_name,
             )
         return address
+
+    def copy_of(self, broker_name: str, *, broker_id: int = MASTER_ID) -> Copy:
+        """Where to read from a broker: the copy with this id if there is one, else the master, else a slave.
+
+        Raises ``NetworkError`` if no route in use has a copy of it.
+        """
+        copy = self.routes.copy(broker_name, broker_id)
+        if copy is None:
+            raise NetworkError(
+                f"no route contains broker {broker_name!r}; it is down or not registered, see `tern topic route`",
+                address=broker_name,
+            )
+        return copy
 
     def fast_address(self, address: str) -> str:
         """The address for sends: with ``vip_channel`` the broker's second port, which serves no pulls."""

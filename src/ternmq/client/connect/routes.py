@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ternmq.client.connect.single_flight import SingleFlight
 from ternmq.errors import NetworkError, RemoteProtocolError, RouteMissing, TernError, refused
@@ -45,6 +45,17 @@ _DIGITS_MAX: Final = 10
 
 #: Asks a name server for the route of a topic, and gives its response whatever the code.
 AskRoute = Callable[[str], Awaitable[Response]]
+
+
+class Copy(NamedTuple):
+    """A master or one of its slaves."""
+
+    broker_id: int
+    address: str
+
+    @property
+    def is_master(self) -> bool:
+        return self.broker_id == MASTER_ID
 
 
 @dataclass(slots=True, frozen=True)
@@ -169,7 +180,10 @@ class Routes:
             try:
                 await self.refresh(topic)
             except RouteMissing:
-                if not route.is_default:
+                if route.is_default:
+                    # The next send asks again: the brokers of TBW102 may be others now.
+                    self._known.pop(topic, None)
+                else:
                     log.warning("topic %s no longer exists on the name servers", topic)
             except NetworkError as error:
                 log.warning("cannot refresh routes: %s", error)
@@ -224,6 +238,16 @@ class Routes:
             if not masters_only or broker_id == MASTER_ID
         }
         return found.keys()
+
+    def copy(self, broker_name: str, broker_id: int = MASTER_ID) -> Copy | None:
+        """Where to read from a broker: from the copy with this id, else from the master, else from the slave with the
+        smallest id, so that all members commit on the same one. The newest route that names the broker counts."""
+        for route in reversed(self._known.values()):
+            by_id = route.brokers.get(broker_name)
+            if by_id:
+                found = next(one for one in (broker_id, MASTER_ID, min(by_id)) if one in by_id)
+                return Copy(found, by_id[found])
+        return None
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """The address of a broker that some route names; of the newest route that does."""

@@ -9,6 +9,7 @@ Lot                done                               failed                    
 =================  =================================  ==================================  ==========================
 ``PullLot``        progress of the queue moves on     sent back to the retry topic        its time starts again
 ``PopLot``         acknowledged by its handle         hidden for longer                   hidden for longer
+``ShareLot``       confirmed by its number            sent back to the retry topic        held for longer
 =================  =================================  ==================================  ==========================
 
 Outlets see claimed messages and lots, and nothing of sources, queues or handles.
@@ -176,6 +177,14 @@ class Lot(Protocol):
         """They must be delivered again."""
         ...
 
+    def holds(self, message: Claimed) -> bool:
+        """The same for one message, which may have been extended. Any thread."""
+        ...
+
+    def keep(self, message: Claimed) -> None:
+        """See to it that a message which waits stays ours."""
+        ...
+
     async def bury(self, message: Claimed) -> bool:
         """Make a message a dead letter; returns whether it is one. The caller says that it is done."""
         ...
@@ -204,6 +213,11 @@ class _NoLot:
     def done(self, messages: Sequence[Claimed]) -> None: ...
 
     def failed(self, messages: Sequence[Claimed], after: After) -> None: ...
+
+    def holds(self, message: Claimed) -> bool:  # noqa: ARG002
+        return True
+
+    def keep(self, message: Claimed) -> None: ...
 
     async def bury(self, message: Claimed) -> bool:  # noqa: ARG002
         return False

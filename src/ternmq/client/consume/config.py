@@ -12,13 +12,19 @@ from ternmq.client.consume.process_queue import ProcessQueue
 from ternmq.errors import ConfigError
 from ternmq.wire.bodies.clients import ConsumeFromWhere, MessageModel
 from ternmq.wire.handles import COUNT_MAX as POP_COUNT_MAX
+from ternmq.wire.requests_share import COUNT_MAX as SHARE_COUNT_MAX
+from ternmq.wire.requests_share import is_consumer
 
 _MIB: Final = 1024 * 1024
 #: RocketMQ's ``MIN_AUTOCOMMIT_INTERVAL_MILLIS``.
 AUTO_COMMIT_LEAST_MS: Final = 1_000
+#: Ten years.
+_NEVER_MS: Final = 10 * 365 * 24 * 3_600_000
 #: RocketMQ's clients take 60 s for anything outside.
 POP_INVISIBLE_LEAST_MS: Final = 5_000
 POP_INVISIBLE_MOST_MS: Final = 300_000
+#: A consumer must not look as if it had stopped for good.
+OUTAGE_RETRY_MOST_MS: Final = 3_600_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -101,6 +107,9 @@ class PushConfig:
         limits: How many messages may be fetched and not done.
         max_reconsume_times: How often a message is delivered again before it becomes a dead letter. None: as the group
             is configured on the broker (16); without limit in an orderly consumer.
+        outage_retry_ms: How long the consumer pauses when its listener raises ``Outage``, in ms. The pause doubles with
+            each further attempt that ends with an ``Outage``.
+        outage_retry_max_ms: The longest such pause, in ms.
         consume_timeout_ms: Messages of a listener that takes longer are sent back to the broker, in ms, so that they do
             not block the stored offset of the queue.
         stop_timeout_ms: How long running listeners may take to finish when the consumer stops, in ms.
@@ -128,6 +137,9 @@ class PushConfig:
     limits: FlowLimits = field(default_factory=FlowLimits)
     #: H1.
     max_reconsume_times: int | None = None
+    #: S1.
+    outage_retry_ms: int = 1_000
+    outage_retry_max_ms: int = 60_000
     #: F1.
     consume_timeout_ms: int = 15 * 60_000
     stop_timeout_ms: int = 10_000
@@ -148,6 +160,7 @@ class PushConfig:
         for name in ("suspend_ms", "stop_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 (do not wait) or more")
+        _check_outage(self.outage_retry_ms, self.outage_retry_max_ms)
 
 
 @dataclass(slots=True, frozen=True)
@@ -231,6 +244,9 @@ class PopConfig:
         unsettled_max: A queue (or a broker) is not popped again while this many of its messages are not done.
         unsettled_bytes_max: The same for the bytes of their bodies, decompressed. A single message may exceed it.
         max_reconsume_times: How often a message is delivered again before it becomes a dead letter.
+        outage_retry_ms: How long the consumer pauses when its listener raises ``Outage``, in ms. The pause doubles with
+            each further attempt that ends with an ``Outage``.
+        outage_retry_max_ms: The longest such pause, in ms.
         share_queues: How many queues of other members each member pops besides its own, when the group is switched to
             pop. 0: all members pop all queues.
         stop_timeout_ms: How long running listeners may take to finish when the consumer stops, in ms.
@@ -251,6 +267,9 @@ class PopConfig:
     unsettled_bytes_max: int = 100 * _MIB
     #: H1.
     max_reconsume_times: int = 16
+    #: S1.
+    outage_retry_ms: int = 1_000
+    outage_retry_max_ms: int = 60_000
     #: F9.
     share_queues: int = 0
     stop_timeout_ms: int = 10_000
@@ -262,6 +281,7 @@ class PopConfig:
         for name in ("poll_ms", "share_queues", "stop_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 or more")
+        _check_outage(self.outage_retry_ms, self.outage_retry_max_ms)
         if not 1 <= self.count_max <= POP_COUNT_MAX:
             raise ConfigError(f"invalid count_max {self.count_max}: expected 1 to {POP_COUNT_MAX}")
         if not POP_INVISIBLE_LEAST_MS <= self.invisible_ms <= POP_INVISIBLE_MOST_MS:
@@ -283,5 +303,126 @@ class PopConfig:
             threads=self.threads,
             suspend_ms=self.poll_ms,
             max_reconsume_times=self.max_reconsume_times,
+            outage_retry_ms=self.outage_retry_ms,
+            outage_retry_max_ms=self.outage_retry_max_ms,
             stop_timeout_ms=self.stop_timeout_ms,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class ShareConfig:
+    """Settings of a ``ShareConsumer``.
+
+    >>> ShareConfig(hold_ms=60_000).count_max
+    64
+
+    Args:
+        model: Whether the members share the messages of a topic (``CLUSTERING``) or each gets all of them
+            (``BROADCASTING``).
+        start: Where to begin in a queue of which the group has consumed nothing yet: ``FIRST`` or ``LAST``.
+        consumer: The name of this consumer, unique in its group. One that is started again under the same name gets
+            first what it did not confirm. Default: the client id, which is new with each start.
+        batch_max: How many messages one call of the listener gets at most. Above 1, the listener takes lists.
+        threads: Calls of the listener at the same time: threads for a plain function, tasks for an ``async`` one.
+        ordered: Whether the messages of one key (sharding key, else the keys) are consumed one after the other, and by
+            one consumer at a time.
+        ordered_retry_ms: How long an ordered consumer waits before it tries failed messages again, in ms.
+        count_max: Messages requested by one pull, 1 to 1,024.
+        bytes_max: Bytes of messages requested by one pull; a single message may exceed it.
+        hold_ms: How long the consumer may take for a message before it is given to another one, in ms; 0: as long as
+            it lives. Ordered consumers have no such limit.
+        poll_ms: How long a broker holds a pull that finds no message, in ms.
+        unsettled_max: A broker is not asked for more while this many of its messages are not done.
+        unsettled_bytes_max: The same for the bytes of their bodies, decompressed. A single message may exceed it.
+        max_reconsume_times: How often a message is delivered again before it becomes a dead letter. None: as the group
+            is configured on the broker (16); without limit in an ordered consumer.
+        stop_timeout_ms: How long running listeners may take to finish when the consumer stops, in ms.
+        offsets_directory: Where a broadcasting consumer stores its offsets.
+    """
+
+    #: F5.
+    model: MessageModel = MessageModel.CLUSTERING
+    #: F6.
+    start: StartPosition = StartPosition.LAST
+    #: R2.
+    consumer: str = ""
+    #: F1.
+    batch_max: int = 1
+    threads: int = 20
+    #: R1.
+    ordered: bool = False
+    ordered_retry_ms: int = 1_000
+    count_max: int = 64
+    bytes_max: int = 256 * 1024
+    #: R2.
+    hold_ms: int = 15 * 60_000
+    #: F8.
+    poll_ms: int = 15_000
+    #: M2.
+    unsettled_max: int = 192
+    unsettled_bytes_max: int = 100 * _MIB
+    #: H1.
+    max_reconsume_times: int | None = None
+    stop_timeout_ms: int = 10_000
+    #: F5.
+    offsets_directory: Path = LOCAL_DIRECTORY
+
+    def __post_init__(self) -> None:
+        for name in ("batch_max", "threads", "bytes_max", "unsettled_max", "unsettled_bytes_max", "ordered_retry_ms"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 1 or more")
+        for name in ("poll_ms", "hold_ms", "stop_timeout_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 or more")
+        if not 1 <= self.count_max <= SHARE_COUNT_MAX:
+            raise ConfigError(f"invalid count_max {self.count_max}: expected 1 to {SHARE_COUNT_MAX}")
+        if self.consumer and not is_consumer(self.consumer):
+            raise ConfigError(
+                f"invalid consumer {self.consumer[:40]!r}: expected at most 255 bytes without slashes and blanks"
+            )
+        if self.start.where is ConsumeFromWhere.TIMESTAMP and self.model is MessageModel.CLUSTERING:
+            raise ConfigError(
+                "a share consumer can start only at the first message or at the end; to start at a time, reset the "
+                "offsets of the group"
+            )
+
+    def of_listening(self) -> PushConfig:
+        """The same as far as it concerns the calls of listeners, which all kinds of consumers share."""
+        return PushConfig(
+            model=self.model,
+            start=self.start,
+            batch_max=self.batch_max,
+            threads=self.threads,
+            orderly=self.ordered,
+            orderly_retry_ms=self.ordered_retry_ms,
+            suspend_ms=self.poll_ms,
+            max_reconsume_times=self.max_reconsume_times,
+            # The broker takes back what takes too long; this only has the calls of an ordered consumer reported.
+            consume_timeout_ms=15 * 60_000 if self.ordered else _NEVER_MS,
+            stop_timeout_ms=self.stop_timeout_ms,
+            offsets_directory=self.offsets_directory,
+        )
+
+    def of_popping(self) -> PopConfig:
+        """The same for brokers that share messages by pop only."""
+        least, most = POP_INVISIBLE_LEAST_MS, POP_INVISIBLE_MOST_MS
+        return PopConfig(
+            start=self.start,
+            batch_max=self.batch_max,
+            threads=self.threads,
+            count_max=min(self.count_max, POP_COUNT_MAX),
+            invisible_ms=min(max(self.hold_ms or most, least), most),
+            poll_ms=self.poll_ms,
+            unsettled_max=self.unsettled_max,
+            unsettled_bytes_max=self.unsettled_bytes_max,
+            max_reconsume_times=16 if self.max_reconsume_times is None else max(self.max_reconsume_times, 1),
+            stop_timeout_ms=self.stop_timeout_ms,
+        )
+
+
+def _check_outage(first_ms: int, max_ms: int) -> None:
+    if not 1 <= first_ms <= max_ms <= OUTAGE_RETRY_MOST_MS:
+        raise ConfigError(
+            f"invalid outage_retry_ms {first_ms} and outage_retry_max_ms {max_ms}: expected 1 to "
+            f"{OUTAGE_RETRY_MOST_MS}, and the first not above the second"
         )

@@ -32,9 +32,10 @@ from ternmq.client.consume.assignment import Assignment
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import ConsumeContext, ConsumeResult
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.locks import HeldLocks
 from ternmq.client.consume.offsets import ProgressStore
 from ternmq.client.consume.orderly import Orderly
+from ternmq.client.consume.outage import Outages
 from ternmq.client.consume.outlet import Outlet
 from ternmq.client.consume.rebalance import Rebalancer, difference
 from ternmq.client.consume.running_info import running_info
@@ -59,7 +60,7 @@ SourcesOf = Callable[[Fetching], Callable[[MessageQueue], Source]]
 
 
 @dataclass(slots=True, frozen=True)
-class Parts:
+class ConsumerParts:
     """What makes a consumer one kind or another."""
 
     #: What heartbeats and tools call it.
@@ -95,7 +96,7 @@ class Consumer:
         instance: ClientInstance,
         group: str,
         config: PushConfig,
-        parts: Parts,
+        parts: ConsumerParts,
         *,
         subscriptions: Mapping[str, Subscription],
         active: asyncio.Event,
@@ -117,7 +118,7 @@ class Consumer:
         #: What arrived before there was an outlet; no more than the limits of the lots let through.
         self._early: list[Sequence[Claimed]] = []
         self.parts = parts
-        self.locks = Locks(instance, group, on_lost=self._lost) if parts.locks_queues else None
+        self.locks = HeldLocks(instance, group, on_lost=self._lost) if parts.locks_queues else None
         self.settling = Settling(
             self.stats,
             tasks,
@@ -129,8 +130,19 @@ class Consumer:
             no_returns=parts.no_returns,
             leaves_failed=parts.leaves_failed,
         )
+        self.outages = Outages(group, first_ms=config.outage_retry_ms, max_ms=config.outage_retry_max_ms)
         counts: Counter[str] = Counter()
-        fetching = Fetching(instance, group, config, subscriptions, self.settling, counts, active, self.locks)
+        fetching = Fetching(
+            instance,
+            group,
+            config,
+            subscriptions,
+            self.settling,
+            counts,
+            active,
+            self.locks,
+            flowing=self.outages.flowing,
+        )
         self.sources = Sources(
             parts.sources_of(fetching),
             subscriptions.keys,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-class FileLock:
+class ProcessLock:
     """A lock on a file, which is made and stays. It also excludes other holders in the same process."""
 
     __slots__ = ("_fd", "_path")

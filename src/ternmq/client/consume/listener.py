@@ -9,7 +9,7 @@ It may be a plain function, which runs in a thread, or an ``async`` one, which r
 
 Returning None or ``SUCCESS`` means done. ``RETRY`` or any exception means "again later": the messages are delivered
 again with ``reconsume_times`` one higher. In an orderly consumer (F2) it means "again in a moment, and
-nothing else before".
+nothing else before". ``Outage`` means that no message can be done at present (``outage``).
 
 An orderly listener may also decide for several calls at once. With ``context.auto_commit = False`` what is done is not
 done for good, but *taken*, until a later call on the same queue returns ``COMMIT``, for all that was taken, or
@@ -23,11 +23,12 @@ import enum
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Final
 
 from ternmq.client.consume.claimed import Claimed
+from ternmq.errors import Outage
 from ternmq.message import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class ConsumeContext:
         auto_commit: In an orderly consumer, set it to False to let what is done count only with the next ``COMMIT``.
         result: What the listener returned, for hooks after the call.
         error: What the listener raised, for hooks after the call.
+        notes: Whatever a hook notes before the call, for itself after it.
     """
 
     group: str
@@ -83,6 +85,7 @@ class ConsumeContext:
     auto_commit: bool = True
     result: ConsumeResult | None = None
     error: BaseException | None = None
+    notes: dict[object, object] = field(default_factory=dict)
 
     @property
     def failed(self) -> Sequence[Claimed]:
@@ -124,7 +127,7 @@ class BoundListener:
         self.is_async: Final = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
             getattr(listener, "__call__", None)  # noqa: B004 - asks what calling would give, not whether it can be called
         )
-        self._wants_context: Final = _takes_two(listener)
+        self._wants_context: Final = takes_two(listener)
 
     def call(self, context: ConsumeContext) -> None:
         """Call a plain listener; whatever it does ends up in ``context``."""
@@ -180,6 +183,8 @@ class BoundListener:
     @staticmethod
     def _raised(context: ConsumeContext, error: BaseException) -> None:
         context.result, context.error = ConsumeResult.RETRY, error
+        if isinstance(error, Outage):
+            return  # said once for all messages, by ``Outages``
         first = context.messages[0]
         log.warning(
             "the listener of group %s failed with message %s of topic %s; its messages will be delivered again",
@@ -197,7 +202,7 @@ class BoundListener:
                 log.exception("the consume hook %s failed", type(hook).__name__)
 
 
-def _takes_two(listener: Listener) -> bool:
+def takes_two(listener: Listener) -> bool:
     """Whether a listener wants the context too: it has a second positional parameter (or takes any number)."""
     try:
         parameters = inspect.signature(listener).parameters.values()

@@ -18,12 +18,14 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import unwrap, wrap
 from ternmq.client.consume.concurrent import Concurrent
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.consumer import Consumer, Parts
+from ternmq.client.consume.consumer import Consumer, ConsumerParts
 from ternmq.client.consume.listener import BoundListener, ConsumeHook, Listener
 from ternmq.client.consume.looped import Looped
 from ternmq.client.consume.orderly import Orderly
 from ternmq.client.consume.outlet import Messages, Outlet
 from ternmq.client.consume.subscription import Subscriptions
+from ternmq.client.trace.hooks import TraceConsumption
+from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env, SystemClock
 from ternmq.errors import ConfigError, NotRunning
 from ternmq.message import MessageQueue
@@ -47,6 +49,7 @@ class ListeningConsumer(ABC):
         name_servers: str | Sequence[str],
         client: ClientConfig | None,
         hooks: Sequence[ConsumeHook],
+        trace: bool | str,
         env: Env | None,
     ) -> None:
         self.group = check_group(group)
@@ -54,6 +57,8 @@ class ListeningConsumer(ABC):
         self._client_config = client or ClientConfig(name_servers)
         self._namespace = self._client_config.namespace
         self._hooks = tuple(hooks)
+        self._trace_topic = trace_topic(trace)
+        self._traces: TraceOutbox | None = None
         self._env = env
         self._listener = listener
         self._subscriptions = Subscriptions(self._namespace, env.clock if env is not None else SystemClock())
@@ -70,7 +75,7 @@ class ListeningConsumer(ABC):
         """The connections of the consumer; ``group`` is its name on the wire."""
 
     @abstractmethod
-    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> Parts:
+    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> ConsumerParts:
         """What the consumer is made of; ``stack`` ends what must end after it."""
 
     # --- What to consume, and how ----------------------------------------------------------------------------
@@ -165,6 +170,11 @@ class ListeningConsumer(ABC):
         owned = self._consumer.sources.owned() if self._consumer is not None else ()
         return sorted(queue._replace(topic=unwrap(self._namespace, queue.topic)) for queue in owned)
 
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return TraceCounts() if self._traces is None else self._traces.counts
+
     # --- Start and end ---------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -177,6 +187,10 @@ class ListeningConsumer(ABC):
         async with AsyncExitStack() as stack:
             instance = await stack.enter_async_context(self._instance(group))
             await self._subscriptions.check(instance, group)
+            if self._trace_topic:
+                self._traces = await stack.enter_async_context(
+                    outbox(self._trace_topic, self._client_config, self.group, kind="CONSUME", env=self._env)
+                )
             # Brokers hear last that we leave: the other members ask for the progress as soon as they are told.
             stack.push_async_callback(instance.unregister_consumer, group)
             ending = await stack.enter_async_context(AsyncExitStack())
@@ -209,7 +223,8 @@ class ListeningConsumer(ABC):
 
     def _calls_of(self, listener: Listener, consumer: Consumer) -> Outlet:
         config = self._listening
-        bound = BoundListener(listener, single=config.batch_max == 1, hooks=self._hooks, orderly=config.orderly)
+        hooks = self._hooks if self._traces is None else (*self._hooks, TraceConsumption(self._traces))
+        bound = BoundListener(listener, single=config.batch_max == 1, hooks=hooks, orderly=config.orderly)
         if config.orderly:
             return Orderly(
                 bound,
@@ -217,6 +232,7 @@ class ListeningConsumer(ABC):
                 config,
                 group=self.group,
                 locks=consumer.locks,
+                outages=consumer.outages,
                 clock=consumer.clock,
                 tasks=consumer.tasks,
             )
@@ -226,6 +242,7 @@ class ListeningConsumer(ABC):
             group=self.group,
             batch_max=config.batch_max,
             threads=config.threads,
+            outages=consumer.outages,
             clock=consumer.clock,
             tasks=consumer.tasks,
         )

@@ -33,7 +33,7 @@ from ternmq.client.connect.namespace import unwrap, wrap
 from ternmq.client.consume.assignment import ByMembers
 from ternmq.client.consume.by_offset import ByOffset
 from ternmq.client.consume.config import LitePullConfig
-from ternmq.client.consume.consumer import Consumer, Parts
+from ternmq.client.consume.consumer import Consumer, ConsumerParts
 from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, StartPosition
 from ternmq.client.consume.outlet import Messages
 from ternmq.client.consume.polled import Polled
@@ -286,10 +286,10 @@ class LitePullConsumer(ByOffset):
         is_timed = self.config.start.where is ConsumeFromWhere.TIMESTAMP
         return BrokerOffsets(instance, self._wire_group, zero_if_young=not is_timed)
 
-    def _parts(self, instance: ClientInstance, brokers: BrokerOffsets) -> Parts:
+    def _parts(self, instance: ClientInstance, brokers: BrokerOffsets) -> ConsumerParts:
         config = self.config
         progress: ProgressStore = brokers if config.auto_commit else _ByHand(brokers)
-        return Parts(
+        return ConsumerParts(
             ConsumeType.ACTIVELY,
             ByMembers(instance, self._wire_group, config.allocation),
             pulls(progress, BrokerOffsets(instance, self._wire_group), lite=True),

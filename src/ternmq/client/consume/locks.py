@@ -42,7 +42,7 @@ AGAIN_S: Final = 3.0
 TIMEOUT_MS: Final = 1_000
 
 
-class Locks:
+class HeldLocks:
     """The locks of one member. All methods belong to the loop's thread; ``group`` is its name on the wire."""
 
     def __init__(self, instance: ClientInstance, group: str, *, on_lost: Callable[[MessageQueue], None]) -> None:

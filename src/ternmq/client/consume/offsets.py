@@ -1,7 +1,8 @@
 """How far a group is, and where it starts (D4, F5, F6).
 
 In clustering, brokers keep the progress: each queue's broker its own (QUERY_CONSUMER_OFFSET 14,
-UPDATE_CONSUMER_OFFSET 15). In broadcasting, each member reads all and keeps its progress itself, in a file::
+UPDATE_CONSUMER_OFFSET 15). While a master is away, a slave of it is asked and told; it returns the offsets when the
+master is back (O3). In broadcasting, each member reads all and keeps its progress itself, in a file::
 
     {"group": "g", "offsets": [{"topic": "t", "broker": "broker-a", "queue_id": 0, "offset": 42}]}
 
@@ -26,8 +27,8 @@ from urllib.parse import quote
 import msgspec
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume.file_lock import FileLock
-from ternmq.errors import ConfigError, NotFound, TableUnsaved, TernError
+from ternmq.client.consume.file_lock import ProcessLock
+from ternmq.errors import ConfigError, NetworkError, NotFound, TableUnsaved, TernError
 from ternmq.files import Chores, Encode, TableFile, Work
 from ternmq.message import MessageQueue
 from ternmq.names import RETRY_PREFIX
@@ -76,15 +77,19 @@ StartPosition.FIRST = StartPosition(ConsumeFromWhere.FIRST_OFFSET)
 
 
 async def start_offset(queue: MessageQueue, start: StartPosition, brokers: BrokerOffsets) -> int:
-    """The queue offset to begin with when no progress is stored."""
+    """The queue offset to begin with when no progress is stored.
+
+    A slave may not have heard of the group's first commit, and of the last messages. So the end, and a time, are asked
+    of the master only: otherwise messages could be skipped. Raises ``NetworkError`` while it is away.
+    """
     if start.where is ConsumeFromWhere.FIRST_OFFSET or queue.topic.startswith(RETRY_PREFIX):
         # Retries are the group's own messages; none of them is too old. (Java's clients that start at a time
         # take the end, and lose what failed before the first of them had stored its progress.) Where offset 0 is long
         # gone, the broker's answer to the first pull names the first one that is there.
         return 0
     if start.where is ConsumeFromWhere.TIMESTAMP:
-        return await brokers.at_time(queue, start.time_ms)
-    return await brokers.max(queue)
+        return await brokers.of_masters().at_time(queue, start.time_ms)
+    return await brokers.of_masters().max(queue)
 
 
 # --- Progress -----------------------------------------------------------------------------------------------------
@@ -105,16 +110,24 @@ class ProgressStore(Protocol):
 class BrokerOffsets:
     """Offsets as brokers know them: bounds and times of queues, and the progress of one group."""
 
-    def __init__(self, instance: ClientInstance, group: str, *, zero_if_young: bool = False) -> None:
-        """``zero_if_young``: take the first message of a young queue for the progress of a group that has none."""
+    def __init__(
+        self, instance: ClientInstance, group: str, *, zero_if_young: bool = False, masters_only: bool = False
+    ) -> None:
+        """``zero_if_young``: take the first message of a young queue for the progress of a group that has none.
+        ``masters_only``: do not ask a slave while its master is away."""
+        self._masters_only = masters_only
         self._instance = instance
         self._group = group
         # RocketMQ 4.9 always does so. RocketMQ 5 and TernMQ do it unless told not to.
         self._set_zero = None if zero_if_young else False
-        #: What brokers were told since the queue is ours; the same again is not worth a call.
-        self._told: dict[MessageQueue, int] = {}
+        #: What was told to which address since the queue is ours; the same again is not worth a call.
+        self._told: dict[MessageQueue, tuple[str, int]] = {}
         #: Broker and topic, where the group's progress has been stored before: see ``commit_all``.
         self._begun: set[tuple[str, str]] = set()
+
+    def of_masters(self) -> BrokerOffsets:
+        """The same, but masters only are asked."""
+        return BrokerOffsets(self._instance, self._group, masters_only=True)
 
     async def min(self, queue: MessageQueue) -> int:
         """The first queue offset that is still there."""
@@ -146,12 +159,14 @@ class BrokerOffsets:
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Store the progress of one queue; raises what went wrong."""
-        await self._instance.ask(
-            self._instance.broker_address(queue.broker_name),
-            RequestCode.UPDATE_CONSUMER_OFFSET,
-            self._update(queue, queue_offset),
-        )
-        self._told[queue] = queue_offset
+        address = self._address(queue)
+        try:
+            await self._instance.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, self._update(queue, queue_offset))
+        except NetworkError:
+            # Another copy of the broker may have to be told.
+            self._instance.refresh_routes_soon()
+            raise
+        self._told[queue] = address, queue_offset
         self._begun.add((queue.broker_name, queue.topic))
 
     async def commit_all(self, offsets: Mapping[MessageQueue, int]) -> dict[MessageQueue, BaseException]:
@@ -178,7 +193,7 @@ class BrokerOffsets:
 
     async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
         if not wait:
-            offsets = {queue: offset for queue, offset in offsets.items() if self._told.get(queue) != offset}
+            offsets = {queue: offset for queue, offset in offsets.items() if not self._is_told(queue, offset)}
         if wait or any((queue.broker_name, queue.topic) not in self._begun for queue in offsets):
             for queue, error in (await self.commit_all(offsets)).items():
                 if not isinstance(error, TernError):
@@ -190,16 +205,31 @@ class BrokerOffsets:
 
     async def _tell(self, queue: MessageQueue, queue_offset: int) -> None:
         try:
+            address = self._address(queue)
             await self._instance.call_oneway(
-                self._instance.broker_address(queue.broker_name),
-                RequestCode.UPDATE_CONSUMER_OFFSET,
-                self._update(queue, queue_offset),
+                address, RequestCode.UPDATE_CONSUMER_OFFSET, self._update(queue, queue_offset)
             )
         except TernError as error:
             # The next pull of this queue carries its progress too, and so does the next round of this.
             log.info("cannot commit the offset of %s: %s", queue, error)
+            self._instance.refresh_routes_soon()
         else:
-            self._told[queue] = queue_offset
+            self._told[queue] = address, queue_offset
+
+    def _is_told(self, queue: MessageQueue, queue_offset: int) -> bool:
+        """Whether the copy that is to be told has heard it: not after the master was lost, or has come back."""
+        told = self._told.get(queue)
+        if told is None or told[1] != queue_offset:
+            return False
+        try:
+            return told[0] == self._address(queue)
+        except NetworkError:
+            return False
+
+    def _address(self, queue: MessageQueue) -> str:
+        if self._masters_only:
+            return self._instance.broker_address(queue.broker_name)
+        return self._instance.copy_of(queue.broker_name).address
 
     def _update(self, queue: MessageQueue, queue_offset: int) -> UpdateOffset:
         return UpdateOffset(
@@ -211,7 +241,11 @@ class BrokerOffsets:
     ) -> int:
         # A broker's name has an address only once the route of one of its topics is known.
         await self._instance.routes.of(queue.topic)
-        response = await self._instance.ask(self._instance.broker_address(queue.broker_name), code, header)
+        try:
+            response = await self._instance.ask(self._address(queue), code, header)
+        except NetworkError:
+            self._instance.refresh_routes_soon()
+            raise
         return response.read(OffsetReply).queue_offset
 
 
@@ -239,7 +273,7 @@ class LocalOffsets:
     """
 
     def __init__(self, path: Path, group: str) -> None:
-        self._lock = FileLock(path.with_name(path.name + ".lock"))
+        self._lock = ProcessLock(path.with_name(path.name + ".lock"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             is_ours = self._lock.acquire()

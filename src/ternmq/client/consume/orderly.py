@@ -18,6 +18,9 @@ the broker's lock says so (``locks``): no call begins without a lock that is tru
 queue waits for the running call, stores the progress and gives the lock back last (``release``). In broadcasting each
 member reads for itself and there are no locks.
 
+In an outage (``outage``) all lines wait, with their first messages as they were: they stay first, and lose no retry.
+The locks are renewed meanwhile. After each back-off one line makes a call, the trial.
+
 What no lock can prevent: a call that began under it and still runs half a minute after the broker was last heard.
 
 ``threads`` tasks take lines in turn, each for 60 s at most, then the next line has its turn. They call an ``async``
@@ -38,10 +41,12 @@ from typing import Final
 from ternmq.client.consume.claimed import NOT_STARTED, Claimed, Lot
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.locks import HeldLocks
+from ternmq.client.consume.outage import CARE_S, Outages
 from ternmq.client.consume.outlet import TURN_S
 from ternmq.client.consume.settle import Settling
 from ternmq.env import Clock
+from ternmq.errors import Outage
 from ternmq.message import MessageQueue, Property
 from ternmq.tasks import Tasks
 from ternmq.wire.compress import CompressionMissing
@@ -119,7 +124,8 @@ class Orderly:
         config: PushConfig,
         *,
         group: str,
-        locks: Locks | None,
+        locks: HeldLocks | None,
+        outages: Outages,
         clock: Clock,
         tasks: Tasks,
     ) -> None:
@@ -128,6 +134,8 @@ class Orderly:
         self._config = config
         self._group = group
         self._locks = locks
+        self._outages = outages
+        self._care: asyncio.TimerHandle | None = None
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
@@ -194,6 +202,8 @@ class Orderly:
 
     async def stop(self, timeout_ms: int) -> None:
         self._stopped = True
+        if self._care is not None:
+            self._care.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
                 for line in list(self._lines.values()):
@@ -234,12 +244,19 @@ class Orderly:
             now = self._clock.monotonic()
             if now > slice_end:
                 return 0.0
+            is_trial = self._outages.is_on
+            if is_trial:
+                if self._outages.is_trying or self._loop.time() < self._outages.until:
+                    return max(self._outages.until - self._loop.time(), RELOCK_S)
+                self._outages.is_trying = True
             line.quiet.clear()
             line.is_reported = False
             try:
-                pause_s = await self._call_with(line, messages)
+                pause_s = await self._call_with(line, messages, is_trial=is_trial)
             finally:
                 line.quiet.set()
+                if is_trial:
+                    self._outages.is_trying = False
             if pause_s:
                 return pause_s
             if self._loop.time() > turn_end:
@@ -247,7 +264,7 @@ class Orderly:
                 turn_end = self._loop.time() + TURN_S
         return None
 
-    async def _call_with(self, line: _Line, messages: Sequence[Claimed]) -> float:
+    async def _call_with(self, line: _Line, messages: Sequence[Claimed], *, is_trial: bool) -> float:
         """Call the listener and settle what it says; returns after how many seconds to try again, 0 for going on."""
         lot = messages[0].lot
         if messages[0].body_error:
@@ -263,6 +280,10 @@ class Orderly:
         lot.took_s += self._clock.monotonic() - began
         for message in messages:
             message.started = NOT_STARTED
+        if isinstance(context.error, Outage):
+            return self._pause(context.error, is_trial=is_trial)
+        if is_trial:
+            self._outages.over(worked=True)
         is_rollback = context.result is ConsumeResult.ROLLBACK
         if failed:
             self._settling.failed_here(lot, len(failed))
@@ -286,6 +307,23 @@ class Orderly:
         for message in failed[buried_count:]:
             message.reconsume_times += 1
         return self._retry_s(context.retry_ms)
+
+    def _pause(self, reason: Outage, *, is_trial: bool) -> float:
+        """A call has ended with an outage; returns as ``_call_with``."""
+        now = self._loop.time()
+        if self._outages.down(reason, now=now, is_trial=is_trial) is not None and self._care is None:
+            self._care = self._loop.call_later(CARE_S, self._look_after)
+        return max(self._outages.until - now, RELOCK_S)
+
+    def _look_after(self) -> None:
+        """End an outage when the queues of all messages to try with were lost."""
+        self._care = None
+        if not self._outages.is_on or self._stopped:
+            return
+        if self._outages.is_trying or any(line.first(1) for line in self._lines.values()):
+            self._care = self._loop.call_later(CARE_S, self._look_after)
+        else:
+            self._outages.over(worked=False)
 
     async def _pass_over(self, line: _Line, message: Claimed) -> float:
         """Have a message that cannot be read become a dead letter, unless it can be read elsewhere; returns as

@@ -32,7 +32,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.acks import Acks
 from ternmq.client.consume.assignment import ByBroker
 from ternmq.client.consume.config import PopConfig
-from ternmq.client.consume.consumer import Parts
+from ternmq.client.consume.consumer import ConsumerParts
 from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListeningConsumer
 from ternmq.client.consume.offsets import BrokerOffsets, StartPosition
@@ -81,6 +81,8 @@ class PopConsumer(ListeningConsumer):
         threads: How many calls of the listener may run at the same time.
         invisible_ms: How long a message is hidden from other members after it was popped, in ms.
         hooks: Objects that are called before and after each call of the listener, in this order.
+        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+            the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
@@ -97,6 +99,7 @@ class PopConsumer(ListeningConsumer):
         threads: int | None = None,
         invisible_ms: int | None = None,
         hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
         env: Env | None = None,
     ) -> None:
         config = config or PopConfig()
@@ -114,6 +117,7 @@ class PopConsumer(ListeningConsumer):
             name_servers=name_servers,
             client=client,
             hooks=hooks,
+            trace=trace,
             env=env,
         )
 
@@ -127,7 +131,7 @@ class PopConsumer(ListeningConsumer):
         # it would do so for an abandoned one on an open connection.
         return ClientInstance(self._client_config, env=self._env)
 
-    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> Parts:  # noqa: ARG002
+    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> ConsumerParts:  # noqa: ARG002
         config = self.config
         stored = BrokerOffsets(instance, group, zero_if_young=True)
         pulled = pulls(stored, BrokerOffsets(instance, group))
@@ -136,7 +140,7 @@ class PopConsumer(ListeningConsumer):
             pull = pulled(fetching)
             return lambda queue: pull(queue) if is_retry_topic(queue.topic) else PopSource(fetching, queue, config)
 
-        return Parts(
+        return ConsumerParts(
             ConsumeType.POP,
             ByBroker(instance, group, share_queues=config.share_queues),
             sources_of,

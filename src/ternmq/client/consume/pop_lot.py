@@ -145,6 +145,17 @@ class PopLot:
         self.done([message for message in messages if message.reconsume_times <= self._times_max])
         self.failed([message for message in messages if message.reconsume_times > self._times_max], NEVER)
 
+    def holds(self, message: Claimed) -> bool:
+        return self._is_ours(message)
+
+    def keep(self, message: Claimed) -> None:
+        if id(message) in self._unsettled:
+            invisible_ms = self._handles[id(message)].invisible_ms
+            extension = self._extended.get(id(message))
+            deadline = self.deadline if extension is None else extension[0]
+            if deadline - self._settling.clock.monotonic() < invisible_ms / 2000:
+                self._extend(message, invisible_ms)
+
     async def bury(self, message: Claimed) -> bool:
         return await self._settling.bury(message)
 

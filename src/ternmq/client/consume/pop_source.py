@@ -21,7 +21,6 @@ its invisible time is over before, it is left to other members.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -30,6 +29,7 @@ from ternmq.client.consume import source
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import PopConfig
 from ternmq.client.consume.pop_lot import SOON_MS, PopLot
+from ternmq.client.consume.room import Room
 from ternmq.client.consume.source import Asking, Deliver, Fetching, restore_topic
 from ternmq.errors import RemoteProtocolError, refused
 from ternmq.message import MessageQueue, Property
@@ -65,20 +65,24 @@ class PopSource:
         self._clock = fetching.instance.env.clock
         self.queue = queue
         self._asking = Asking(fetching, queue, "pop")
-        self._room = asyncio.Event()
-        self._lots: list[PopLot] = []
+        self._room = Room[PopLot](
+            fetching,
+            queue,
+            verb="popping from",
+            count_max=config.unsettled_max,
+            bytes_max=config.unsettled_bytes_max,
+        )
         self._last_popped_ms = 0
 
     def __repr__(self) -> str:
-        return f"<PopSource {self.queue} {sum(map(len, self.lots()))} not settled>"
+        return f"<PopSource {self.queue} {self._room.count()} not settled>"
 
     def lots(self) -> list[PopLot]:
         """What was popped and is not settled yet, as long as it is ours."""
-        self._lots = [lot for lot in self._lots if lot.is_in_hand]
-        return self._lots
+        return self._room.lots()
 
     def in_hand(self) -> list[Claimed]:
-        return [message for lot in self.lots() for message in lot.unsettled]
+        return self._room.in_hand()
 
     async def open(self) -> None:
         """Nothing: the broker knows where the group stands."""
@@ -100,40 +104,7 @@ class PopSource:
             await asyncio.wait(tasks)
 
     def info(self) -> PopQueueInfo:
-        return PopQueueInfo(wait_ack_count=sum(map(len, self.lots())), last_pop_timestamp=self._last_popped_ms)
-
-    # --- Limits ----------------------------------------------------------------------------------------------
-
-    def _has_room(self) -> None:
-        self._room.set()
-
-    def _limit_reached(self) -> str | None:
-        if sum(map(len, self.lots())) >= self._config.unsettled_max:
-            return "unsettled_max"
-        return "unsettled_bytes_max" if self._bytes_in_hand() >= self._config.unsettled_bytes_max else None
-
-    def _bytes_in_hand(self) -> int:
-        return sum([lot.body_bytes for lot in self._lots])
-
-    async def _wait_for_room(self) -> None:
-        self._fetching.settling.flush()
-        while limit := self._limit_reached():
-            if self._fetching.may_log(limit):
-                log.warning(
-                    "group %s has reached its limit %s and stops popping from %s until messages are acknowledged: %d "
-                    "messages with %d bytes are in progress",
-                    self._fetching.group,
-                    limit,
-                    self.queue,
-                    sum(map(len, self._lots)),
-                    self._bytes_in_hand(),
-                )
-            self._room.clear()
-            # What takes too long makes room, too.
-            first_s = min(lot.last_deadline for lot in self._lots) - self._clock.monotonic()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, first_s)):
-                    await self._room.wait()
+        return PopQueueInfo(wait_ack_count=self._room.count(), last_pop_timestamp=self._last_popped_ms)
 
     # --- The loop --------------------------------------------------------------------------------------------
 
@@ -141,13 +112,13 @@ class PopSource:
         async def fetch() -> None:
             await self._fetch(deliver)
 
-        await self._asking.run(self._wait_for_room, fetch)
+        await self._asking.run(self._room.wait, fetch)
 
     async def _fetch(self, deliver: Deliver) -> None:
         fetching, queue, clock = self._fetching, self.queue, self._clock
         asked_at = clock.monotonic()
         response = await fetching.instance.call(
-            self._asking.address(),
+            self._fetching.instance.broker_address(self.queue.broker_name),
             RequestCode.POP_MESSAGE,
             self._question(),
             timeout_ms=self._config.poll_ms + ANSWER_MS,
@@ -173,12 +144,11 @@ class PopSource:
         while messages:
             count = len(messages)
             if flags & Sysflag.COMPRESSED:
-                room_bytes = self._config.unsettled_bytes_max - self._bytes_in_hand()
-                count = await fetching.instance.inflater.messages(messages, room_bytes=room_bytes)
+                count = await fetching.instance.inflater.messages(messages, room_bytes=self._room.left_bytes())
             readable, messages = messages[:count], messages[count:]
             self._take(reply, readable, deliver, deadline, took_s=now - asked_at)
             if messages:
-                await self._wait_for_room()
+                await self._room.wait()
                 if clock.monotonic() >= deadline:
                     return
 
@@ -216,10 +186,10 @@ class PopSource:
             group=fetching.group,
             deadline=deadline,
             max_reconsume_times=self._config.max_reconsume_times,
-            room=self._has_room,
-            limit_reached=self._limit_reached,
+            room=self._room.freed,
+            limit_reached=self._room.limit_reached,
         )
-        self._lots.append(lot)
+        self._room.add(lot)
         unwanted, wanted = self._sorted_out([message for message, _ in popped])
         if unwanted:
             lot.unwanted(unwanted)

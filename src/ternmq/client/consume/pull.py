@@ -31,9 +31,10 @@ from ternmq.client.connect.namespace import unwrap
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.consume.by_offset import ByOffset
 from ternmq.client.consume.offsets import BrokerOffsets
+from ternmq.client.consume.slaves import check_slave
 from ternmq.client.consume.subscription import Subscription
 from ternmq.env import Env
-from ternmq.errors import refused
+from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
@@ -149,12 +150,14 @@ class PullConsumer(ByOffset):
         Raises ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and ``CorruptRecord`` for a response that cannot be
         decoded.
         """
-        instance, _ = self._running()
+        instance, offsets = self._running()
         wired = await self._wired(queue)
         subscription = Subscription.of(wired.topic, tags, sql, version=0)
-        broker_id = self._broker_ids.get(wired, MASTER_ID)
-        address = instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
-        commits = commit_offset is not None and broker_id == MASTER_ID
+        copy = instance.copy_of(queue.broker_name, broker_id=self._broker_ids.get(wired, MASTER_ID))
+        commits = commit_offset is not None and copy.is_master
+        if commit_offset is not None and not commits:
+            # Slaves of RocketMQ take no offsets from pulls.
+            await offsets.commit(wired, commit_offset)
         sysflag = PullSysflag.SUBSCRIPTION
         if wait:
             sysflag |= PullSysflag.SUSPEND
@@ -173,7 +176,15 @@ class PullConsumer(ByOffset):
             expression_type=subscription.data.expression_type,
         )
         timeout_ms = ANSWER_MS + (suspend_ms if wait else 0)
-        response = await instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
+        try:
+            response = await instance.call(copy.address, RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
+        except NetworkError:
+            # The next pull may ask another copy.
+            self._broker_ids.pop(wired, None)
+            instance.refresh_routes_soon()
+            raise
+        if not copy.is_master:
+            check_slave(wired, queue_offset, response)
         status = _STATUSES.get(response.code)
         if status is None:
             raise refused(

@@ -67,6 +67,12 @@ class PullLot:
         else:
             self._settling.start(self._send_back(messages, after))
 
+    def holds(self, message: Claimed) -> bool:  # noqa: ARG002
+        return self.is_ours
+
+    def keep(self, message: Claimed) -> None:
+        pass  # as long as the queue is ours
+
     async def bury(self, message: Claimed) -> bool:
         return await self._settling.bury(message)
 

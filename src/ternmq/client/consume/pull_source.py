@@ -16,6 +16,7 @@ What the answer's code means:
 - 19, 20: none now, or none that are wanted; go on from where the broker says.
 - 21: there is no such offset. The log was cut, deleted or reset: the queue starts afresh where the broker says, and
   what was fetched before has no effect any more.
+- a broker that is not the master (any more): ask for routes, and wait 0.2 s, then longer.
 - anything else, and every network error: wait 3 s. A broker that has forgotten our subscription gets a heartbeat first.
 
 A broker that answers at once and leads nowhere (with nothing, and no further; or from one offset to another and back)
@@ -36,12 +37,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.consume import source
 from ternmq.client.consume.claimed import NOT_STARTED, Claimed
 from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, start_offset
 from ternmq.client.consume.process_queue import ProcessQueue
 from ternmq.client.consume.pull_lot import PullLot
+from ternmq.client.consume.slaves import check_slave
 from ternmq.client.consume.source import Asking, Deliver, Fetching, restore_topic
 from ternmq.errors import QueueLocked, TernError, refused
 from ternmq.message import MessageQueue
@@ -82,7 +83,7 @@ class Pulling:
 def pulls(
     progress: ProgressStore, brokers: BrokerOffsets, *, lite: bool = False
 ) -> Callable[[Fetching], Callable[[MessageQueue], PullSource]]:
-    """Sources that pull, for the ``Parts`` of a consumer."""
+    """Sources that pull, for the ``ConsumerParts`` of a consumer."""
     return lambda fetching: partial(PullSource, Pulling(fetching, progress, brokers, lite=lite))
 
 
@@ -229,10 +230,11 @@ class PullSource:
         is_lite = self._pulling.lite and self.queue.broker_name not in self._pulling.without_lite
         asked_at = self._pulling_since = self._clock.monotonic()
         try:
+            copy = self._asking.copy()
             response = await fetching.instance.call(
-                self._asking.address(),
+                copy.address,
                 RequestCode.LITE_PULL_MESSAGE if is_lite else RequestCode.PULL_MESSAGE,
-                self._question(held),
+                self._question(held, is_of_master=copy.is_master),
                 timeout_ms=fetching.config.suspend_ms + ANSWER_MS,
             )
         finally:
@@ -240,6 +242,8 @@ class PullSource:
         if is_lite and response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             self._pulling.without_lite.add(self.queue.broker_name)
             return
+        if not copy.is_master:
+            check_slave(self.queue, held.next_offset, response)
         is_found = response.code == ResponseCode.SUCCESS
         if not is_found and response.code not in _NO_MESSAGES:
             raise refused(
@@ -285,15 +289,10 @@ class PullSource:
             if messages:
                 await self._wait_for_room()
 
-    def _question(self, held: ProcessQueue[Claimed]) -> PullMessage:
+    def _question(self, held: ProcessQueue[Claimed], *, is_of_master: bool) -> PullMessage:
         fetching, queue, lite, progress = self._fetching, self.queue, self._pulling.lite, held.progress
-        # Progress of broadcasting is stored here, and slaves keep none.
-        commits = (
-            progress > 0
-            and self._asking.broker_id == MASTER_ID
-            and fetching.config.model is MessageModel.CLUSTERING
-            and not lite
-        )
+        # Progress of broadcasting is stored here, and slaves of RocketMQ take none from pulls.
+        commits = progress > 0 and is_of_master and fetching.config.model is MessageModel.CLUSTERING and not lite
         subscription = fetching.subscriptions.get(queue.topic)
         sysflag = PullSysflag.SUSPEND | (PullSysflag.COMMIT_OFFSET if commits else 0)
         if lite:

@@ -35,7 +35,7 @@ from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.assignment import ByMembers, Everywhere
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.consumer import Parts
+from ternmq.client.consume.consumer import ConsumerParts
 from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListeningConsumer
 from ternmq.client.consume.offsets import BrokerOffsets, LocalOffsets, StartPosition
@@ -80,6 +80,8 @@ class PushConsumer(ListeningConsumer):
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
         hooks: Objects that are called before and after each call of the listener, in this order.
+        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+            the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
@@ -98,6 +100,7 @@ class PushConsumer(ListeningConsumer):
         batch_max: int | None = None,
         threads: int | None = None,
         hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
         env: Env | None = None,
     ) -> None:
         config = config or PushConfig()
@@ -116,6 +119,7 @@ class PushConsumer(ListeningConsumer):
             name_servers=name_servers,
             client=client,
             hooks=hooks,
+            trace=trace,
             env=env,
         )
 
@@ -127,29 +131,17 @@ class PushConsumer(ListeningConsumer):
     def _instance(self, group: str) -> AbstractAsyncContextManager[ClientInstance]:
         return ClientInstance.shared(self._client_config, env=self._env, consumer_group=group)
 
-    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> Parts:  # noqa: ARG002
+    async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> ConsumerParts:  # noqa: ARG002 - tasks
         config, interval_ms = self._listening, instance.config.persist_offset_interval_ms
-        brokers = BrokerOffsets(instance, group)
         if config.model is MessageModel.BROADCASTING:
-            local = await stack.enter_async_context(self._local_offsets(instance, group))
-            return Parts(
-                ConsumeType.PASSIVELY,
-                Everywhere(),
-                pulls(local, brokers),
-                progress=local,
-                resets=local,
-                save_interval_ms=interval_ms,
-                returns=None,
-                no_returns="broadcasting has no retries and no dead letters",
-                passes_unreadable=config.orderly,
-            )
+            return await broadcasting_parts(instance, group, config, stack)
         # A time that the application gives is taken as it is.
         is_timed = config.start.where is ConsumeFromWhere.TIMESTAMP
         stored = BrokerOffsets(instance, group, zero_if_young=not is_timed)
-        return Parts(
+        return ConsumerParts(
             ConsumeType.PASSIVELY,
             ByMembers(instance, group, config.allocation),
-            pulls(stored, brokers),
+            pulls(stored, BrokerOffsets(instance, group)),
             progress=stored,
             resets=stored,
             save_interval_ms=interval_ms,
@@ -159,8 +151,24 @@ class PushConsumer(ListeningConsumer):
             passes_unreadable=config.orderly,
         )
 
-    def _local_offsets(self, instance: ClientInstance, group: str) -> LocalOffsets:
-        # By the configured name, not by the client id: that one has a number which is new with each start.
-        config = instance.config
-        owner = "@".join(filter(None, (instance.client_ip, config.instance_name, config.unit_name)))
-        return LocalOffsets(LocalOffsets.path_of(self._listening.offsets_directory, owner, group), group)
+
+async def broadcasting_parts(
+    instance: ClientInstance, group: str, config: PushConfig, stack: AsyncExitStack
+) -> ConsumerParts:
+    """The parts of a consumer that gets all messages, whatever others get, and keeps its progress in a file."""
+    # By the configured name, not by the client id: that one has a number which is new with each start.
+    settings = instance.config
+    owner = "@".join(filter(None, (instance.client_ip, settings.instance_name, settings.unit_name)))
+    path = LocalOffsets.path_of(config.offsets_directory, owner, group)
+    local = await stack.enter_async_context(LocalOffsets(path, group))
+    return ConsumerParts(
+        ConsumeType.PASSIVELY,
+        Everywhere(),
+        pulls(local, BrokerOffsets(instance, group)),
+        progress=local,
+        resets=local,
+        save_interval_ms=settings.persist_offset_interval_ms,
+        returns=None,
+        no_returns="broadcasting has no retries and no dead letters",
+        passes_unreadable=config.orderly,
+    )

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.assignment import Assignment
-from ternmq.errors import QueueLocked, TernError
+from ternmq.errors import QueueLocked, ServiceNotAvailable, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import is_retry_topic
 
@@ -183,6 +183,9 @@ class Rebalancer:
             return False
         except TernError as error:
             log.warning("cannot start reading %s: %s; retrying with the next rebalance", queue, error)
+            if isinstance(error, ServiceNotAvailable):
+                # Another broker may be the master by now.
+                self._instance.refresh_routes_soon()
             return False
         log.info("group %s: this consumer starts reading %s", self._group, queue)
         return True

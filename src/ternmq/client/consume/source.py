@@ -17,16 +17,17 @@ from typing import Final, Protocol
 
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import unwrap
-from ternmq.client.connect.routes import MASTER_ID
+from ternmq.client.connect.routes import MASTER_ID, Copy
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import PushConfig
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.locks import HeldLocks
 from ternmq.client.consume.settle import Settling
 from ternmq.client.consume.subscription import Subscription
 from ternmq.errors import (
     FilterMissing,
     FilterOutdated,
     NetworkError,
+    ServiceNotAvailable,
     SubscriptionMissing,
     SubscriptionOutdated,
     TernError,
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 #: RocketMQ's ``pullTimeDelayMillsWhenException``, and its delay for the answer FLOW_CONTROL.
 ERROR_PAUSE_S: Final = 3.0
 BUSY_PAUSE_S: Final = 0.02
+#: The first pause after a broker has said that it is not the master: another one will register soon. It doubles.
+NO_MASTER_PAUSE_S: Final = 0.2
 #: A broker that finds nothing and answers sooner than this did not wait at all; it is asked again after a pause.
 QUICK_S: Final = 0.05
 QUICK_PAUSE_S: Final = 0.2
@@ -122,7 +125,9 @@ class Fetching:
     #: Not set while the consumer is suspended.
     active: asyncio.Event
     #: None unless the queues are read in order and shared.
-    locks: Locks | None = None
+    locks: HeldLocks | None = None
+    #: Not set in an outage of the application; None where there is no listener.
+    flowing: asyncio.Event | None = None
     #: By the name of a limit: when the log last said that it holds this consumer back, by the clock's ``monotonic``.
     held_back: dict[str, float] = field(default_factory=dict)
 
@@ -149,19 +154,24 @@ class Asking:
         #: Which copy of the broker to ask; it suggests a slave when we read far behind (O3).
         self.broker_id = MASTER_ID
         self.is_leaving = False
+        self._no_master_s = NO_MASTER_PAUSE_S
 
     async def run(self, room: Callable[[], Awaitable[None]], fetch: Callable[[], Awaitable[None]]) -> None:
         """Wait for ``room`` and ``fetch``, for ever or until ``is_leaving``."""
-        active = self._fetching.active
+        active, flowing = self._fetching.active, self._fetching.flowing
         while not self.is_leaving:
             if not active.is_set():
                 await active.wait()
+            if flowing is not None and not flowing.is_set():
+                await flowing.wait()
+                continue
             try:
                 await room()
                 # It may have been told to leave while it waited for either.
                 if self.is_leaving:
                     return
                 await fetch()
+                self._no_master_s = NO_MASTER_PAUSE_S
             except TernError as error:
                 await self._recover(error)
             except Exception:
@@ -169,31 +179,29 @@ class Asking:
                 log.exception("the %s from %s failed unexpectedly; retrying", self._verb, self._queue)
                 await asyncio.sleep(ERROR_PAUSE_S)
 
-    def address(self) -> str:
-        """The broker to ask: the one suggested, else the master, else any other copy of it (O3)."""
-        routes, name = self._fetching.instance.routes, self._queue.broker_name
-        address = routes.address(name, self.broker_id) or routes.address(name)
-        if address is None:
-            route = routes.known(self._queue.topic)
-            address = next(iter(route.brokers.get(name, {}).values()), None) if route is not None else None
-        return address or self._fetching.instance.broker_address(name)
+    def copy(self) -> Copy:
+        """The broker to ask: the one suggested, else the master, else a slave (O3). Raises ``NetworkError``."""
+        return self._fetching.instance.copy_of(self._queue.broker_name, broker_id=self.broker_id)
 
     async def _recover(self, error: TernError) -> None:
         instance = self._fetching.instance
         if getattr(error, "code", None) == ResponseCode.FLOW_CONTROL:
             await asyncio.sleep(BUSY_PAUSE_S)
             return
-        log.warning("cannot %s from %s: %s; retrying in %g s", self._verb, self._queue, error, ERROR_PAUSE_S)
+        pause_s = ERROR_PAUSE_S
+        if isinstance(error, ServiceNotAvailable):
+            pause_s, self._no_master_s = self._no_master_s, min(2 * self._no_master_s, ERROR_PAUSE_S)
+        log.warning("cannot %s from %s: %s; retrying in %g s", self._verb, self._queue, error, pause_s)
         self.broker_id = MASTER_ID
         if isinstance(error, SubscriptionMissing | SubscriptionOutdated | FilterMissing | FilterOutdated):
             instance.heartbeat_soon()
-        elif isinstance(error, NetworkError):
-            if self._on_unreachable is not None:
+        elif isinstance(error, NetworkError | ServiceNotAvailable):
+            if self._on_unreachable is not None and isinstance(error, NetworkError):
                 self._on_unreachable(self._queue.broker_name)
             # Another broker may have taken its place.
             with contextlib.suppress(TernError):
                 await instance.routes.refresh(self._queue.topic)
-        await asyncio.sleep(ERROR_PAUSE_S)
+        await asyncio.sleep(pause_s)
 
 
 def restore_topic(message: Claimed, namespace: str) -> None:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
-from ternmq.client.consume.locks import Locks
+from ternmq.client.consume.locks import HeldLocks
 from ternmq.client.consume.offsets import ProgressStore
 from ternmq.client.consume.settle import Settling
 from ternmq.client.consume.source import Deliver, Source
@@ -63,7 +63,7 @@ class Sources:
         *,
         counts: Counter[str],
         progress: ProgressStore,
-        locks: Locks | None,
+        locks: HeldLocks | None,
         settling: Settling,
         deliver: Deliver,
         tasks: Tasks,

@@ -9,7 +9,6 @@ from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import wrap
-from ternmq.client.connect.routes import MASTER_ID
 from ternmq.env import Clock
 from ternmq.errors import ConfigError, NetworkError, RouteMissing, refused
 from ternmq.filter.sql import DEFAULT_LIMITS
@@ -135,7 +134,7 @@ class Subscription:
         body = encode(ClientCheck(client_id=instance.client_id, group=group, subscription_data=self.data))
         for name in route.brokers:
             with contextlib.suppress(NetworkError):
-                address = route.address(name, MASTER_ID) or instance.broker_address(name)
+                address = instance.copy_of(name).address
                 response = await instance.call(address, RequestCode.CHECK_CLIENT_CONFIG, None, body)
                 if response.code != ResponseCode.SUCCESS:
                     shown = repr(expression) if len(expression) <= _SHOWN_MAX else f"{expression[:_SHOWN_MAX]!r}…"

@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ternmq.client.connect.namespace import unwrap
 from ternmq.client.consume.decode import Inflater
+from ternmq.client.send.hooks import EndContext, SendHook, run_after_end
 from ternmq.errors import ConfigError, CorruptRecord, NetworkError, TooManyCalls
 from ternmq.message import Outcome, Property, ReceivedMessage
 from ternmq.tasks import Tasks
@@ -111,11 +112,21 @@ class CheckDesk:
 class Checks:
     """The checks of one producer. All methods belong to the loop's thread."""
 
-    def __init__(self, checker: Checker, tasks: Tasks, *, group: str, namespace: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        checker: Checker,
+        tasks: Tasks,
+        *,
+        group: str,
+        namespace: str,
+        timeout_ms: int,
+        hooks: Sequence[SendHook] = (),
+    ) -> None:
         check_checker(checker)
         self._checker = checker
         self._tasks = tasks
         self._group = group
+        self._hooks = hooks
         self._namespace = namespace
         self._timeout_s = timeout_ms / 1000
         self._is_async = inspect.iscoroutinefunction(checker) or inspect.iscoroutinefunction(
@@ -169,6 +180,10 @@ class Checks:
             self._pending -= 1
             self._pending_bytes -= size_bytes
         answer(outcome)
+        if self._hooks:
+            message_id, address = message.message_id, message.store_host
+            id_ = message.properties.get(Property.TRANSACTION_ID) or message_id
+            run_after_end(self._hooks, EndContext(self._group, message, message_id, id_, address, outcome, True))
 
     async def _outcome(self, message: ReceivedMessage) -> Outcome:
         outcome: Any

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ternmq.message import Message, MessageQueue, SendReceipt
+from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class SendContext:
         receipt: The broker's answer, after a successful attempt; a one-way send has none. For a batch, its ids are
             joined by commas, and the queue offset is that of the first message.
         error: The error, after a failed attempt.
+        is_half: Whether it is the first part of a transaction.
+        notes: Whatever a hook notes before the attempt, for itself after it.
     """
 
     group: str
@@ -52,6 +54,31 @@ class SendContext:
     born_time_ms: int
     receipt: SendReceipt | None = None
     error: BaseException | None = None
+    is_half: bool = False
+    notes: dict[object, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class EndContext:
+    """The end of a transaction, as hooks see it.
+
+    Attributes:
+        group: Name of the producer group.
+        message: The message of the transaction; as it was stored, if a checker has decided.
+        message_id: Its unique id.
+        transaction_id: The id of the transaction, usually the same.
+        broker_address: Address of the broker that has the first part.
+        outcome: What the broker was told.
+        from_check: Whether a checker has decided, not the block of the transaction.
+    """
+
+    group: str
+    message: Message | ReceivedMessage
+    message_id: str
+    transaction_id: str
+    broker_address: str
+    outcome: Outcome
+    from_check: bool = False
 
 
 class SendHook:
@@ -79,6 +106,11 @@ class SendHook:
     def after_send(self, context: SendContext) -> None:
         """Called after the attempt; ``context`` has the receipt or the error. An error raised here is logged."""
 
+    def after_end(self, context: EndContext) -> None:
+        """Called when a broker is told how the transaction of ``context`` ended, by its block or by a checker. An error
+        raised here is logged.
+        """
+
 
 def run_before(hooks: Sequence[SendHook], context: SendContext) -> None:
     """Ask every hook whether the attempt may be made, then tell every hook that it is."""
@@ -97,3 +129,11 @@ def run_after(hooks: Sequence[SendHook], context: SendContext) -> None:
             hook.after_send(context)
         except Exception:
             log.exception("the send hook %s failed after a send", type(hook).__name__)
+
+
+def run_after_end(hooks: Sequence[SendHook], context: EndContext) -> None:
+    for hook in hooks:
+        try:
+            hook.after_end(context)
+        except Exception:
+            log.exception("the send hook %s failed after the end of a transaction", type(hook).__name__)

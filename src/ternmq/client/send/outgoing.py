@@ -123,6 +123,7 @@ class Outgoing:
             reply.transaction_id or "",
             reply.region or "DefaultRegion",
             reply.recall_handle or "",
+            reply.trace_on is not False,
         )
 
 

@@ -34,6 +34,8 @@ from ternmq.client.send.request import Requester, reply_properties, to_reply
 from ternmq.client.send.sender import Pick, Sender
 from ternmq.client.send.transaction import Transaction, transaction_properties
 from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue, check_transaction
+from ternmq.client.trace.hooks import TraceSends
+from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env
 from ternmq.errors import ConfigError, NotRunning, TernError
 from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt
@@ -69,6 +71,8 @@ class Producer:
             Clients with equal settings share connections.
         config: Settings of the producer: time-outs, retries, compression, batches. Default: ``ProducerConfig()``.
         hooks: Objects that are called before and after each attempt to send, in this order.
+        trace: Whether sends and ends of transactions are traced, so that ``tern trace`` shows the path of a message:
+            True, or the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         checker: For transactions: a function, plain or ``async``, that is given the message of a transaction that was
             not ended, and returns an ``Outcome``. Plain functions run in threads. Needed for ``transaction``.
         topics: Topics of its transactions. Their brokers learn of this producer when it starts, so that it is asked
@@ -84,6 +88,7 @@ class Producer:
         client: ClientConfig | None = None,
         config: ProducerConfig | None = None,
         hooks: Sequence[SendHook] = (),
+        trace: bool | str = False,
         checker: Checker | None = None,
         topics: Sequence[str] = (),
         env: Env | None = None,
@@ -93,6 +98,8 @@ class Producer:
         self._client = client or ClientConfig(name_servers)
         self._namespace = self._client.namespace
         self._hooks = tuple(hooks)
+        self._trace_topic = trace_topic(trace)
+        self._traces: TraceOutbox | None = None
         if checker is not None:
             check_checker(checker)
         self._checker = checker
@@ -112,7 +119,13 @@ class Producer:
         instance = await stack.enter_async_context(ClientInstance.shared(self._client, env=self._env))
         tasks = await stack.enter_async_context(Tasks())
         group = wrap(self._namespace, self.group)
-        self._running = running = _Running(Sender(instance, group, self.config, self._hooks), tasks, stack)
+        hooks = self._hooks
+        if self._trace_topic:
+            self._traces = traces = await stack.enter_async_context(
+                outbox(self._trace_topic, self._client, self.group, kind="PRODUCE", env=self._env)
+            )
+            hooks = (*hooks, TraceSends(traces, namespace=self._namespace))
+        self._running = running = _Running(Sender(instance, group, self.config, hooks), tasks, stack)
         if self.config.auto_batch:
             running.gatherer = Gatherer(self.config, self._send_together)
         instance.register_producer(group)
@@ -123,6 +136,7 @@ class Producer:
                 group=self.group,
                 namespace=self._namespace,
                 timeout_ms=self.config.check_timeout_ms,
+                hooks=hooks,
             )
             instance.checks.add(group, running.checks)
             tasks.create_task(self._be_known(instance))
@@ -387,12 +401,15 @@ class Producer:
                 await asyncio.sleep(self._client.poll_name_server_interval_ms / 1000)
         await instance.heartbeat()
 
-    async def send_prepared(self, outgoing: Outgoing, *, timeout_ms: int | None = None) -> SendReceipt:
+    async def send_prepared(
+        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> SendReceipt:
         """Send an ``outgoing`` message that ``outgoing.prepare`` made, for features whose messages carry system
-        properties. ``timeout_ms`` is the limit for all attempts.
+        properties or an id of their own. ``queue`` chooses where it goes, ``timeout_ms`` is the limit for all attempts.
         """
         sender = self._now_running().sender
-        return await sender.deliver(outgoing, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+        pick = self._pick(outgoing.messages[0], queue, None) if queue is not None else None
+        return await sender.deliver(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of ``topic`` that can be written to, in the order that selectors see.
@@ -404,6 +421,11 @@ class Producer:
         """
         route = await self._route(topic, self.config.send_timeout_ms)
         return _as_seen(route, topic)
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return TraceCounts() if self._traces is None else self._traces.counts
 
     # --- Parts -----------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """How a message gets to a broker: route, queue, connection, answer, and what to do when one of them fails (E1, E3, E4).
 
-``Sending`` is one message on its way, for ``send``, ``send_nowait``, ``send_oneway`` and all that builds on them. It
-goes from attempt to attempt by calls and callbacks. With a known route and an open connection an attempt starts within
-``begin`` and ends within the call by which the connection brings the answer. A task is made only to ask for a route,
-to connect, or to wait for a broker that does not read. What follows a failed attempt is the ``Retry`` rule of the send:
+``OngoingSend`` is one message on its way, for ``send``, ``send_nowait``, ``send_oneway`` and all that builds on them.
+It goes from attempt to attempt by calls and callbacks. With a known route and an open connection an attempt starts
+within ``begin`` and ends within the call by which the connection brings the answer. A task is made only to ask for a
+route, to connect, or to wait for a broker that does not read. What follows a failed attempt is the ``Retry`` rule of
+the send:
 
 - ``OTHER_BROKER``, awaited sends: up to ``retries`` attempts on other brokers, after network failures and the answers
   in ``retry_codes``. If all fail, the error has the reasons of all.
@@ -34,6 +35,7 @@ from ternmq.errors import (
     NotRunning,
     RouteMissing,
     SendFailed,
+    ServiceNotAvailable,
     TernError,
     TooManyCalls,
 )
@@ -41,6 +43,7 @@ from ternmq.message import MessageQueue, SendReceipt, SendStatus
 from ternmq.net.peer import Peer
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Response
+from ternmq.wire.record import Sysflag
 
 #: Chooses the queue of a message whose queue is fixed.
 Pick = Callable[[TopicRoute], MessageQueue]
@@ -70,7 +73,7 @@ class Sender:
             credentials=instance.config.credentials(),
         )
         #: Sends without waiting that have no answer yet, and what their bodies take.
-        self.flying: dict[Sending, None] = {}
+        self.flying: dict[OngoingSend, None] = {}
         self._flying_bytes = 0
         self._group = group
         self._clock = instance.env.clock
@@ -85,11 +88,11 @@ class Sender:
         send to.
         """
         retry = Retry.OTHER_BROKER if pick is None else Retry.NONE
-        return await self._finished(Sending(self, outgoing, SendMode.SYNC, retry, pick=pick, timeout_ms=timeout_ms))
+        return await self._finished(OngoingSend(self, outgoing, SendMode.SYNC, retry, pick=pick, timeout_ms=timeout_ms))
 
     async def deliver_oneway(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> None:
         """Send without an answer; waits only for route, connection and a peer that reads."""
-        await self._finished(Sending(self, outgoing, SendMode.ONEWAY, Retry.NONE, pick=pick, timeout_ms=timeout_ms))
+        await self._finished(OngoingSend(self, outgoing, SendMode.ONEWAY, Retry.NONE, pick=pick, timeout_ms=timeout_ms))
 
     def start(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> asyncio.Future[SendReceipt]:
         """Send without waiting; the future gets the receipt or the error. Raises ``TooManyCalls`` at the limit."""
@@ -100,13 +103,13 @@ class Sender:
                 "futures first, or raise async_bytes_max"
             )
         retry = Retry.SAME_BROKER if pick is None else Retry.NONE
-        sending = Sending(self, outgoing, SendMode.ASYNC, retry, pick=pick, timeout_ms=timeout_ms)
+        sending = OngoingSend(self, outgoing, SendMode.ASYNC, retry, pick=pick, timeout_ms=timeout_ms)
         self.flying[sending] = None
         self._flying_bytes += body_bytes
         sending.begin()
         return sending.receipt
 
-    def landed(self, sending: Sending) -> None:
+    def landed(self, sending: OngoingSend) -> None:
         """A send without waiting has ended."""
         if sending in self.flying:
             del self.flying[sending]
@@ -122,7 +125,7 @@ class Sender:
                 raise
             raise CallTimeout(f"no name server told the route of topic {topic!r} within {timeout_ms} ms") from None
 
-    async def _finished(self, sending: Sending) -> SendReceipt:
+    async def _finished(self, sending: OngoingSend) -> SendReceipt:
         sending.begin()
         try:
             return await sending.receipt
@@ -167,16 +170,17 @@ class Sender:
             broker_address=address,
             mode=mode,
             born_time_ms=self._clock.now_ms(),
+            is_half=bool(outgoing.sysflag & Sysflag.PREPARED),
         )
         run_before(self.hooks, context)
         return context
 
     def report(self, queue: MessageQueue, started: float, error: BaseException | None) -> None:
-        """An attempt has ended: its broker may be slow (E3), or gone, and then the routes are old."""
+        """An attempt has ended: its broker may be slow (E3), gone, or not the master any more; then routes are old."""
         if self._faults is not None:
             took_ms = int((self.now() - started) * 1000)
             self._faults.report(queue.broker_name, took_ms=took_ms, failed=error is not None, now_ms=self._now_ms())
-        if isinstance(error, NetworkError):
+        if isinstance(error, NetworkError | ServiceNotAvailable):
             self.instance.refresh_routes_soon()
 
     def now(self) -> float:
@@ -186,7 +190,7 @@ class Sender:
         return int(self._clock.monotonic() * 1000)
 
 
-class Sending:
+class OngoingSend:
     """One message on its way; ``receipt`` is the future that its caller awaits or holds."""
 
     __slots__ = (

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.routes import TopicRoute
+from ternmq.client.send.hooks import EndContext, run_after_end
 from ternmq.client.send.outgoing import Outgoing
 from ternmq.client.send.sender import Pick, Sender
 from ternmq.errors import (
@@ -201,6 +202,7 @@ class Transaction:
         try:
             address = instance.broker_address(receipt.queue.broker_name)
             await _connected(instance, address, self._timeout_ms)
+            self._tell_hooks(address, outcome)
             response = await instance.call(
                 address, RequestCode.END_TRANSACTION, self._header(outcome), timeout_ms=self._timeout_ms
             )
@@ -222,12 +224,19 @@ class Transaction:
         self._forget(outcome)
         instance = self._sender.instance
         try:
-            peer = instance.connections.get(instance.broker_address(self.receipt.queue.broker_name))
+            address = instance.broker_address(self.receipt.queue.broker_name)
+            peer = instance.connections.get(address)
             if peer is not None:
                 code = RequestCode.END_TRANSACTION
                 peer.call_oneway(code, self._header(outcome), form=instance.form_of(code))
+                self._tell_hooks(address, outcome)
         except TernError as error:
             log.info("cannot roll back the transaction %s: %s; its checker will be asked", self.id, error)
+
+    def _tell_hooks(self, address: str, outcome: Outcome) -> None:
+        if self._sender.hooks:
+            id_ = self.receipt.transaction_id or self.id
+            run_after_end(self._sender.hooks, EndContext(self._group, self.message, self.id, id_, address, outcome))
 
     def _header(self, outcome: Outcome) -> EndTransaction:
         receipt = self.receipt

@@ -53,6 +53,8 @@ def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> 
         raise InvalidMessage(
             f"invalid tag {message.tags!r}: it contains '||', which separates tags in subscriptions; give a single tag"
         )
+    if not -(2**31) <= message.flag < 2**31:
+        raise InvalidMessage(f"invalid flag {message.flag}: expected a number of 32 bits, {-(2**31)} to {2**31 - 1}")
     if message.delay_level < 0:
         raise InvalidMessage(f"invalid delay_level {message.delay_level}: expected 1 to 18, or 0 for no delay")
     if message.deliver_at is not None or message.delay is not None:

@@ -19,64 +19,67 @@ from collections.abc import Iterator
 from typing import Final
 
 from ternmq.store.inspect.scan import Damage, look
-from ternmq.wire.record import BLANK_BYTES, MAGIC_AT, MAGIC_BEGIN, MAGIC_BLANK, RECORD_BYTES_MIN, peek_head, record_size
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, SegmentForm
+from ternmq.wire.record import BLANK_BYTES, MAGIC_AT, MAGIC_BEGIN, RECORD_BYTES_MIN, peek_head, record_size
 
 #: Brokers accept bodies of 4 MiB by default.
 WINDOW_BYTES: Final = 8 << 20
 
-_BLANK: Final = (MAGIC_BLANK & 0xFFFFFFFF).to_bytes(4, "big")
 
-
-def border(page: memoryview, begin: int, *, start: int, lead: int = 0, window_bytes: int = WINDOW_BYTES) -> int | None:
+def border(
+    page: memoryview, begin: int, *, start: int, form: SegmentForm = PLAIN_FORM, window_bytes: int = WINDOW_BYTES
+) -> int | None:
     """The first position from ``begin`` on in a segment; its size if there is none; None in doubt.
 
-    ``start`` is the log offset of the segment's first byte; ``lead`` bytes precede each record.
+    ``start`` is the log offset of the segment's first byte.
     """
     size = len(page)
     window_at = begin - window_bytes
     if window_at <= 0:
         return None
-    seen = list(_candidates(page, window_at, begin, start=start, lead=lead))
-    reaching = [(at, end) for at, end in seen if end >= begin and _is_whole(page, at, start=start, lead=lead)]
+    seen = list(_candidates(page, window_at, begin, start=start, form=form))
+    reaching = [(at, end) for at, end in seen if end >= begin and _is_whole(page, at, start=start, form=form)]
     if len(reaching) != 1:
         return None
     ((at, end),) = reaching
-    seen += _candidates(page, begin, end, start=start, lead=lead)
+    seen += _candidates(page, begin, end, start=start, form=form)
     # Another one that overlaps it means that one of them is forged.
     across = [begins for begins, ends in seen if begins != at and begins < end and ends > at]
-    if any(_is_whole(page, begins, start=start, lead=lead) for begins in across):
+    if any(_is_whole(page, begins, start=start, form=form) for begins in across):
         return None
     if end == size:
         return size
-    return end if end + BLANK_BYTES <= size and _is_whole(page, end, start=start, lead=lead) else None
+    return end if end + BLANK_BYTES <= size and _is_whole(page, end, start=start, form=form) else None
 
 
-def _candidates(page: memoryview, begin: int, end: int, *, start: int, lead: int) -> Iterator[tuple[int, int]]:
+def _candidates(page: memoryview, begin: int, end: int, *, start: int, form: SegmentForm) -> Iterator[tuple[int, int]]:
     """The positions before and after everything between ``begin`` and ``end`` that looks like a record with the right
     log offset, or like the blank at the segment's end."""
-    size = len(page)
+    size, lead = len(page), form.lead
     # All bytes of a magic number whose record begins before ``end``.
     data = bytes(page[begin : min(size, end + lead + MAGIC_AT + 4)])
-    for magic, ahead in ((MAGIC_BEGIN, lead), (_BLANK, 0)):
-        found = data.find(magic, ahead + MAGIC_AT)
-        while found >= 0:
-            at = begin + found - MAGIC_AT - ahead
-            if at >= end:
-                break
-            record_at = at + ahead
-            total, _ = peek_head(page, record_at)
-            record_end = record_at + total
-            if magic is _BLANK:
-                if record_end == size:
-                    yield at, size
-            elif (
-                total >= RECORD_BYTES_MIN
-                and record_end <= size
-                and record_size(page[record_at:], start + record_at) == total
-            ):
-                yield at, record_end
-            found = data.find(magic, found + 1)
+    for at in _found(data, MAGIC_BEGIN, lead + MAGIC_AT, begin=begin, end=end):
+        record_at = at + lead
+        total, _ = peek_head(page, record_at)
+        if (
+            total >= RECORD_BYTES_MIN
+            and record_at + total <= size
+            and record_size(page[record_at:], start + record_at) == total
+        ):
+            yield at, record_at + total
+    mark, mark_at = form.blank_mark
+    for at in _found(data, mark, mark_at, begin=begin, end=end):
+        if at + BLANK_BYTES <= size and at + form.blank_bytes(page, at) == size:
+            yield at, size
 
 
-def _is_whole(page: memoryview, at: int, *, start: int, lead: int) -> bool:
-    return not isinstance(look(page, start, at, len(page), lead=lead), Damage)
+def _found(data: bytes, magic: bytes, ahead: int, *, begin: int, end: int) -> Iterator[int]:
+    """The positions before ``end`` with the magic number ``ahead`` bytes behind them; ``data`` is from ``begin``."""
+    found = data.find(magic, ahead)
+    while 0 <= found < end - begin + ahead:
+        yield begin + found - ahead
+        found = data.find(magic, found + 1)
+
+
+def _is_whole(page: memoryview, at: int, *, start: int, form: SegmentForm) -> bool:
+    return not isinstance(look(page, start, at, len(page), form), Damage)

@@ -1,8 +1,8 @@
 """The segments of a log, and how they are cut into tasks; for the planner (U3).
 
-A path is the directory of a store, which has a ``commitlog``, or a directory of segments. Several stores are
-read in parallel; several directories of segments are one log that is spread over disks (C1), so that a
-missing segment between them is noticed.
+A path is the directory of a store, which has a ``commitlog`` or the log of a Raft member, or a directory of segments.
+Several stores are read in parallel; several directories of segments are one log that is spread over disks (C1), so that
+a missing segment between them is noticed.
 
 A log from which retention has deleted begins later than 0. After its end there may be segments that were created in
 advance and contain zeros; the *tail* is the last one with records.
@@ -26,6 +26,9 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import NAME_DIGITS, segment_files
 from ternmq.store.inspect.sizes import usual_length
 from ternmq.store.inspect.view import StoreView
+from ternmq.store.log.place import find_log
+from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES, unpack_entry_header
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, RAFT_FORM, SegmentForm
 from ternmq.wire.record import HEAD_BYTES, head_store_time, record_size
 
 KEY: Final = "mappedFileSizeCommitLog"
@@ -44,8 +47,8 @@ class SegmentFile:
     is_tail: bool = False
     #: In a store that was closed properly, the last record is complete.
     is_closed: bool = False
-    #: Bytes in front of each record (``store.log.protocol``).
-    lead: int = 0
+    #: What stands between the records.
+    form: SegmentForm = PLAIN_FORM
 
 
 class LogSlice(InputPartition):
@@ -60,7 +63,7 @@ class LogSlice(InputPartition):
 
 
 def find_segments(
-    paths: Sequence[Path], *, segment_bytes: int | None = None, lead: int = 0, lenient: bool = False
+    paths: Sequence[Path], *, segment_bytes: int | None = None, lenient: bool = False
 ) -> list[SegmentFile]:
     """The segments of all logs, each log in order, up to its tail.
 
@@ -68,26 +71,31 @@ def find_segments(
     ``lenient`` such a file is read as far as possible.
     """
     disk = FileDisk(writable=False)
-    stores = [path for path in paths if _is_directory(path / "commitlog")]
+    stores = [path for path in paths if _is_directory(path / "commitlog") or any(path.glob("dledger-*/data"))]
     bare = [path for path in paths if path not in stores]
     for path in bare:
         _check_is_log(disk, path)
-    logs = [([path / "commitlog"], not (path / "abort").exists()) for path in stores]
-    if bare:
-        # Whether the broker stopped cleanly is unknown.
-        logs.append((bare, False))
     found: list[SegmentFile] = []
-    for directories, is_closed in logs:
-        segments = _of_log(disk, directories, segment_bytes, lenient=lenient)
-        segments = [replace(segment, lead=lead) for segment in segments] if lead else segments
-        found += _up_to_tail(disk, segments, is_closed=is_closed)
+    for path in stores:
+        place = find_log(disk, path)
+        segments = _of_log(disk, [*place.paths.all], segment_bytes, lenient=lenient)
+        segments = [
+            replace(segment, form=PLAIN_FORM if segment.path.parent in place.old else place.form)
+            for segment in segments
+        ]
+        found += _up_to_tail(disk, segments, is_closed=not (path / "abort").exists())
+    if bare:
+        segments = _of_log(disk, bare, segment_bytes, lenient=lenient)
+        segments = [replace(segment, form=_form_of(disk, segment.path)) for segment in segments]
+        # Whether the broker stopped cleanly is unknown.
+        found += _up_to_tail(disk, segments, is_closed=False)
     return found
 
 
 def segments_of(view: StoreView) -> list[SegmentFile]:
     """The segments of an opened store, up to its tail."""
     size = view.sizes.segment
-    segments = [SegmentFile(path, start, size, lead=view.log.lead) for start, path in view.segments.items()]
+    segments = [SegmentFile(path, start, size, form=view.log.form_at(start)) for start, path in view.segments.items()]
     return _up_to_tail(FileDisk(writable=False), segments, is_closed=view.was_closed)
 
 
@@ -131,8 +139,15 @@ def _of_log(disk: FileDisk, directories: list[Path], size: int | None, *, lenien
     )
 
 
+def _form_of(disk: FileDisk, path: Path) -> SegmentForm:
+    """The form of a segment, as its first entry or record shows it."""
+    head = disk.read_at(path, 0, ENTRY_HEADER_BYTES)
+    is_entry = len(head) == ENTRY_HEADER_BYTES and unpack_entry_header(head) is not None
+    return RAFT_FORM if is_entry else PLAIN_FORM
+
+
 def _up_to_tail(disk: FileDisk, segments: list[SegmentFile], *, is_closed: bool) -> list[SegmentFile]:
-    while segments and disk.read_at(segments[-1].path, segments[-1].lead, len(_ZEROS)) in (_ZEROS, b""):
+    while segments and disk.read_at(segments[-1].path, segments[-1].form.lead, len(_ZEROS)) in (_ZEROS, b""):
         segments.pop()
     if segments:
         last = segments[-1]
@@ -159,17 +174,22 @@ def between(segments: Sequence[SegmentFile], begin_ms: int | None, end_ms: int |
 
 
 def _first_time_ms(disk: FileDisk, segment: SegmentFile) -> int | None:
-    head = disk.read_at(segment.path, segment.lead, HEAD_BYTES)
-    if len(head) < HEAD_BYTES or not record_size(head, segment.start + segment.lead):
+    lead = segment.form.lead
+    head = disk.read_at(segment.path, lead, HEAD_BYTES)
+    if len(head) < HEAD_BYTES or not record_size(head, segment.start + lead):
         return None
     return head_store_time(head)
 
 
-def cut(segments: Iterable[SegmentFile], *, slice_bytes: int) -> list[LogSlice]:
-    """Slices of about ``slice_bytes``, in log order; those of one segment have equal length."""
+def cut(segments: Iterable[SegmentFile], *, slice_bytes: int, until: int | None = None) -> list[LogSlice]:
+    """Slices of about ``slice_bytes``, in log order; those of one segment have equal length. Records from the log
+    offset ``until`` on are left out."""
     slices: list[LogSlice] = []
     for segment in segments:
         count = max(1, round(segment.size_bytes / slice_bytes))
         borders = [segment.size_bytes * number // count for number in range(count + 1)]
-        slices += [LogSlice(segment, begin, end) for begin, end in itertools.pairwise(borders)]
+        limit = segment.size_bytes if until is None else until - segment.start
+        slices += [
+            LogSlice(segment, begin, min(end, limit)) for begin, end in itertools.pairwise(borders) if begin < limit
+        ]
     return slices

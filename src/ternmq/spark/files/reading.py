@@ -27,6 +27,7 @@ from ternmq.spark.source.records import Int64s, Records
 from ternmq.store.derived.follower import SECTOR_BYTES
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damage, Damaged, look, resume
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, SegmentForm
 from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, unpack_head
 
 #: Bytes that are read together: enough to make the fixed cost small, few enough for a batch of Spark.
@@ -42,7 +43,8 @@ class SliceReader:
         self._part = part
         self._segment = part.segment
         self._size = part.segment.size_bytes
-        self._lead = part.segment.lead
+        self._form = part.segment.form
+        self._lead = part.segment.form.lead
         self._disk = FileDisk(writable=False)
         self._piece_bytes = piece_bytes
         self._window_bytes = window_bytes
@@ -85,7 +87,7 @@ class SliceReader:
             return 0
         if self._segment.is_tail and self._is_empty_from(begin):
             return self._size
-        found = border(self._page, begin, start=self._segment.start, lead=self._lead, window_bytes=self._window_bytes)
+        found = border(self._page, begin, start=self._segment.start, form=self._form, window_bytes=self._window_bytes)
         if found is not None:
             return found
         for _ in self._scan(0, begin):
@@ -108,7 +110,7 @@ class SliceReader:
         """Whether a complete record follows after the slice."""
         at = self._at
         while at + BLANK_BYTES <= self._size:
-            found = look(self._page, self._segment.start, at, self._size, lead=self._lead)
+            found = look(self._page, self._segment.start, at, self._size, self._form)
             if not isinstance(found, Damage):
                 return found is not None
             at = self._resume(at, found)
@@ -125,7 +127,7 @@ class SliceReader:
                 return
             data = self._read(at, min(piece_bytes, limit - at + _SMALL_BYTES))
             starts, end = _walk(data, limit - at, lead=self._lead)
-            if starts and (records := _checked(data, starts, self._segment.start + at, at)) is not None:
+            if starts and (records := _checked(data, starts, self._segment.start + at, at, self._form)) is not None:
                 yield records
                 self._at = at + end
                 piece_bytes = min(piece_bytes * 4, self._piece_bytes)
@@ -157,16 +159,16 @@ class SliceReader:
         record there. None if there is no damage, or a blank."""
         page, start, size, lead = self._page, self._segment.start, self._size, self._lead
         for number, each in enumerate(starts):
-            found = look(page, start, at + each - lead, size, lead=lead)
+            found = look(page, start, at + each - lead, size, self._form)
             if isinstance(found, Damage):
                 return number, found
         if starts:
             return None
-        found = look(page, start, at, size, lead=lead)
+        found = look(page, start, at, size, self._form)
         return (0, found) if isinstance(found, Damage) else found.size if found is not None else None
 
     def _resume(self, at: int, kind: Damage) -> int:
-        return resume(self._page, self._segment.start, at, self._size, kind, self._next_data, lead=self._lead)
+        return resume(self._page, self._segment.start, at, self._size, kind, self._next_data, form=self._form)
 
     def _next_data(self, log_offset: int) -> int:
         start = self._segment.start
@@ -203,7 +205,9 @@ def _walk(data: bytes, limit: int, *, lead: int) -> tuple[list[int], int]:
     return starts, at - lead
 
 
-def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -> Records | None:
+def _checked(
+    data: bytes, starts: list[int], log_offset: int, in_segment: int, form: SegmentForm = PLAIN_FORM
+) -> Records | None:
     """The records if all of them are certainly valid. ``log_offset`` and ``in_segment`` are those of ``data``."""
     try:
         records = Records(data, starts=np.array(starts, np.int64))
@@ -213,7 +217,16 @@ def _checked(data: bytes, starts: list[int], log_offset: int, in_segment: int) -
         return None
     if (records.log_offsets != log_offset + records.starts).any() or _may_be_torn(records, in_segment):
         return None
+    if form.is_raft and not _are_entries(records, log_offset, form):
+        return None
     return records
+
+
+def _are_entries(records: Records, log_offset: int, form: SegmentForm) -> bool:
+    """Whether each record has its entry header in front of it; ``log_offset`` is that of the data."""
+    data, lead = records.data, form.lead
+    places = zip(records.starts.tolist(), records.sizes.tolist(), strict=True)
+    return all(form.is_lead(data[at - lead : at], log_offset + at, size) for at, size in places)
 
 
 def _may_be_torn(records: Records, in_segment: int) -> bool:

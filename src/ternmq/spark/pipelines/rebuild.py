@@ -163,7 +163,7 @@ class _Rebuild:
         self._disk = FileDisk()
         self._queue_file_bytes = queue_file_bytes(view)
         self._index_slots, self._index_entries = index_sizes(view)
-        self._slices = layout.cut(layout.segments_of(view), slice_bytes=slice_bytes)
+        self._slices = layout.cut(layout.segments_of(view), slice_bytes=slice_bytes, until=view.confirmed)
 
     def run(self) -> RebuildResult:
         view = self._view

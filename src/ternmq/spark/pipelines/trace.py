@@ -10,7 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
-from ternmq.spark.pipelines.trace_records import AFTER, BAD, BEFORE, END_TRANSACTION, PUB
 from ternmq.spark.pipelines.trace_report import (
     ConsumeReport,
     Finding,
@@ -34,6 +33,7 @@ from ternmq.spark.pipelines.trace_rows import (
     sends,
 )
 from ternmq.spark.runtime.jobs import Watch
+from ternmq.wire.trace import AFTER, BAD, BEFORE, END_TRANSACTION, PUB
 
 SLOW_MS: Final = 1_000
 GRACE_MS: Final = 60_000

@@ -1,6 +1,6 @@
 """Trace records as rows (U4). Each step is a DataFrame:
 
-- *records* (``read``): the records of clients (``trace_records``), one row each;
+- *records* (``read``): the records of clients (``wire.trace``), one row each;
 - *sends* and *calls*: a send of a message; a call of a listener with a message, with start and end in one row. Each
   occurs once, also if a client sent its trace twice;
 - *deliveries*: a message and a group that consumes its topic, with the result.
@@ -28,7 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from ternmq.admin.blocking import SyncAdmin
 from ternmq.errors import NotFound, RouteMissing
 from ternmq.names import TRACE_TOPIC
-from ternmq.spark.pipelines.trace_records import (
+from ternmq.spark.source.options import OptionTexts, name_servers
+from ternmq.wire.trace import (
     AFTER,
     BAD,
     BEFORE,
@@ -40,7 +41,6 @@ from ternmq.spark.pipelines.trace_records import (
     TraceRecord,
     parse,
 )
-from ternmq.spark.source.options import OptionTexts, name_servers
 
 LOST: Final = "lost"
 FAILED: Final = "failed"
@@ -52,7 +52,8 @@ PROBLEMS: Final = (LOST, FAILED, DUPLICATED, SLOW)
 _SCHEMA: Final = (
     "kind STRING, time_ms BIGINT, group STRING, topic STRING, message_id STRING, request_id STRING, tags STRING, "
     "keys STRING, broker STRING, body_bytes BIGINT, cost_ms BIGINT, message_type BIGINT, offset_id STRING, "
-    "success BOOLEAN, retries BIGINT, code BIGINT, state STRING, text STRING"
+    "success BOOLEAN, retries BIGINT, code BIGINT, state STRING, text STRING, region STRING, transaction_id STRING, "
+    "from_check BOOLEAN"
 )
 assert [column.split()[0] for column in _SCHEMA.split(", ")] == list(TraceRecord._fields)
 

@@ -24,9 +24,9 @@ from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import BrokerOffsets
-from ternmq.errors import NetworkError, RouteMissing, TernError
+from ternmq.errors import NetworkError, NoPermission, RouteMissing, TernError
 from ternmq.message import MessageQueue
-from ternmq.names import SPARK_PREFIX
+from ternmq.names import SPARK_PREFIX, TOOLS_GROUP
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class ClusterClient:
         self.thread = thread
         self.instance = thread.run(self._open())
         self._queues = Queues(self.instance)
+        #: Bounds of queues, from a slave while the master is away.
+        self._copies = BrokerOffsets(self.instance, TOOLS_GROUP)
         self._brokers = BrokerAdmin(self.instance)
         self._topics = TopicAdmin(self.instance, self._brokers)
 
@@ -141,7 +143,14 @@ class ClusterClient:
         return self._each(queues, lambda queue: self.patiently(queue, lambda: ask(queue), timeout_ms=timeout_ms))
 
     def ends(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
-        """The end of each queue whose broker answers at once; the others are left out, with a warning."""
+        """The end of each queue whose broker answers at once; the others are left out, with a warning.
+
+        While a master is away its slave answers, which may have less: see ``ends_on_masters``.
+        """
+        return self._answered(queues, self._copies.max)
+
+    def ends_on_masters(self, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        """The same without slaves."""
         return self._answered(queues, self._queues.bounds.max)
 
     def starts_since(self, queues: Collection[MessageQueue], time_ms: int) -> dict[MessageQueue, int]:
@@ -176,7 +185,8 @@ class ClusterClient:
             try:
                 return await ask()
             except TernError as error:
-                if not error.retriable or isinstance(error, RouteMissing):
+                # An account that lacks a permission does not get it by waiting, and a wrong secret is a wrong guess.
+                if not error.retriable or isinstance(error, RouteMissing | NoPermission):
                     raise
                 now_s = clock.monotonic()
                 if timeout_ms and now_s + pause_s > began_s + timeout_ms / 1000:

@@ -35,13 +35,13 @@ from ternmq.message import MessageQueue, Property
 from ternmq.spark.sink.ledger_entries import (
     LEDGER_TOPIC,
     NO_ROWS,
+    BatchOutcome,
     Claim,
     Decision,
     Done,
     Entry,
     Found,
     Mark,
-    Outcome,
     Staged,
     Work,
     WorkKind,
@@ -121,7 +121,7 @@ class Ledger:
         await self._logs.make(LEDGER_TOPIC, queues=LEDGER_QUEUES)
         self.brokers = await self._logs.brokers_of(LEDGER_TOPIC)
 
-    async def look(self, staged: Sequence[Staged]) -> Outcome | None:
+    async def look(self, staged: Sequence[Staged]) -> BatchOutcome | None:
         """The result of earlier runs: the valid decision, or None. Fences every broker.
 
         Raises ``BatchConflict`` unless this run, which has staged these chunks, repeats that one.

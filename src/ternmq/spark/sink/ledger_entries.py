@@ -192,7 +192,7 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True, frozen=True)
-class Outcome:
+class BatchOutcome:
     """What the ledger contains about a batch."""
 
     #: The valid decision, and its id.
@@ -201,7 +201,7 @@ class Outcome:
     is_done: bool
 
 
-def outcome(entries: Sequence[Found], batch: int) -> Outcome | None:
+def outcome(entries: Sequence[Found], batch: int) -> BatchOutcome | None:
     """The first decision of a batch, or its replacement; None if there is none."""
     own = sorted((one for one in entries if one.batch == batch), key=lambda one: one[:2])
     decisions = [(one, one.entry) for one in own if isinstance(one.entry, Decision)]
@@ -217,7 +217,7 @@ def outcome(entries: Sequence[Found], batch: int) -> Outcome | None:
         return None
     place, decision = counting
     is_done = place.entry_id in done or (is_only and "" in done)
-    return Outcome(decision, place.entry_id, is_done)
+    return BatchOutcome(decision, place.entry_id, is_done)
 
 
 def orphans(entries: Sequence[Found], batch: int) -> list[Found]:

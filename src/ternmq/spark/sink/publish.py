@@ -29,7 +29,7 @@ from ternmq.errors import ConfigError, MessagesLost, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import WHEEL_TOPIC
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Decision, Outcome, Staged, Work, WorkKind, landings
+from ternmq.spark.sink.ledger_entries import BatchOutcome, Decision, Staged, Work, WorkKind, landings
 from ternmq.spark.sink.logs import Logs, Parcel, patiently, read_one
 from ternmq.spark.sink.rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
 from ternmq.tasks import Tasks
@@ -123,7 +123,7 @@ class Committer:
         places = [(chunk.stage, chunk.queue) for chunk in decision.chunks]
         return sum(any(queue is not None and queue.broker_name in retired for queue in place) for place in places)
 
-    def _given_up(self, found: Outcome) -> str:
+    def _given_up(self, found: BatchOutcome) -> str:
         """The id of a decision that cannot be carried out."""
         log.warning(
             "%d of %d chunks of an earlier run of batch %s are lost with retired brokers; all its rows are "

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 
 from ternmq.admin.queues import tools_pull
-from ternmq.client.connect.routes import MASTER_ID
+from ternmq.client.connect.routes import MASTER_ID, Copy
+from ternmq.client.consume.slaves import check_slave
 from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
 from ternmq.spark.runtime.cluster import ClusterClient
@@ -123,8 +124,9 @@ class _SliceReader:
         self._wanted = wanted
         self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
         self._line: Line | None = None
-        #: The broker of the set that the line is connected to.
+        #: The broker of the set that was asked for, and the one that the line is connected to.
         self._broker_id = MASTER_ID
+        self._is_master = True
         self._is_broken = False
 
     @property
@@ -163,7 +165,7 @@ class _SliceReader:
                 last = line.ask(RequestCode.PULL_MESSAGE, headers)
                 # The pulls in progress are the last ones sent; this is the first of them.
                 answer = line.answer(last + 1 - len(cursor.asked))
-                pulled = _pulled(answer.response, self._queue, cursor.at)
+                pulled = _pulled(answer.response, self._queue, cursor.at, is_master=self._is_master)
             except TernError:
                 # Earlier replies are valid; the retry through the client decides whether the failure is permanent.
                 self.close()
@@ -187,10 +189,11 @@ class _SliceReader:
     def _to_broker(self) -> Line:
         if self._line is None:
             self._broker_id = self._cursor.broker_id
-            address = self._cluster.run(_address(self._cluster, self._queue, self._broker_id))
+            copy = self._cluster.run(_copy(self._cluster, self._queue, self._broker_id))
+            self._is_master = copy.is_master
             form = self._cluster.instance.form_of(RequestCode.PULL_MESSAGE)
             self._line = Line(
-                address,
+                copy.address,
                 form=form,
                 room_bytes=CHUNK_BYTES + BYTES_MAX,
                 timeout_ms=ANSWER_MS,
@@ -211,33 +214,36 @@ async def _pull_patiently(
 
     async def ask() -> tuple[Pulled, memoryview]:
         nonlocal broker_id
-        address = await _address(cluster, queue, broker_id)
+        copy = await _copy(cluster, queue, broker_id)
         try:
-            response = await cluster.instance.call(address, RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
+            response = await cluster.instance.call(copy.address, RequestCode.PULL_MESSAGE, header, timeout_ms=ANSWER_MS)
+            return _pulled(response, queue, at, is_master=copy.is_master), response.body
         except NetworkError:
             broker_id = MASTER_ID
             raise
-        return _pulled(response, queue, at), response.body
 
     return await cluster.patiently(queue, ask, timeout_ms=wanted.retry_timeout_ms)
 
 
-async def _address(cluster: ClusterClient, queue: MessageQueue, broker_id: int) -> str:
-    """The address of that broker of the set; that of the master if there is no such broker."""
+async def _copy(cluster: ClusterClient, queue: MessageQueue, broker_id: int) -> Copy:
+    """That broker of the set; if there is no such broker, the master, or a slave while the master is away."""
     instance = cluster.instance
     try:
         await instance.routes.of(queue.topic)
     except RouteMissing as error:
         # The queue existed when the read was planned, so its brokers are down.
         raise NetworkError(str(error), address=queue.broker_name) from error
-    return instance.routes.address(queue.broker_name, broker_id) or instance.broker_address(queue.broker_name)
+    return instance.copy_of(queue.broker_name, broker_id=broker_id)
 
 
 def _pull_header(queue: MessageQueue, at: int, count: int, wanted: PullParameters) -> PullMessage:
     return tools_pull(queue, at, count_max=count, tags=wanted.tags, sql=wanted.sql, bytes_max=BYTES_MAX)
 
 
-def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:
+def _pulled(response: Response, queue: MessageQueue, at: int, *, is_master: bool) -> Pulled:
+    """Raises ``NetworkError`` for messages that a slave does not have: only the master can say that they are lost."""
+    if not is_master:
+        check_slave(queue, at, response)
     if response.code not in _ANSWERS:
         raise refused(
             response.code,
@@ -245,6 +251,11 @@ def _pulled(response: Response, queue: MessageQueue, at: int) -> Pulled:
             broker=queue.broker_name,
         )
     reply = response.read(PullReply)
+    if not is_master and response.code != ResponseCode.SUCCESS and reply.next_offset <= at:
+        raise NetworkError(
+            f"the slave of {queue.broker_name} does not have {queue} at {at} yet, and the master is away",
+            address=queue.broker_name,
+        )
     is_gone = response.code == ResponseCode.PULL_NOT_FOUND or response.remark == _REMOVED
     return Pulled(
         at,

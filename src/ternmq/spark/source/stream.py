@@ -111,9 +111,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = {queue: min(at, ends[queue]) for queue, at in new.items()}
         # A queue whose broker is down keeps its offset.
         ends = {queue: ends.get(queue, at) for queue, at in starts.items()}
-        for queue, end in ends.items():
-            if end < starts[queue]:
-                self._wanted().lost(queue, end, starts[queue])
+        for queue, end in self._behind(starts, ends).items():
+            self._wanted().lost(queue, end, starts[queue])
         if not self._is_enough(starts, ends, limit):
             ends = starts
         return checkpoint_table({**self._trimmed(starts, ends, limit), **new}, since_ms)
@@ -211,6 +210,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reading.cluster().first_since(
             dict.fromkeys(queues, since_ms), timeout_ms=reading.options.retry_timeout_ms
         )
+
+    def _behind(self, starts: Mapping[MessageQueue, int], ends: dict[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """Queues that end before the stream's offset, each with its end. A slave may only lag: its queue is left where
+        the stream is until the master answers."""
+        short = [queue for queue, end in ends.items() if end < starts[queue]]
+        if not short:
+            return {}
+        known = self._reading.cluster().ends_on_masters(short)
+        ends |= {queue: known.get(queue, starts[queue]) for queue in short}
+        return {queue: ends[queue] for queue in short if ends[queue] < starts[queue]}
 
     # --- Limits ---------------------------------------------------------------------------------------------------
 

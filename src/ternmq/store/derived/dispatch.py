@@ -15,13 +15,14 @@ thread, before the answer. Those of another log wait until it confirms them (``s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
+
+from msgspec.structs import replace
 
 from ternmq.message import Property
 from ternmq.names import SCHEDULE_TOPIC
-from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.fact import Fact, Fresh
 from ternmq.store.derived.index import WAITING_MAX, Index
 from ternmq.store.derived.light import light_places
 from ternmq.store.derived.parts import Parts
@@ -38,6 +39,9 @@ _NOT_QUEUED: Final = Sysflag.PREPARED
 _TRANSACTION: Final = Sysflag.TRANSACTION_MASK
 _ROLLBACK: Final = Sysflag.ROLLBACK
 _pack_entry: Final = ENTRY.pack
+#: A text without this has neither of the two properties that are indexed.
+_ANY_KEY: Final = "KEY"
+assert all(_ANY_KEY in name for name in (Property.UNIQUE_KEY, Property.KEYS))
 
 
 #: Told of a new entry: topic, queue id, its queue offset + 1, tags code, properties. These are None where it is told of
@@ -96,7 +100,10 @@ class Dispatcher:
         tags_code = self._tags_code(properties)
         if queue.has_due_times:
             tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
-        if queue.needs_facts or prepared_transaction_offset:
+        # In a commit, the offset names its half, which is not closed by it (``Draft.closes``).
+        closes = prepared_transaction_offset and not sysflag & _TRANSACTION
+        fact = None
+        if queue.needs_facts or closes:
             fact = Fact(
                 topic,
                 queue.queue_id,
@@ -109,8 +116,9 @@ class Dispatcher:
                 prepared_transaction_offset,
                 properties,
             )
-            self.confirmed(fact)
-            return
+            if self._with_units:
+                self.confirmed(fact)
+                return
         is_queued = not sysflag & _NOT_QUEUED
         if is_queued:
             queue.append(log_offset, size, tags_code)
@@ -120,8 +128,45 @@ class Dispatcher:
             waiting.append((topic, properties, log_offset, store_time_ms))
             if len(waiting) >= WAITING_MAX:
                 index.overflow()
+        if fact is not None and self.parts is not None:
+            self.parts.fold(fact)
         if is_queued and self.on_arrival is not None:
             self.on_arrival(topic, queue.queue_id, queue_offset + 1, tags_code, properties)
+
+    def fresh_all(self, records: Sequence[Fresh]) -> None:
+        """Take in records of any queues that were just appended: ``fresh`` for each, in a loop of its own."""
+        if self._with_units or self._index is None:
+            for record in records:
+                self.fresh(*record)
+            return
+        index, parts, on_arrival, get_tags_code = self._index, self.parts, self.on_arrival, self._tags_code
+        waiting = index.waiting
+        for queue, properties, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset in records:
+            if queue.has_due_times or sysflag & _TRANSACTION:
+                self.fresh(queue, properties, sysflag, log_offset, size, queue_offset, store_time_ms, prepared_offset)
+                continue
+            topic, tags_code = queue.topic, get_tags_code(properties)
+            queue.append(log_offset, size, tags_code)
+            waiting.append((topic, properties, log_offset, store_time_ms))
+            if parts is not None and (queue.needs_facts or prepared_offset):
+                parts.fold(
+                    Fact(
+                        topic,
+                        queue.queue_id,
+                        queue_offset,
+                        log_offset,
+                        size,
+                        sysflag,
+                        store_time_ms,
+                        tags_code,
+                        prepared_offset,
+                        properties,
+                    )
+                )
+            if on_arrival is not None:
+                on_arrival(topic, queue.queue_id, queue_offset + 1, tags_code, properties)
+        if len(waiting) >= WAITING_MAX:
+            index.overflow()
 
     def fresh_batch(
         self,
@@ -145,7 +190,9 @@ class Dispatcher:
             tags_code = get_tags_code(text)
             tags_codes.append(tags_code)
             entries.append(_pack_entry(log_offset, size, tags_code))
-            waiting.append((topic, text, log_offset, store_time_ms))
+            # Op records of transactions have neither a unique key nor keys.
+            if _ANY_KEY in text:
+                waiting.append((topic, text, log_offset, store_time_ms))
         facts: list[Fact] = []
         if queue.needs_facts:
             records = zip(properties, log_offsets, sizes, tags_codes, strict=True)
@@ -178,6 +225,18 @@ class Dispatcher:
             # Consumers are told once for all messages of a tag.
             for tags_code in dict.fromkeys(tags_codes):
                 self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
+
+    def fresh_made(
+        self, queue: ConsumeQueue, entries: bytes, end_offset: int, tags_codes: list[int], keys: bytes, last: int
+    ) -> None:
+        """Take in records of one queue that were just appended, by what a kernel made of them: queue entries, each tags
+        code once, and index entries. ``last`` is the log offset of the last one. Not for a queue that needs facts."""
+        queue.extend(entries, end_offset)
+        if self._index is not None:
+            self._index.add_made(keys, last)
+        if self.on_arrival is not None:
+            for tags_code in tags_codes:
+                self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""

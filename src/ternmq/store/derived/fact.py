@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from ternmq.wire.record import Sysflag
 
+if TYPE_CHECKING:
+    from ternmq.store.derived.queue import ConsumeQueue
 
-@dataclass(slots=True)
-class Fact:
+#: A record that was just sealed: its queue, properties, sysflag, log offset, size, queue offset, store time, prepared
+#: transaction offset. A plain tuple: it is made in the hottest loop.
+Fresh: TypeAlias = "tuple[ConsumeQueue, str, int, int, int, int, int, int]"
+
+
+class Fact(msgspec.Struct, gc=False):
     """The record itself lies in the log at ``log_offset``."""
 
     topic: str

@@ -12,6 +12,9 @@ The CRC covers the body only. A power cut that takes the sector with the end of 
 lengths whose properties or topic are zeros from there on. Such a record is torn as well: *sectors* of 512 bytes are
 written whole or not at all, so where one begins inside topic or properties it is looked at.
 
+Where there are compiled kernels, one of them walks over the ordinary records of a plain log, and this loop gets what
+the kernel leaves.
+
 The log is read in pieces of a MiB, or 64 KiB in steps, as ``bytes``: slices of those cost half of what slices of a
 mapping do.
 """
@@ -23,6 +26,7 @@ from typing import Final
 from zlib import crc32
 
 from ternmq.errors import CorruptRecord
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.dispatch import Dispatcher
 from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import WAITING_MAX, Index
@@ -34,7 +38,6 @@ from ternmq.wire.record import (
     BLANK_BYTES,
     CRC_MASK,
     FIXED_V4_BYTES,
-    MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -56,6 +59,8 @@ _PIECE_BYTES: Final = 1 << 20
 #: Some 200 records, which take half a millisecond.
 _STEP_BYTES: Final = 64 << 10
 
+#: Larger than any log offset.
+_NEVER: Final = (1 << 63) - 1
 #: Any of these, and a record takes the long way: other lengths, or no queue entry. A record that closes another
 #: takes it, too.
 _SPECIAL: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6 | Sysflag.TRANSACTION_MASK
@@ -177,18 +182,23 @@ class Follower:
 
     def _take_in(self, piece: LogPiece) -> int:
         """Take in the records of a piece; returns how many bytes the next one should have, 0 if the log ends here."""
-        data, begin, lead, is_last = piece.data, piece.begin, piece.lead, piece.ends_segment
+        data, begin, lead, is_last = piece.data, piece.begin, piece.form.lead, piece.ends_segment
         end, is_sealed = len(data), self._log.is_sealed
         get_known, get_code, check_crc = self._known.get, self._tags_codes.of_bytes, self._check_crc
         find_byte = data.find
         index = self._index
-        waiting, taken = (index.waiting, index.taken) if index is not None else ([], 1 << 63)
+        waiting, taken = (index.waiting, index.taken) if index is not None else ([], _NEVER)
         store_time_ms = self.store_time_ms
         # Where the next record stands, behind its lead.
         at = lead
         count, advance, wanted_bytes = 0, 1, self._piece_bytes
         arrivals = self._arrivals
         while at + RECORD_BYTES_MIN <= end:
+            if HAS_NATIVE and not lead:
+                at, plain_count, plain_ms = self._scan(data, at, begin, taken)
+                if plain_count:
+                    count, store_time_ms = count + plain_count, plain_ms
+                    continue
             size, magic, crc, queue_id, queue_offset, log_offset, sysflag, stored_ms, closed, body_bytes = (
                 unpack_checked_v4(data, at)
             )
@@ -246,19 +256,32 @@ class Follower:
         self.position += at
         return wanted_bytes if advance else 0
 
+    def _scan(self, data: bytes, at: int, begin: int, taken: int) -> tuple[int, int, int]:
+        """Let the kernel take in what it can: where it stopped, how many records it took, store time of the last."""
+        at, count, store_time_ms, runs, made, keyed = native.scan(
+            data, at, begin=begin, lead=0, check_crc=self._check_crc, known=self._known, indexed=taken
+        )
+        arrivals = self._arrivals
+        for queue, entries, log_end, tags_codes in runs:
+            queue.extend(entries, log_end)
+            if arrivals is not None:
+                for tags_code in tags_codes:
+                    arrivals[queue, tags_code] = None
+        if keyed >= 0 and self._index is not None:
+            self._index.add_made(made, keyed)
+        return at, count, store_time_ms
+
     def _long_way(self, piece: LogPiece, at: int) -> int:
         """Take in what stands at a position in a piece, and tell how far the next one is; 0 if the log ends there."""
-        data, lead = piece.data, piece.lead
+        data, lead = piece.data, piece.form.lead
         rest = piece.segment_bytes - piece.at - at
         if rest < BLANK_BYTES:
             self.trouble = "no blank at the end of the segment"
             return 0
-        size, magic = peek_head(data, at)
-        if magic == MAGIC_BLANK:
+        if piece.form.is_blank(data, at):
             return rest
+        size, magic = peek_head(data, at + lead if rest >= lead + BLANK_BYTES else at)
         at += lead
-        if lead and rest >= lead + BLANK_BYTES:
-            size, magic = peek_head(data, at)
         if magic == 0 and size == 0:
             return 0
         log_offset = piece.begin + at

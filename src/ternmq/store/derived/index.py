@@ -18,6 +18,7 @@ records.)
 from __future__ import annotations
 
 import logging
+import struct
 import time
 from array import array
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, StoreError
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.key_hash import IndexEntry, Keyed, KeyHashes
 from ternmq.store.derived.trouble import OnTrouble, raise_it
 from ternmq.store.disk.base import Disk, Segment
@@ -52,6 +54,9 @@ _RESERVE_BYTES: Final = 1 << 20
 WAITING_MAX: Final = 64
 
 _EMPTY_SLOTS: Final = bytes(64 * 1024)
+
+#: Entries as the kernels make them: hash, log offset, store time.
+_MADE: Final = struct.Struct(">iqq")
 
 _unpack_slot: Final = INDEX_SLOT.unpack_from
 _pack_slot: Final = INDEX_SLOT.pack_into
@@ -150,6 +155,25 @@ class IndexFile:
         self.count = number
         self.used_slots = used_slots
         _, self.end_offset, self.end_time_ms = entries[-1]
+        self.write_header()
+
+    def put_made(self, made: bytes, put: Callable[..., tuple[int, int, int]]) -> None:
+        """``put`` for entries that a kernel made. Raises ``DiskFull`` before anything is changed."""
+        end = self._entries_at + self.count * INDEX_ENTRY_BYTES + len(made) // _MADE.size * INDEX_ENTRY_BYTES
+        if end > self._reserved:
+            self._reserve(end)
+        self.used_slots, self.begin_time_ms, begin_offset = put(
+            self._page,
+            made,
+            slots=self._slots,
+            number=self.count,
+            used_slots=self.used_slots,
+            begin_time_ms=self.begin_time_ms,
+        )
+        if begin_offset >= 0:
+            self.begin_offset = begin_offset
+        self.count += len(made) // _MADE.size
+        _, self.end_offset, self.end_time_ms = _MADE.unpack_from(made, len(made) - _MADE.size)
         self.write_header()
 
     def write_header(self) -> None:
@@ -357,18 +381,50 @@ class Index:
 
     def write_out(self) -> None:
         """Make the entries of all records taken in. Raises ``DiskFull``; then the rest keeps waiting."""
+        waiting, made = self.waiting, None
+        if waiting:
+            self._taken = waiting[-1][2]
+            if HAS_NATIVE and not self._entries_left:
+                made = native.index_entries(waiting)
+            if made is None:
+                self._entries_left += self._hashes.entries(waiting)
+            waiting.clear()
+        if made is not None:
+            self._write_made(made)
         entries = self._entries_left
-        if self.waiting:
-            self._taken = self.waiting[-1][2]
-            entries += self._hashes.entries(self.waiting)
-            self.waiting.clear()
         while entries:
-            file = self._files[-1] if self._files else self._next_file()
-            if file.is_full:
-                file = self._next_file()
+            file = self._open_file()
             room = self._entries - file.count
             file.put(entries[:room])
             del entries[:room]
+
+    def add_made(self, made: bytes, last: int) -> None:
+        """Take in entries that a kernel made of records up to log offset ``last``. Like ``overflow``, refuse none."""
+        if self.waiting or self._entries_left:
+            self.overflow()
+        self._taken = last
+        if self._entries_left:
+            self._entries_left += _MADE.iter_unpack(made)
+            return
+        try:
+            self._write_made(made)
+        except StoreError as error:
+            self._on_trouble(error)
+
+    def _write_made(self, made: bytes) -> None:
+        while made:
+            try:
+                file = self._open_file()
+                room_bytes = (self._entries - file.count) * _MADE.size
+                file.put_made(made[:room_bytes], native.index_put)
+            except StoreError:
+                self._entries_left += _MADE.iter_unpack(made)
+                raise
+            made = made[room_bytes:]
+
+    def _open_file(self) -> IndexFile:
+        """The file that has room for the next entry. Raises ``DiskFull``."""
+        return self._files[-1] if self._files and not self._files[-1].is_full else self._next_file()
 
     def _next_file(self) -> IndexFile:
         last = self._files[-1] if self._files else None

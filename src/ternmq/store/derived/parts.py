@@ -5,7 +5,7 @@ cost nothing. A part also hears of *closing records*: records of any topic that 
 delivery of a delayed message, which closes the record that waited. The life of a part::
 
     load ── fold, fold_closing … ── cut ──▶ open ── fold … ─┬─ write_out ─ sync ─ synced ─┬─▶ close: write_out ─ sync ─
-            (recovery)                                      └──── each flush pass ────────┘   synced ─ write_out ─ sync
+            (recovery)                                      └──── each flush pass ────────┘   synced, all of it twice
 
 Rules that the store keeps:
 
@@ -22,8 +22,8 @@ Rules for a part:
 - It uses its own files through ``Disk`` only. It uses no loop, timer, clock or network, because recovery folds on
   another thread. It never appends to the log.
 - A part that sees no record for a long time cannot know how far the log has come. So it keeps the offset of the last
-  ``synced`` and writes it to its files with the next ``write_out``; then ``load`` can return it. The store calls
-  ``write_out`` once more after the last ``synced``, so a store that was closed has nothing to fold.
+  ``synced`` and writes it to its files with the next ``write_out``; then ``load`` can return it. A store that closes
+  calls both twice, so it has nothing to fold afterwards.
 - What its files have of one record is found whole after a crash, or not at all. A part cannot ask for a record again
   that it has synced: the log may have deleted it.
 - A fold that cannot write raises ``StoreError`` and keeps what it got in memory. The store then takes no more messages
@@ -45,6 +45,9 @@ from ternmq.store.log.draft import FIRST
 class Derived(Protocol):
     """A part that is derived from the log. All calls come from the store's thread, or from the one that opens it."""
 
+    #: Where its files are: a directory below that of the store, and of no other part.
+    directory: Path
+
     @property
     def topics(self) -> Collection[str]:
         """The records of these topics are folded. Always the same."""
@@ -53,7 +56,8 @@ class Derived(Protocol):
     def load(self) -> int:
         """Read the files and return the log offset up to which they are complete. Changes no file.
 
-        What the files have behind that offset must be ignored: it is folded again.
+        What the files have behind that offset must be ignored: it is folded again. It may be called once more while
+        the log is empty, when the files came from another node.
         """
         ...
 
@@ -75,6 +79,13 @@ class Derived(Protocol):
         """
         ...
 
+    def write_some(self) -> bool:
+        """Write a part of what is in memory to the files: some ms of work, so that others get their turn in between.
+
+        False if more is left; ``write_out`` follows when it is not. Raises ``StoreError``, and may be called again.
+        """
+        ...
+
     def write_out(self) -> Sequence[Path]:
         """Write what is in memory to the files; return those to sync. Raises ``StoreError``, and may be called again.
 
@@ -90,7 +101,7 @@ class Derived(Protocol):
         ...
 
     def files(self) -> Sequence[Path]:
-        """What an empty replica copies first."""
+        """What an empty replica copies first. Files only grow, except for the last one, which makes them count."""
         ...
 
 
@@ -166,12 +177,12 @@ class Parts:
 
         Without ``record`` its bytes are read from the log.
         """
-        closed = fact.closes
+        closed, log_offset = fact.closes, fact.log_offset
         for feed in self._feeds:
             is_folded = fact.topic in feed.topics
-            if not (is_folded or closed) or fact.log_offset < feed.folded:
+            if not (is_folded or closed) or log_offset < feed.folded:
                 continue
-            feed.folded = fact.end_offset
+            feed.folded = log_offset + fact.size
             if is_folded:
                 self._give(feed.part, fact, record)
             if closed:
@@ -192,6 +203,10 @@ class Parts:
 
     # --- Disk -------------------------------------------------------------------------------------------------
 
+    def write_some(self) -> bool:
+        """Let the parts write a part of what they have in memory; False if more is left. Raises ``StoreError``."""
+        return all(feed.part.write_some() for feed in self._feeds)
+
     def write_out(self) -> None:
         """Let the parts write to their files. Raises ``StoreError``."""
         for feed in self._feeds:
@@ -205,8 +220,9 @@ class Parts:
         paths = list(self._unsynced)
         self._unsynced.clear()
         names: dict[Path, None] = {}
-        for path in paths:
-            for directory in path.parents:
+        # Thousands of files are in a few directories, and all parents of a path take 10 µs.
+        for parent in dict.fromkeys(path.parent for path in paths):
+            for directory in (parent, *parent.parents):
                 names[directory] = None
                 if directory == self._root:
                     break
@@ -228,9 +244,10 @@ class Parts:
         self.write_out()
         self._sync()
         self.synced(log_offset)
-        # Now they can note that offset.
+        # Now they can note that offset, and what has changed since an unfinished pass has written them out.
         self.write_out()
         self._sync()
+        self.synced(log_offset)
 
     def _sync(self) -> None:
         paths, names = self.take_unsynced()
@@ -244,5 +261,10 @@ class Parts:
         """Log offset from which on some part does not have the records on the disk; None without parts."""
         return min((feed.synced for feed in self._feeds), default=None)
 
-    def files(self) -> list[Path]:
-        return [path for feed in self._feeds for path in feed.part.files()]
+    def files(self) -> list[Sequence[Path]]:
+        """The files of each part."""
+        return [feed.part.files() for feed in self._feeds]
+
+    @property
+    def directories(self) -> list[Path]:
+        return [feed.part.directory for feed in self._feeds]

@@ -17,7 +17,7 @@ from typing import Final
 
 from ternmq.files import make_directory, sync_directory
 from ternmq.store.disk.base import FileEntry, Usage
-from ternmq.store.disk.file_lock import FileLock
+from ternmq.store.disk.file_lock import StoreLock
 from ternmq.store.disk.system import as_store_error, border
 
 _ZEROS: Final = memoryview(bytes(256 * 1024))
@@ -188,8 +188,8 @@ class FileDisk:
         with border(directory, "flush"), contextlib.suppress(FileNotFoundError):
             sync_directory(directory)
 
-    def lock(self, path: Path) -> FileLock:
-        return FileLock(path)
+    def lock(self, path: Path) -> StoreLock:
+        return StoreLock(path)
 
 
 class MappedSegment:

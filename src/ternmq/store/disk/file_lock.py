@@ -23,7 +23,7 @@ _LOCK_TEXT: Final = b"lock"
 _held: Final[set[str]] = set()
 
 
-class FileLock:
+class StoreLock:
     """RocketMQ's ``lock`` file: an exclusive fcntl lock on its first byte, and the text ``lock``."""
 
     __slots__ = ("_fd", "_key")

@@ -203,6 +203,8 @@ class Flusher:
             self._checkpoint.index_time_ms = self._index.end_time_ms
             self._index.close()
         self._parts.save(self._pending.dispatched)
+        log_paths, log_names = self._log.write_out()
+        self._sync(log_paths, names=log_names)
         self._checkpoint.queue_time_ms = self._pending.dispatched_time_ms
         self._checkpoint.log_offset = self._log.end
         self._checkpoint.derived_offset = self._pending.dispatched
@@ -249,17 +251,19 @@ class Flusher:
         self._continue_pass()
 
     def _continue_pass(self) -> None:
-        """Write out the next queues; when all are, have them synced. Others get their turn in between."""
+        """Write out the next queues, then some of the parts; when all are, have them synced. Others get their turn in
+        between."""
         if self._closed:
             return
         try:
-            done = self._queues.write_out(QUEUES_AT_ONCE)
+            done = self._queues.write_out(QUEUES_AT_ONCE) and self._parts.write_some()
             if done and self._index is not None and self._log.end:
                 # Without any file recovery would take the index for lost, and fold the whole log.
                 self._index.ensure_file()
                 self._index.write_out()
             if done:
                 self._parts.write_out()
+                log_paths, log_names = self._log.write_out()
         except StoreError as error:
             log.warning("derived files could not be written out", extra={"error": str(error)})
             self._pass_time_ms = -1
@@ -274,8 +278,8 @@ class Flusher:
             segments, index_time_ms = self._index.take_unsynced(), self._index.end_time_ms
             names.append(self._index.directory)
         part_paths, part_names = self._parts.take_unsynced()
-        paths += part_paths
-        names += part_names
+        paths += part_paths + log_paths
+        names += part_names + log_names
 
         def end_pass() -> None:
             if self._closed:

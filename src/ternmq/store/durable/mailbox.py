@@ -12,7 +12,7 @@ from collections.abc import Callable
 Job = Callable[[], object]
 
 
-class Mailbox:
+class JobBox:
     """``post`` may be called by any thread, the rest belongs to the store's."""
 
     __slots__ = ("_jobs", "_notify", "has_loop")

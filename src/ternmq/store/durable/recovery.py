@@ -96,7 +96,7 @@ def recover(
         start, store_time_ms = starts[0], 0
         if not folds_all:
             start = _trusted_start(commit_log, checkpoint, was_closed=was_closed)
-        first_ms = max(commit_log.store_time(start + commit_log.lead), 0) if start > starts[0] else 0
+        first_ms = max(commit_log.store_time(start + commit_log.form_at(start).lead), 0) if start > starts[0] else 0
         checkpoint.take_back(start, first_ms)
         if known is not None:
             # Behind this records may be whole and not dispatched.
@@ -112,7 +112,7 @@ def recover(
             if index is not None:
                 index.resume(start, commit_log.store_time)
     # Nothing before this ends the log: it was closed behind it, or the checkpoint vouches for it.
-    floor = vouched[0] if vouched is not None else start
+    floor = max(vouched[0] if vouched is not None else start, min(commit_log.closed, commit_log.end))
     folded = dispatcher.parts.folded if dispatcher.parts is not None else ()
     start = min(start, *(max(starts[0], each) for each in folded), start)
 
@@ -129,7 +129,7 @@ def recover(
         follower.run(on_progress, until=until)
     confirmed, confirmed_time_ms = follower.position, follower.store_time_ms if follower.count else store_time_ms
     unconfirmed = follower.run_unfolded(on_progress) if until is not None else []
-    end = follower.position
+    found = end = follower.position
     if not was_closed:
         # A process that died left records in the page cache only. No later flush would sync them.
         commit_log.sync(start, end)
@@ -138,6 +138,11 @@ def recover(
     if dispatcher.parts is not None:
         dispatcher.parts.cut(end)
     commit_log.open_at(end, follower.store_time_ms if follower.count else store_time_ms)
+    end = commit_log.end
+    checkpoint.cut(end)
+    if confirmed == found:
+        # The log may end behind a blank that it has just written, or before one without a record behind it.
+        confirmed = end
     queues.raise_min(commit_log.begin)
     if not commit_log.begin:
         queues.forget_numbers()
@@ -145,14 +150,16 @@ def recover(
 
 
 def _empty(commit_log: Log, queues: ConsumeQueues, index: Index | None, dispatcher: Dispatcher) -> Recovered:
-    """Without a log there is nothing to derive anything from."""
+    """Without a log there is nothing to derive anything from. One that is to be copied from another node may begin
+    later than at 0; what derived parts have of the records before is all that is left of them."""
+    end = commit_log.end
     queues.remove_topics({queue.topic for queue in queues})
     if index is not None:
         index.cut(0, commit_log.store_time)
     if dispatcher.parts is not None:
-        dispatcher.parts.cut(0)
-    commit_log.open_at(0, 0)
-    return Recovered(0, 0, 0, "")
+        dispatcher.parts.cut(end)
+    commit_log.open_at(end, 0)
+    return Recovered(end, end, 0, "", end)
 
 
 def _shown_confirmed(commit_log: Log, queues: ConsumeQueues, index: Index | None) -> int:

@@ -115,8 +115,9 @@ class Level:
     #: How long a sender waits for it, and what it is answered then.
     timeout_ms: int
     late_code: int
-    #: Whether senders wait for it at all.
+    #: Whether senders wait for it at all; and whether also those do that asked not to wait (``WAIT=false``).
     is_awaited: bool = True
+    is_required: bool = False
     #: Raises ``TernError`` if nothing must be written now.
     check_write: Callable[[], None] | None = None
     #: Told the end of a record; returns a code to answer at once, or 0 to wait.
@@ -134,6 +135,7 @@ class Safety:
         "_queues",
         "is_awaited",
         "is_guarded",
+        "is_required",
         "limit_s",
         "safe",
         "waiting",
@@ -152,6 +154,8 @@ class Safety:
         #: Whether senders wait for anything, and whether ``check_write`` or their number can refuse a write.
         #: (Attributes: each send looks.)
         self.is_awaited = self.is_guarded = False
+        #: Whether a sender waits that asked not to.
+        self.is_required = False
         #: The shortest time that a sender waits.
         self.limit_s = 0.0
         #: How many senders wait.
@@ -173,6 +177,7 @@ class Safety:
         self._awaited = tuple(level for level in levels if level.is_awaited)
         self._checks = tuple(level.check_write for level in levels if level.check_write is not None)
         self.is_awaited = bool(self._awaited)
+        self.is_required = any(level.is_required for level in self._awaited)
         self.is_guarded = bool(self._awaited or self._checks)
         self.limit_s = min([level.timeout_ms for level in self._awaited], default=0) / 1000
         self.safe.change(level.watermark for level in levels)

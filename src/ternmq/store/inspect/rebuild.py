@@ -9,7 +9,10 @@ on the disk (``fresh_parts``, for the code that builds them)::
 The log is not touched. Damaged places in it are passed over, and queue offsets that are lost there are left out, so
 that all later messages keep theirs. A queue of which the log has no record any more keeps its end, or else its next
 message would get a queue offset that consumers have behind them. Deleted topics stay deleted: those that TernMQ has
-noted, and those that neither ``topics.json`` knows nor a queue exists of.
+noted, and those that neither ``topics.json`` knows nor a queue exists of. Entries of a Raft group that are not known to
+be committed are left out: the broker dispatches them when they are.
+
+Further parts (``rebuild(derived=…)``) are made along with them; the schedule of delayed messages is one.
 
 Files that TernMQ does not write (RocketMQ's batch queues) stay. The bit maps beside queue entries (C3) go, since
 nothing leads to them any more; filters then look at each message.
@@ -18,7 +21,7 @@ nothing leads to them any more; filters then look at each message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +33,9 @@ from ternmq.store.config import StoreConfig
 from ternmq.store.derived.dispatch import Dispatcher
 from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.index import Index
+from ternmq.store.derived.parts import Derived, Parts
 from ternmq.store.derived.queues import ConsumeQueues
+from ternmq.store.derived.trouble import raise_it
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.scan import Damaged, LogScan
 from ternmq.store.inspect.sizes import InspectConfig
@@ -41,6 +46,8 @@ log = logging.getLogger(__name__)
 
 _PARTS: Final = ("consumequeue", "index")
 _GONE: Final = ("consumequeue_ext",)
+#: Stay as they are unless they are made anew: the log alone cannot bring back all that they have.
+_KEPT: Final = ("schedule",)
 _FRESH: Final = "rebuild.tmp"
 _REPLACED: Final = "replaced.tmp"
 
@@ -62,15 +69,20 @@ def rebuild(
     *,
     out: Path | None = None,
     clock: Clock,
+    derived: Sequence[Callable[[StoreView, Path], Derived | None]] = (),
     progress: Callable[[int, int], object] | None = None,
 ) -> Rebuilt:
     """Make queues and index anew, in place, or in an empty directory ``out``; then nothing in ``root`` is changed.
+
+    ``derived`` make further parts, which get the records of the log: for a store, in a directory for its new files;
+    None if the store does not have that part. If they leave a directory of their own there, it takes the place of the
+    one of that name.
 
     Raises ``StoreLocked`` while a broker holds the directory that is to be changed, other ``StoreError``s for what
     cannot be read or written; then the old files are as they were.
     """
     with fresh_parts(root, config, out=out) as (view, fresh):
-        return _build(view, FileDisk(), fresh, clock, progress)
+        return _build(view, FileDisk(), fresh, clock, derived, progress)
 
 
 @contextmanager
@@ -91,6 +103,10 @@ def fresh_parts(
         if out is None:
             # Another process that looks at the lock, broker or second rebuild, stays out.
             stack.callback(disk.lock(root / "lock").release)
+            for name in _KEPT:
+                if not (root / name).exists() and (root / _REPLACED / name).exists():
+                    # A rebuild was killed between two steps.
+                    disk.move(root / _REPLACED / name, root / name)
         disk.remove(fresh)
         try:
             yield view, fresh
@@ -135,11 +151,23 @@ def queue_file_bytes(view: StoreView) -> int:
 
 
 def _build(
-    view: StoreView, disk: FileDisk, fresh: Path, clock: Clock, progress: Callable[[int, int], object] | None
+    view: StoreView,
+    disk: FileDisk,
+    fresh: Path,
+    clock: Clock,
+    derived: Sequence[Callable[[StoreView, Path], Derived | None]],
+    progress: Callable[[int, int], object] | None,
 ) -> Rebuilt:
     sizes = view.sizes
     slots, entries = index_sizes(view)
-    queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=queue_file_bytes(view))
+    parts = Parts(
+        [part for make in derived if (part := make(view, fresh)) is not None],
+        disk=disk,
+        root=fresh,
+        view=view.log.view,
+        on_trouble=raise_it,
+    )
+    queues = ConsumeQueues(disk, fresh / "consumequeue", file_bytes=queue_file_bytes(view), folded_topics=parts.topics)
     queues.foreign = left_out(view)
     queues.has_light = view.queues.has_light
     index = Index(
@@ -150,7 +178,7 @@ def _build(
         file_bytes=sizes.index_file,
         now_ms=clock.now_ms,
     )
-    dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms)
+    dispatcher = Dispatcher(queues, index, view.deleted, delays_ms=view.delays_ms, parts=parts)
     begin = view.log.begin
     damages: list[Damaged] = []
     follower = Follower(view.log, queues, index, view.deleted, dispatcher, position=begin, check_crc=True)
@@ -161,20 +189,22 @@ def _build(
 
     try:
         while True:
-            follower.run(tell)
+            follower.run(tell, until=view.confirmed)
             # Not a record, but perhaps not the end either.
             scan = LogScan(view.log, follower.position, next_data=view.next_data)
             following = next(iter(scan), None)
-            if following is None:
+            if following is None or (view.confirmed is not None and following.log_offset >= view.confirmed):
                 break
             damages += scan.damages
-            assert following.log_offset > follower.position, "both agree on what a record is"
-            follower.position = following.log_offset
+            position = following.log_offset - view.log.form_at(following.log_offset).lead
+            assert position > follower.position, "both agree on what a record is"
+            follower.position = position
         keep_numbers(view, queues)
         if follower.count:
             index.ensure_file()
         queues.close()
         index.close()
+        parts.save(follower.position)
     finally:
         queues.files.close()
     return Rebuilt(follower.count, follower.position - begin, len(queues), damages)
@@ -214,7 +244,8 @@ def keep_numbers(view: StoreView, queues: ConsumeQueues) -> None:
 def _swap(disk: FileDisk, root: Path) -> None:
     fresh, replaced = root / _FRESH, root / _REPLACED
     disk.remove(replaced)
-    for name in (*_PARTS, *_GONE):
+    made = [name for name in _KEPT if (fresh / name).exists()]
+    for name in (*_PARTS, *_GONE, *made):
         if (root / name).exists():
             disk.move(root / name, replaced / name)
         if (fresh / name).exists():

@@ -22,11 +22,11 @@ from typing import Final
 from ternmq.errors import CorruptRecord
 from ternmq.store.derived.follower import is_torn
 from ternmq.store.log.protocol import Log
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, SegmentForm
 from ternmq.wire.record import (
     BLANK_BYTES,
     MAGIC_AT,
     MAGIC_BEGIN,
-    MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
@@ -49,6 +49,7 @@ class Damage(enum.Enum):
     CRC = "the body of the record does not match its CRC"
     LENGTH = "the lengths inside the record do not add up to its size"
     NO_RECORD = "no record begins here"
+    LEAD = "the entry header in front of the record does not belong to it"
     MISPLACED = "the record says that it belongs to another place"
     TORN = "the end of the record never reached the disk"
     HOLE = "there are zeros where records should be"
@@ -81,7 +82,6 @@ class LogScan:
         self._log = log
         self._next_data = next_data or _same
         self._size = log.segment_bytes
-        self._lead = log.lead
         self._progress = progress or _report_nothing
         self._starts = log.starts
         self._begin = log_offset if log_offset is not None else log.begin
@@ -124,18 +124,18 @@ class LogScan:
                 self._progress(start + self._size - self._begin)
 
     def _segment(self, page: memoryview, start: int, at: int) -> Iterator[Record]:
-        size, lead, told = self._size, self._lead, self.records
+        size, form, told = self._size, self._log.form_at(start), self.records
         while at + BLANK_BYTES <= size:
-            found = look(page, start, at, size, lead=lead)
+            found = look(page, start, at, size, form)
             if found is None:
                 self.position = start + size
                 return
             if isinstance(found, Damage):
-                end = resume(page, start, at, size, found, self._next_data, lead=lead)
+                end = resume(page, start, at, size, found, self._next_data, form=form)
                 self._found.append((found, start + at, start + end, self.records))
                 at = end
                 continue
-            at += lead + found.size
+            at += form.lead + found.size
             self.position = start + at
             self.records += 1
             yield found
@@ -146,24 +146,23 @@ class LogScan:
             self._found.append((Damage.NO_BLANK, start + at, start + size, self.records))
 
 
-def look(page: memoryview, start: int, at: int, size: int, *, lead: int = 0) -> Record | Damage | None:
+def look(page: memoryview, start: int, at: int, size: int, form: SegmentForm = PLAIN_FORM) -> Record | Damage | None:
     """What stands ``at`` a position in the segment of ``size`` bytes that begins at log offset ``start``: a whole
-    record behind ``lead`` bytes, or what is wrong there; None for the blank that ends the segment. It takes 8 bytes to
-    tell."""
-    total, magic = peek_head(page, at)
-    if magic == MAGIC_BLANK:
+    record, or what is wrong there; None for the blank that ends the segment. It takes 8 bytes to tell."""
+    if form.is_blank(page, at):
         return None
-    if lead:
-        at += lead
-        if at + BLANK_BYTES > size:
-            return Damage.NO_RECORD
-        total, _ = peek_head(page, at)
+    lead_at, at = at, at + form.lead
+    if at + BLANK_BYTES > size:
+        return Damage.NO_RECORD
+    total, _ = peek_head(page, at)
     try:
         record = unpack_record(page, at, end=size)
     except CorruptRecord:
         return _kind(page, at, size)
     if record.log_offset != start + at:
         return Damage.MISPLACED
+    if form.lead and not form.is_lead(page[lead_at:at], record.log_offset, total):
+        return Damage.LEAD
     if "\0" in record.properties + record.topic and is_torn(bytes(page[at : at + total]), record, at):
         return Damage.TORN
     return record
@@ -177,12 +176,13 @@ def resume(
     kind: Damage,
     next_data: Callable[[int], int] | None = None,
     *,
-    lead: int = 0,
+    form: SegmentForm = PLAIN_FORM,
 ) -> int:
     """The position in the segment to go on with behind the damage ``at`` one; the segment's size if there is none."""
-    if kind in (Damage.CRC, Damage.TORN):
+    lead = form.lead
+    if kind in (Damage.CRC, Damage.TORN, Damage.LEAD):
         end = at + lead + peek_head(page, at + lead)[0]
-        if _is_sensible(page, start, end, size, lead=lead):
+        if _is_sensible(page, start, end, size, form):
             return end
     found = _next_record(page, start, at + lead + 1, size, next_data or _same)
     return found - lead if found < size else size
@@ -218,12 +218,11 @@ def _kind(page: memoryview, at: int, size: int) -> Damage:
     return Damage.CRC
 
 
-def _is_sensible(page: memoryview, start: int, at: int, size: int, *, lead: int) -> bool:
+def _is_sensible(page: memoryview, start: int, at: int, size: int, form: SegmentForm) -> bool:
     """Whether the log goes on here: with a record, a blank, or zeros where it ends."""
     if at + BLANK_BYTES > size:
         return False
-    total, magic = peek_head(page, at)
-    return magic == MAGIC_BLANK or total == magic == 0 or _is_record(page, start, at + lead, size)
+    return form.is_blank(page, at) or peek_head(page, at) == (0, 0) or _is_record(page, start, at + form.lead, size)
 
 
 def _is_record(page: memoryview, start: int, at: int, size: int) -> bool:

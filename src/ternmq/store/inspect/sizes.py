@@ -23,7 +23,7 @@ from typing import Final
 from ternmq.errors import CorruptFile
 from ternmq.store.config import StoreConfig, parse_delay_levels
 from ternmq.store.disk.base import Disk, FileEntry, Segment
-from ternmq.store.log.paths import LogPaths
+from ternmq.store.log.place import LogPlace, find_log
 from ternmq.wire.layouts.index_file import (
     INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
@@ -66,10 +66,11 @@ class InspectConfig:
     def __post_init__(self) -> None:
         parse_delay_levels(self.message_delay_level)
 
-    def log_paths(self, root: Path) -> LogPaths:
-        """The directories of the log."""
-        directories = self.store_path_commit_log or (root / "commitlog",)
-        return LogPaths(directories, self.read_only_commit_log_store_paths)
+    def log_place(self, disk: Disk, root: Path) -> LogPlace:
+        """Where the log is. Raises ``StoreError``."""
+        return find_log(
+            disk, root, directories=self.store_path_commit_log, read_only=self.read_only_commit_log_store_paths
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,7 +90,7 @@ class Sizes:
 
 def find_sizes(disk: Disk, root: Path, config: InspectConfig) -> Sizes:
     """Look at the files below ``root``. Raises ``CorruptFile`` for an index of which the sizes cannot be told."""
-    logs = [entry for directory in config.log_paths(root).all for entry in disk.list(directory)]
+    logs = [entry for directory in config.log_place(disk, root).paths.all for entry in disk.list(directory)]
     segment = config.mapped_file_size_commit_log or usual_length(logs) or _DEFAULTS.mapped_file_size_commit_log
     known_queue_file = config.mapped_file_size_consume_queue or usual_length(
         _files_of_queues(disk, root / "consumequeue")

@@ -7,10 +7,10 @@ broker may run meanwhile: what it has not written out yet is noted, not blamed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from ternmq.errors import CorruptFile
 from ternmq.names import SCHEDULE_TOPIC
@@ -18,6 +18,7 @@ from ternmq.store.derived.dispatch import due_time
 from ternmq.store.derived.key_hash import Keyed, KeyHashes
 from ternmq.store.derived.light import light_places
 from ternmq.store.durable.checkpoint import CHECKPOINT_BYTES
+from ternmq.store.inspect.check_entries import EntryCheck
 from ternmq.store.inspect.check_index import IndexCheck
 from ternmq.store.inspect.check_queues import QueueCheck
 from ternmq.store.inspect.faults import REBUILD, Fault, plural
@@ -39,7 +40,6 @@ _TABLES: Final[dict[str, type[Body]]] = {
 }
 #: Records whose keys are hashed together.
 _KEYED_MAX: Final = 256
-#: Tags whose hash is kept; beyond that the table starts over.
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,10 +58,27 @@ class Verdict:
         return [finding for finding in self.findings if not finding.is_note]
 
 
+class Check(Protocol):
+    """Compares what is folded from the log, beside queues and index, with the log."""
+
+    def expect(self, record: Record) -> None:
+        """Told each whole record, in the order of the log."""
+        ...
+
+    def faults(self) -> Iterator[Fault]:
+        """What is wrong, when all records were told."""
+        ...
+
+
 def verify(
-    root: Path, config: InspectConfig | None = None, *, progress: Callable[[int, int], object] | None = None
+    root: Path,
+    config: InspectConfig | None = None,
+    *,
+    checks: Sequence[Callable[[StoreView], Check]] = (),
+    progress: Callable[[int, int], object] | None = None,
 ) -> Verdict:
-    """Check all of a directory. ``progress`` is told of bytes done and all bytes.
+    """Check all of a directory, and by ``checks`` what this package does not know. ``progress`` is told of bytes done
+    and all bytes.
 
     Raises ``StoreError`` for what is no store, or cannot be read; ``CorruptFile`` for log files that do not fit.
     """
@@ -70,14 +87,22 @@ def verify(
     total_bytes = len(view.log.starts) * view.sizes.segment
     told: OnScanned | None = (lambda done: progress(done, total_bytes)) if progress is not None else None
     scan = LogScan(view.log, next_data=view.next_data, progress=told)
-    derived = _DerivedCheck(view, scan)
+    derived, entries = _DerivedCheck(view, scan), EntryCheck(view)
+    others = [check(view) for check in checks]
     last: Record | None = None
+    confirmed = view.confirmed
     for record in scan:
-        derived.expect(record)
         last = record
+        entries.expect(record)
+        if confirmed is None or record.log_offset < confirmed:
+            derived.expect(record)
+            for other in others:
+                other.expect(record)
     of_derived = [*derived.faults()]
     findings += _log_faults(view, scan, derived.lost)
+    findings += entries.faults()
     findings += of_derived
+    findings += [fault for other in others for fault in other.faults()]
     findings += _checkpoint_faults(view, last.store_time_ms if last is not None else 0)
     findings += _table_faults(view)
     return Verdict(

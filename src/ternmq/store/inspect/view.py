@@ -26,7 +26,6 @@ from ternmq.store.disk.segment import segment_files
 from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.durable.deleted import DeletedTopics
 from ternmq.store.inspect.sizes import InspectConfig, Sizes, find_sizes
-from ternmq.store.log.plain_log import PlainLog
 from ternmq.store.log.protocol import Log
 from ternmq.wire.bodies.codec import BodyT, decode
 from ternmq.wire.bodies.topics import TopicTable
@@ -60,8 +59,9 @@ class StoreView:
         self.delays_ms = parse_delay_levels(self.config.message_delay_level)
         self.deleted = DeletedTopics(self.disk, root / "deletedTopics.json")
         self.deleted.load()
-        self.log: Log = PlainLog(self.disk, self.config.log_paths(root), segment_bytes=self.sizes.segment)
-        self.log.load()
+        self.place = self.config.log_place(self.disk, root)
+        plain = self.place.open(self.disk, segment_bytes=self.sizes.segment)
+        self.log: Log = plain
         self._segments = segment_files(
             self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
         )
@@ -73,11 +73,20 @@ class StoreView:
             self.disk, root / "consumequeue", file_bytes=self.sizes.queue_file, files=files, exts=exts
         )
         self.queues.load(on_corrupt=on_corrupt)
+        committed = self.place.committed(self.disk, plain)
+        #: Position up to which records are known to be confirmed: no others are in queues or index. None: all are.
+        self.confirmed = None if committed is None else self._confirmed(committed)
+
+    def _confirmed(self, committed: int) -> int:
+        # The commit index is saved now and then. What is dispatched was committed, too.
+        dispatched = max((queue.log_end for queue in self.queues), default=0)
+        return max(committed, self.checkpoint.derived_offset or 0, dispatched)
 
     def _check_is_store(self) -> None:
         # Raises if it is a file, or may not be read.
         names = {entry.name for entry in self.disk.list(self.root)}
-        if not names.intersection(_MARKS) and not self.config.store_path_commit_log:
+        is_member = any(name.startswith("dledger-") for name in names)
+        if not names.intersection(_MARKS) and not is_member and not self.config.store_path_commit_log:
             what = "is no store, it has no commitlog" if self.root.exists() else "does not exist"
             raise StoreError(f"{self.root} {what}; give the directory that storePathRootDir names")
 

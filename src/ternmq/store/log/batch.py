@@ -3,6 +3,8 @@
 All are stored, next to each other in one segment, or none. What is the same for all of them (hosts, times, topic) is
 packed once; the records are joined and copied to the page in one piece; queue entries and index take them in as a
 group. So a message of a batch costs half of what ``MessageStore.put`` does, and leaves the same bytes.
+
+A batch of ordinary messages can stay as it was sent (``put_sent``): a compiled kernel makes records and entries of it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from ternmq.errors import RecordRefused
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
 from ternmq.store.log.writer import Limits
@@ -49,11 +52,14 @@ class BatchWriter:
         reserve: Callable[[int, int], None],
         limits: Limits,
         wake: Callable[[], None],
+        dispatch_made: Callable[[ConsumeQueue, bytes, int, list[int], bytes, int], None] | None = None,
     ) -> None:
-        """``wake`` is called after each batch."""
+        """``wake`` is called after each batch. ``dispatch_made`` takes in what a kernel made of one; there is none for
+        a log that confirms later."""
         self._log = log
         self._reserve = reserve
         self._dispatch = dispatch
+        self._dispatch_made = dispatch_made if HAS_NATIVE and not log.lead else None
         self._store_host = store_host
         self._now_ms = now_ms
         self._queue_of = queue_of
@@ -130,3 +136,53 @@ class BatchWriter:
         self._dispatch(queue, texts, more, sizes, log_offsets, sysflag, store_time_ms)
         self._wake()
         return PlacedBatch(log_offsets, end_offset, first, store_time_ms)
+
+    def put_sent(
+        self,
+        topic: str,
+        queue_id: int,
+        data: bytes,
+        *,
+        born_time_ms: int,
+        born_host: bytes,
+        sysflag: int = 0,
+        more_properties: bytes = b"",
+    ) -> PlacedBatch | None:
+        """``put`` for a batch as it was sent (``wire.batch``), whose messages have nothing special in their properties.
+
+        None if ``put`` must decide, and nothing was stored: no kernel, no room in the window, other queues than plain
+        ones, or messages without a unique key.
+        """
+        if self._dispatch_made is None:
+            return None
+        queue, window, limits = self._queue_of(topic, queue_id), self._log.window, self._limits
+        if queue.needs_facts or queue.has_due_times or window.limit < window.at:
+            return None
+        store_time_ms = self._now_ms()
+        shared, _ = shared_fields(sysflag & _NO_TRANSACTION, born_time_ms, born_host, store_time_ms, self._store_host)
+        topic_field, magic = topic_part(queue.topic_bytes)
+        log_offset, queue_offset = window.at, queue.assigned
+        made = native.expand_batch(
+            window.page,
+            log_offset - window.base,
+            window.limit - window.base,
+            data,
+            log_offset=log_offset,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            store_time_ms=store_time_ms,
+            magic=magic,
+            shared=shared,
+            topic_field=topic_field,
+            topic=queue.topic_bytes,
+            more_properties=more_properties,
+            body_bytes_max=limits.body_bytes_max,
+            record_bytes_max=limits.record_bytes_max,
+        )
+        if made is None:
+            return None
+        log_offsets, end_offset, entries, tags_codes, keys = made
+        self._log.seal(end_offset, store_time_ms)
+        self._dispatch_made(queue, entries, end_offset, tags_codes, keys, log_offsets[-1])
+        self._wake()
+        return PlacedBatch(log_offsets, end_offset, queue_offset, store_time_ms)

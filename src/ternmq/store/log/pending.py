@@ -7,7 +7,9 @@
 
 A log that confirms with the seal (``Log.confirms_at_once``) has no use for this: ``put`` dispatches by itself, and all
 numbers here are the log's. Any other log tells by ``MessageStore.confirm`` how far its records are confirmed, in log
-order; its facts wait here meanwhile, at most ``PENDING_MAX`` of them.
+order; its facts wait here meanwhile, at most ``PENDING_MAX`` of them besides those that were there before this node
+could write: a start after a power cut, or the log of another leader, may leave any number, and only more records of
+this node can confirm them.
 
 A queue knows how many of its records wait (``ConsumeQueue.pending``). The offset of its next record is
 ``queue.assigned``, that of its next *entry*, behind which there is nothing to read, ``queue.next_offset``; the latter
@@ -25,7 +27,7 @@ from typing import Final
 
 from ternmq.errors import NotRunning, RecordRefused, StoreError
 from ternmq.store.derived.dispatch import Dispatcher
-from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.fact import Fact, Fresh
 from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
@@ -38,7 +40,7 @@ PENDING_MAX: Final = 100_000
 class Pending:
     """The records of one store that wait to be confirmed. Belongs to the store's thread."""
 
-    __slots__ = ("_dispatched", "_dispatcher", "_facts", "_follower", "_log", "_queues", "_time_ms")
+    __slots__ = ("_dispatched", "_dispatcher", "_facts", "_follower", "_found", "_log", "_queues", "_time_ms")
 
     def __init__(self, log: Log, queues: ConsumeQueues, dispatcher: Dispatcher) -> None:
         self._log = log
@@ -50,6 +52,8 @@ class Pending:
         self._follower: Follower | None = None
         self._dispatched = 0
         self._time_ms = 0
+        #: How many facts there were when this node could write again.
+        self._found = 0
 
     def __len__(self) -> int:
         return len(self._facts)
@@ -83,7 +87,7 @@ class Pending:
         """Raise ``StoreError`` if too many records wait, or ``NotRunning`` while another node's bytes come."""
         if self._follower is not None:
             raise NotRunning("this store takes its log from another node; send to that one")
-        if len(self._facts) >= PENDING_MAX:
+        if len(self._facts) >= PENDING_MAX + self._found:
             raise StoreError(
                 f"{len(self._facts)} messages wait to be confirmed by other nodes; no more are taken until some are"
             )
@@ -117,6 +121,11 @@ class Pending:
         )
         self._add(fact, queue if fact.is_queued else None)
 
+    def fresh_all(self, records: Iterable[Fresh]) -> None:
+        """Keep records that were just sealed; in place of ``Dispatcher.fresh_all``."""
+        for record in records:
+            self.fresh(*record)
+
     def fresh_batch(
         self,
         queue: ConsumeQueue,
@@ -144,6 +153,7 @@ class Pending:
                     # Of a topic that has no queues of ours; the fold leaves it out, too.
                     queue = None
             self._add(fact, queue)
+        self._found = len(self._facts)
 
     def _add(self, fact: Fact, queue: ConsumeQueue | None) -> None:
         self._facts.append((fact, queue))

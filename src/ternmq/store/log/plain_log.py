@@ -17,8 +17,9 @@ their record without a call and make one, ``seal``. Between both nothing may awa
 There may be thousands of segments, so few of them are mapped: the newest, for writers and for consumers that keep up,
 and of the older ones those that were last asked for. A view keeps its mapping alive, whatever is forgotten here.
 
-A log with bytes in front of each record can be built on this one: with a ``lead``, room for it is reserved and walks
-step over it; what stands there is not this log's business.
+A log with bytes in front of each record can be built on this one: its ``form`` tells how many, room for them is
+reserved and walks step over them; what stands there is that log's business. Segments in the directories ``old`` are
+plain ones and come before all others (``close_segment`` ends the last of them).
 
 Invariants: ``begin <= end``; every record in between starts with its own log offset; the window's page is the segment
 that holds ``end``, and behind ``end`` stand zeros or the rest of a record that was cut; what is not yet synced is
@@ -28,7 +29,7 @@ mapped.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -42,13 +43,13 @@ from ternmq.store.log.protocol import LogPiece, Piece
 from ternmq.store.log.walk import LogWalk
 from ternmq.store.log.window import Window
 from ternmq.types import Buffer
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, SegmentForm
 from ternmq.wire.record import (
     BLANK_BYTES,
     HEAD_BYTES,
     MAGIC_V1,
     RECORD_BYTES_MIN,
     head_store_time,
-    pack_blank,
     peek_head,
     record_size,
 )
@@ -71,8 +72,11 @@ class PlainLog:
 
     __slots__ = (
         "_disk",
+        "_form",
         "_let_go",
         "_mapped_from",
+        "_old_directories",
+        "_old_end",
         "_older",
         "_paths",
         "_preparer",
@@ -80,6 +84,7 @@ class PlainLog:
         "_segments",
         "_synced",
         "begin",
+        "closed",
         "directories",
         "end",
         "lead",
@@ -88,8 +93,18 @@ class PlainLog:
         "window",
     )
 
-    def __init__(self, disk: Disk, directories: LogPaths, *, segment_bytes: int, lead: int = 0) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directories: LogPaths,
+        *,
+        segment_bytes: int,
+        form: SegmentForm = PLAIN_FORM,
+        old: Iterable[Path] = (),
+    ) -> None:
         self._disk = disk
+        self._form = form
+        self._old_directories = frozenset(old)
         self.directories = directories
         self._preparer = Preparer(disk, directories, size=segment_bytes)
         #: Start → file of every segment, in order.
@@ -103,8 +118,11 @@ class PlainLog:
         #: Position before which the flush thread needs no segment any more.
         self._synced = 0
         self.segment_bytes = segment_bytes
-        self.lead = lead
+        self.lead = form.lead
         self.begin = 0
+        #: Where the segments of the old directories end, and the same if others follow.
+        self._old_end = 0
+        self.closed = 0
         self.end = 0
         self.store_time_ms = 0
         #: Its page is the segment being written, its base where that starts.
@@ -119,6 +137,12 @@ class PlainLog:
         if self._paths:
             self.begin = next(iter(self._paths))
             self.end = next(reversed(self._paths)) + size
+        old = [start for start, path in self._paths.items() if path.parent in self._old_directories]
+        self._old_end = old[-1] + size if old else 0
+        self.closed = self._old_end if self._old_end < self.end else 0
+
+    def form_at(self, position: int) -> SegmentForm:
+        return self._form if position >= self._old_end else PLAIN_FORM
 
     def _map_newest(self) -> None:
         newest = list(self._paths.items())[-MAPPED_MAX:]
@@ -142,7 +166,7 @@ class PlainLog:
             # It was not the last when it was mapped.
             self._segments[-1] = self._disk.open_segment(self._segments[-1].path, size=size)
         # A file that was being made when the process died; ``segment_files`` leaves out only one of length 0.
-        half_made = segment_name(self._segments[-1].start + size if self._segments else 0)
+        half_made = segment_name(self._segments[-1].start + size if self._segments else end)
         for directory in self.directories.writable:
             self._disk.remove(directory / half_made)
         self._refusal = None
@@ -151,7 +175,8 @@ class PlainLog:
         window.base = end - end % size
         self._end_at(end, store_time_ms)
         for directory in self.directories.all:
-            # Also the name of a segment whose maker died before he had synced it.
+            # Also the name of a segment whose maker died before he had synced it, or of the directory.
+            self._disk.sync_names(directory.parent)
             self._disk.sync_names(directory)
         if self._segments and self._segments[-1].start == window.base:
             segment = self._segments[-1]
@@ -197,9 +222,9 @@ class PlainLog:
 
     def _set_aside_tail(self, segment: Segment) -> None:
         """Copy the records behind a damaged one, each to its place, to a file of their own, if there are any."""
-        remains = segment.remains(segment.ready)
-        # The damaged one begins with its size and the magic.
-        if not any(_MAGIC in data[8 if at == segment.ready else 0 :] for at, data in remains):
+        # The damaged one begins with its size and the magic, behind its lead.
+        own = segment.ready + self.form_at(segment.start).lead + BLANK_BYTES
+        if not any(_MAGIC in data[max(own - at, 0) :] for at, data in segment.remains(segment.ready)):
             return
         aside = _aside(segment.path)
         try:
@@ -233,9 +258,7 @@ class PlainLog:
         size = record_bytes + count * self.lead
         at = self.end - window.base
         if not window.page or at + size + BLANK_BYTES > segment_bytes:
-            if window.page:
-                pack_blank(window.page, at, segment_bytes - at)
-            self._roll()
+            self._end_segment()
             at = 0
         segment = self._segments[-1]
         end = at + size + BLANK_BYTES
@@ -304,6 +327,38 @@ class PlainLog:
             # One error for many refusals must not gather the frames of all.
             raise self._refusal.with_traceback(None)
 
+    def _end_segment(self) -> None:
+        """Let a blank end the segment, if there is one, and go to the next."""
+        window = self.window
+        if window.page and self.end < window.base + self.segment_bytes:
+            self._pack_blank(self._segments[-1], self.end - window.base)
+        self._roll()
+
+    def _pack_blank(self, segment: Segment, at: int) -> None:
+        self._preparer.ensure(segment, at + BLANK_BYTES)
+        self.form_at(segment.start).pack_blank(segment.page, at, segment.size - at)
+        # A record that was refused while it was packed may have left some bytes, and replicas are to be equal.
+        rest = at + BLANK_BYTES
+        segment.page[rest : segment.ready] = bytes(max(segment.ready - rest, 0))
+
+    def end_with_blank(self) -> None:
+        """Go to the next segment, as if a record came for which this one has no room. Raises ``DiskFull``."""
+        self._check_accepts()
+        self._end_segment()
+        self.window.shut()
+
+    def close_segment(self) -> None:
+        """End the last segment of the old directories with a blank, durably; records go to the next one. For a log
+        that has no other segments. Raises ``DiskFull``."""
+        window, size = self.window, self.segment_bytes
+        if window.page:
+            segment, at = self._segments[-1], self.end - window.base
+            self._pack_blank(segment, at)
+            segment.sync()
+            window.page, window.base = memoryview(b""), window.base + size
+        self._old_end = self.closed = self._synced = window.base
+        self._end_at(window.base, self.store_time_ms)
+
     def _roll(self) -> None:
         """Go to the next segment, or to the first."""
         window = self.window
@@ -366,11 +421,16 @@ class PlainLog:
         return found
 
     def record(self, log_offset: int) -> memoryview | None:
-        head = self.view(log_offset, RECORD_BYTES_MIN)
-        if head is None:
+        if log_offset < self.begin or log_offset + RECORD_BYTES_MIN > self.end:
             return None
-        size = record_size(head, log_offset)
-        return self.view(log_offset, size) if size else None
+        segment = self._segment(log_offset)
+        if segment is None:
+            return None
+        page, at = segment.page, log_offset - segment.start
+        size = record_size(page, log_offset, at)
+        if not size or log_offset + size > self.end or at + size > self.segment_bytes:
+            return None
+        return page[at : at + size]
 
     def page_at(self, log_offset: int) -> tuple[Buffer, int, int]:
         segment = self._segment(log_offset) if self.begin <= log_offset < self.end else None
@@ -392,6 +452,10 @@ class PlainLog:
 
     # --- For flush, recovery and readers ------------------------------------------------------------------------
 
+    def paths_before(self, position: int) -> list[Path]:
+        """The files of the segments before ``position``."""
+        return [path for start, path in self._paths.items() if start < position]
+
     def oldest(self, count: int) -> list[Path]:
         return list(islice(self._paths.values(), min(count, max(len(self._paths) - 1, 0))))
 
@@ -403,6 +467,9 @@ class PlainLog:
         size = self.segment_bytes
         return [segment for segment in self._segments.copy() if segment.start < end and segment.start + size > begin]
 
+    def write_out(self) -> tuple[list[Path], list[Path]]:
+        return [], []
+
     def note_synced(self, end: int) -> None:
         self._synced = end
 
@@ -412,7 +479,9 @@ class PlainLog:
                 self._disk.sync_file(path)
 
     def walk(self, position: int, *, check_crc: bool = True) -> LogWalk:
-        return LogWalk(self._segment, position, segment_bytes=self.segment_bytes, lead=self.lead, check_crc=check_crc)
+        return LogWalk(
+            self._segment, position, segment_bytes=self.segment_bytes, form_at=self.form_at, check_crc=check_crc
+        )
 
     def read(self, position: int, length_bytes: int) -> LogPiece | None:
         # Not through a mapping: on tmpfs even a look at a hole takes a block, and on a full one that ends the process.
@@ -422,11 +491,10 @@ class PlainLog:
             return None
         at = position - start
         data = self._disk.read_at(path, at, min(length_bytes, self.segment_bytes - at))
-        return LogPiece(data, position, self.lead, at, self.segment_bytes)
+        return LogPiece(data, position, self.form_at(position), at, self.segment_bytes)
 
-    def is_sealed(self, _lead: bytes, _log_offset: int, _size: int, /) -> bool:
-        # A log that fills the leads knows what belongs there.
-        return True
+    def is_sealed(self, lead: bytes, log_offset: int, size: int, /) -> bool:
+        return self.form_at(log_offset).is_lead(lead, log_offset, size)
 
     def _segment(self, log_offset: int) -> Segment | None:
         """The segment that holds this byte, mapped for the occasion if it is not; None if there is none."""

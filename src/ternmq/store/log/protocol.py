@@ -9,7 +9,8 @@
 A record is *reserved* (there is room for it in one segment), packed by the writer into the log's ``window``, *sealed*
 (the log fills the bytes in front of it; what is not sealed does not exist), *confirmed* and then dispatched. A plain
 log has no bytes in front of records (``lead`` 0) and confirms them with the seal. A log of a Raft group has an entry
-header of 48 bytes there and confirms a record when a majority has it; until then ``truncate`` may take it back.
+header of 48 bytes there and confirms a record when a majority has it; until then ``truncate`` may take it back. It may
+begin with segments of a plain log, from the time before its broker joined a group: ``form_at`` tells how one looks.
 
 Two kinds of log offsets must not be mixed up. A *record's* log offset is where the record itself begins, as queue
 entries, index and message ids have it. A *position* lies between records: behind one, before the lead of the next.
@@ -33,6 +34,7 @@ from ternmq.store.log.paths import LogPaths
 from ternmq.store.log.walk import LogWalk
 from ternmq.store.log.window import Window
 from ternmq.types import Buffer
+from ternmq.wire.layouts.segment_form import SegmentForm
 
 
 class Piece(NamedTuple):
@@ -49,8 +51,8 @@ class LogPiece(NamedTuple):
     data: bytes
     #: Position of the first byte.
     begin: int
-    #: Bytes in front of each record here.
-    lead: int
+    #: What stands between the records here.
+    form: SegmentForm
     #: Where in the segment it begins, and the segment's size.
     at: int
     segment_bytes: int
@@ -71,6 +73,15 @@ class Log(Protocol):
     @property
     def confirms_at_once(self) -> bool:
         """Whether a record is confirmed when it is sealed. Else ``MessageStore.confirm`` tells when it is."""
+        ...
+
+    def form_at(self, position: int) -> SegmentForm:
+        """What stands between the records of the segment that ``position`` lies in."""
+        ...
+
+    @property
+    def closed(self) -> int:
+        """Position up to which a segment's end is known to be one: what is damaged before does not end the log."""
         ...
 
     @property
@@ -111,7 +122,10 @@ class Log(Protocol):
         ...
 
     def open_at(self, end: int, store_time_ms: int) -> None:
-        """Cut the log at ``end``, where recovery found it to end, and be ready to append."""
+        """Cut the log at ``end``, where recovery found it to end, and be ready to append.
+
+        Afterwards ``self.end`` may be another position between the same two records: behind a blank, or before it.
+        """
         ...
 
     def start_threads(self, let_go: Callable[[Segment], object]) -> None:
@@ -210,6 +224,14 @@ class Log(Protocol):
 
     def dirty(self, begin: int, end: int) -> list[Segment]:
         """The segments that hold bytes from ``begin`` up to ``end``. Any thread may ask."""
+        ...
+
+    def write_out(self) -> tuple[list[Path], list[Path]]:
+        """Write out what the log derives from its records for itself, such as an index of them. Raises ``StoreError``.
+
+        Returns the files that must be synced, and the directories whose names must be after that, before the
+        checkpoint says that what is derived from the records is on the disk.
+        """
         ...
 
     def note_synced(self, end: int) -> None:

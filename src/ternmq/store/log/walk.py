@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 
 from ternmq.errors import CorruptRecord
 from ternmq.store.disk.base import Segment
-from ternmq.wire.record import BLANK_BYTES, MAGIC_BLANK, Record, peek_head, unpack_record
+from ternmq.wire.layouts.segment_form import SegmentForm
+from ternmq.wire.record import BLANK_BYTES, Record, peek_head, unpack_record
 
 
 class LogWalk:
     """Iterates over records in log order and stops at the first that is none; ``position`` is then the log's end."""
 
-    __slots__ = ("_check_crc", "_lead", "_segment_at", "_segment_bytes", "position", "trouble")
+    __slots__ = ("_check_crc", "_form_at", "_segment_at", "_segment_bytes", "position", "trouble")
 
     def __init__(
         self,
@@ -20,35 +21,34 @@ class LogWalk:
         position: int,
         *,
         segment_bytes: int,
-        lead: int = 0,
+        form_at: Callable[[int], SegmentForm],
         check_crc: bool = True,
     ) -> None:
-        """``segment_at`` gives the segment that holds a byte of the log, if there is one; ``lead`` bytes stand in front
-        of each record."""
+        """``segment_at`` gives the segment that holds a byte of the log, if there is one; ``form_at`` tells what
+        stands between its records."""
         self._segment_at = segment_at
         self._segment_bytes = segment_bytes
-        self._lead = lead
+        self._form_at = form_at
         self._check_crc = check_crc
         self.position = position
         #: Why the walk ended; empty where the log simply goes no further.
         self.trouble = ""
 
     def __iter__(self) -> Iterator[Record]:
-        size, lead = self._segment_bytes, self._lead
+        size = self._segment_bytes
         while (segment := self._segment_at(self.position)) is not None:
             at = self.position - segment.start
-            page = segment.page
+            page, form = segment.page, self._form_at(segment.start)
+            lead = form.lead
             while True:
                 if at + BLANK_BYTES > size:
                     self.trouble = "no blank at the end of the segment"
                     return
-                total, magic = peek_head(page, at)
-                if magic == MAGIC_BLANK:
+                if form.is_blank(page, at):
                     self.position = segment.start + size
                     break
                 record_at = at + lead
-                if lead and record_at + BLANK_BYTES <= size:
-                    total, magic = peek_head(page, record_at)
+                total, magic = peek_head(page, record_at if record_at + BLANK_BYTES <= size else at)
                 if magic == 0 and total == 0:
                     return
                 try:

@@ -75,6 +75,8 @@ class GetResult:
     body_bytes: int = 0
     #: Whether the next read is from so far back that a slave should serve it.
     is_behind: bool = False
+    #: How much of the log was written since the last of the records.
+    behind_bytes: int = 0
     #: Where the records are if they were left to ``store.read.cold``; ``buffers`` is empty then.
     cold: list[Piece] | None = None
     #: Their queue offsets, where ``accepts`` is to be asked about them.
@@ -106,7 +108,7 @@ KeySearch: TypeAlias = Generator[list[int] | QueryResult, list[memoryview | None
 class Query:
     """The reading half of a store."""
 
-    __slots__ = ("_config", "_disk", "_index", "_log", "_memory_bytes", "_pending", "_queues", "_scan_max")
+    __slots__ = ("_config", "_disk", "_index", "_log", "_pending", "_queues", "_scan_max", "memory_bytes")
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Query:
         self._index = index
         self._pending = pending
         #: Records further back than this are taken to be on disk only.
-        self._memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
+        self.memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
         #: Entries that one read with a filter looks at.
         self._scan_max = config.max_filter_message_size // ENTRY_BYTES
 
@@ -181,16 +183,26 @@ class Query:
             matches = by_unit(queue.ext, matches, may_pass)
 
         written, log_min = commit_log.end, commit_log.begin
-        memory_from = written - self._memory_bytes
+        memory_from = written - self.memory_bytes
         if not is_filtered and (warm := _warm_runs(entries, bytes_memory, max(memory_from, log_min))) is not None:
             warm_runs, count = warm
             views = commit_log.views(warm_runs)
             if views is not None:
                 body_bytes = sum(map(len, views))
-                return GetResult(GetStatus.FOUND, queue_offset + count, low, high, views, count, body_bytes)
+                behind_bytes = written - warm_runs[-1][1]
+                return GetResult(
+                    GetStatus.FOUND,
+                    queue_offset + count,
+                    low,
+                    high,
+                    views,
+                    count,
+                    body_bytes,
+                    behind_bytes=behind_bytes,
+                )
         runs: list[tuple[int, int]] = []
         run_start = run_end = last_offset = -1
-        count = body_bytes = 0
+        count = body_bytes = last_size = 0
         next_offset = queue_offset
         was_removed = is_left = is_late = False
         left: list[int] = []
@@ -204,7 +216,7 @@ class Query:
                 elif count >= count_disk or body_bytes + size > bytes_disk:
                     break
             next_offset += 1
-            last_offset = log_offset
+            last_offset, last_size = log_offset, size
             if matches is not None and not matches(tags_code):
                 continue
             if log_offset < log_min or size == FILLER_SIZE:
@@ -260,7 +272,10 @@ class Query:
                 path=str(queue.directory),
             )
         is_behind = last_offset < memory_from
-        return GetResult(status, next_offset, low, high, buffers, count, body_bytes, is_behind, pieces, left or ())
+        behind_bytes = written - last_offset - (last_size if last_size != FILLER_SIZE else 0)
+        return GetResult(
+            status, next_offset, low, high, buffers, count, body_bytes, is_behind, behind_bytes, pieces, left or ()
+        )
 
     def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
         """Entries of a queue from ``queue_offset`` on, at most ``count_max``, fewer at the end of a file."""
@@ -306,13 +321,13 @@ class Query:
     @property
     def has_cold(self) -> bool:
         """Whether a part of the log is probably not in memory."""
-        return self._log.begin < self._log.end - self._memory_bytes
+        return self._log.begin < self._log.end - self.memory_bytes
 
     def cold_place(self, topic: str, queue_id: int, queue_offset: int) -> int | None:
         """The log offset of a message that is probably not in memory; None if it is, or not there at all."""
         queue = self._queues.get(topic, queue_id) if self.has_cold else None
         entry = queue.entry(queue_offset) if queue is not None else None
-        if entry is None or entry[1] == FILLER_SIZE or entry[0] >= self._log.end - self._memory_bytes:
+        if entry is None or entry[1] == FILLER_SIZE or entry[0] >= self._log.end - self.memory_bytes:
             return None
         return entry[0]
 
@@ -327,7 +342,7 @@ class Query:
 
     def cold_piece(self, log_offset: int) -> Piece | None:
         """Where a record is, and all behind it, if it is probably not in memory; None if it is, or not there at all."""
-        is_cold = log_offset < min(self._log.end - self._memory_bytes, self._pending.dispatched)
+        is_cold = log_offset < min(self._log.end - self.memory_bytes, self._pending.dispatched)
         return self._log.piece(log_offset) if is_cold else None
 
     def record_at(self, log_offset: int, size: int | None = None) -> memoryview | None:

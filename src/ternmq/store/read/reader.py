@@ -13,7 +13,9 @@ from ternmq.errors import StoreError
 from ternmq.store.disk.base import Disk, Segment
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import segment_files
+from ternmq.store.log.place import find_log
 from ternmq.store.log.walk import LogWalk
+from ternmq.wire.layouts.segment_form import PLAIN_FORM, SegmentForm
 from ternmq.wire.record import Record
 
 
@@ -34,7 +36,8 @@ class LogReader:
     ) -> None:
         """``directories``: where the log is, if not in ``commitlog`` under ``root``."""
         disk = disk if disk is not None else FileDisk()
-        directories = directories or [root / "commitlog"]
+        place = find_log(disk, root, directories=tuple(directories))
+        directories = place.paths.all
         entries = [entry for directory in directories for entry in disk.list(directory)]
         sizes = [entry.length_bytes for entry in entries if not entry.is_directory and entry.length_bytes]
         if not sizes:
@@ -48,8 +51,12 @@ class LogReader:
             path = files.get(position - position % size)
             return disk.open_segment(path, size=size, writable=False) if path is not None else None
 
+        def form_at(position: int) -> SegmentForm:
+            path = files.get(position - position % size)
+            return PLAIN_FORM if path is not None and path.parent in place.old else place.form
+
         first = min(files) if log_offset is None else log_offset
-        self._walk = LogWalk(segment_at, first, segment_bytes=size, check_crc=check_crc)
+        self._walk = LogWalk(segment_at, first, segment_bytes=size, form_at=form_at, check_crc=check_crc)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._walk)

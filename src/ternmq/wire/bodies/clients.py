@@ -143,7 +143,7 @@ class AssignmentQuery(Body, frozen=True, kw_only=True):
     message_model: MessageModel = always(lambda: MessageModel.CLUSTERING)
 
 
-class Assignment(Body, frozen=True, kw_only=True):
+class QueueAssignment(Body, frozen=True, kw_only=True):
     """Queue id -1 stands for all queues of that broker."""
 
     message_queue: Queue
@@ -153,7 +153,7 @@ class Assignment(Body, frozen=True, kw_only=True):
 class Assignments(Body, frozen=True, kw_only=True):
     """Reply to QUERY_ASSIGNMENT. None means "keep your queues", an empty list "you have no queues"."""
 
-    message_queue_assignments: list[Assignment] | None = None
+    message_queue_assignments: list[QueueAssignment] | None = None
 
 
 class GroupRequestMode(Body, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * Sends what each further line of standard input orders, with one producer.
  *
- * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code compressOver},
+ * <p>Options: {@code namesrv}, {@code group}, {@code instance}, {@code timeoutMs}, {@code pollMs} (how often routes are asked for), {@code compressOver},
  * {@code maxBodyBytes}, {@code accessKey} and {@code secretKey} (sign requests), {@code vip}, {@code latencyFault}, {@code trace} (to RocketMQ's trace topic). An order: {@code topic}, {@code mode} (sync, async, oneway,
  * batch, ordered, hashed, request), {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code bodyBytes} (padded to
  * that size), {@code tags}, {@code key} (key {@code key-i}), {@code properties}, {@code delayLevel}, the setters of 5.x {@code setDelayTimeSec},
@@ -48,6 +48,7 @@ final class Produce {
         producer.setMaxMessageSize(options.number("maxBodyBytes", 4 * 1024 * 1024));
         producer.setVipChannelEnabled(options.flag("vip", false));
         producer.setSendLatencyFaultEnable(options.flag("latencyFault", false));
+        producer.setPollNameServerInterval(options.number("pollMs", 30_000));
         long timeoutMs = options.bigNumber("timeoutMs", 10_000);
         producer.setSendMsgTimeout((int) timeoutMs);
         producer.start();

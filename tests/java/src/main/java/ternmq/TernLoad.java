@@ -33,7 +33,7 @@ import org.apache.rocketmq.common.message.MessageExt;
  * {@code batch} &gt; 1, that many messages at a time) for {@code warmUpS} and then {@code seconds}, or until
  * {@code count} messages are sent. An event {@code warm} marks the begin of what counts, {@code measured} its end, so
  * that whoever drives this can read the broker's CPU time at both. With {@code transactional}, each message is a
- * transaction that its local part commits at once.
+ * transaction that its local part commits at once. {@code accessKey} and {@code secretKey} sign all others.
  *
  * <p>{@code consume}: a push consumer with the client's default settings takes {@code count} waiting messages; its rate
  * runs from the first message to the last. With {@code pop} it leaves the sharing of queues to the broker (5.2.0 only),
@@ -70,7 +70,8 @@ public final class TernLoad {
 
     private static void send(Options options) throws Exception {
         boolean transactional = options.flag("transactional", false);
-        DefaultMQProducer producer = transactional ? committing() : new DefaultMQProducer("ternmq-load");
+        DefaultMQProducer producer = transactional
+                ? committing() : new DefaultMQProducer("ternmq-load", options.signing());
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setDefaultTopicQueueNums(8);
         producer.setVipChannelEnabled(false);

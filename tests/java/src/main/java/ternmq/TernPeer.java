@@ -39,13 +39,14 @@ public final class TernPeer {
                 case "reply" -> Replier.run(options, input);
                 case "query" -> Query.run(options);
                 case "filter" -> Filter.run(input);
+                case "resume" -> Resume.run(options);
                 // By its name: what it needs is missing in 4.9.4, where it is not compiled.
                 case "pop" -> Class.forName("ternmq.Pop")
                         .getDeclaredMethod("run", Options.class, BufferedReader.class)
                         .invoke(null, options, input);
                 case "admin" -> Admin.run(options);
                 default -> throw new IllegalArgumentException(
-                        "unknown command «" + command + "»: use produce, transact, push, litepull, pull, pop, reply, query, filter or admin");
+                        "unknown command «" + command + "»: use produce, transact, push, litepull, pull, pop, reply, query, filter, resume or admin");
             }
             if (!command.equals("admin")) {
                 Events.emit("done", Map.of());

@@ -15,7 +15,7 @@ import org.apache.rocketmq.common.message.MessageExt;
  * Sends messages in transactions, as each further line of standard input orders, and answers checks.
  *
  * <p>Options: {@code namesrv}, {@code group}, {@code check} (how it answers checks of transactions whose local part ended
- * with UNKNOW: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW). An order: {@code topic}, {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code local}
+ * with UNKNOW: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW), {@code trace} (to RocketMQ's trace topic). An order: {@code topic}, {@code count}, {@code body} (message <i>i</i> carries {@code body-i}), {@code local}
  * (how the local transaction ends), {@code properties}, {@code delayLevel}. Each message answers with an event
  * {@code result} or {@code error}, each order ends with {@code sent}; a check is an event {@code check}.
  */
@@ -27,7 +27,8 @@ final class Transact {
 
     static void run(Options options, BufferedReader input) throws Exception {
         LocalTransactionState checked = LocalTransactionState.valueOf(options.text("check", "UNKNOW"));
-        var producer = new TransactionMQProducer(options.text("group", "ternmq-peer"));
+        var producer = new TransactionMQProducer(
+                null, options.text("group", "ternmq-peer"), null, options.flag("trace", false), null);
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setInstanceName(options.text("instance", "peer"));
         producer.setVipChannelEnabled(false);

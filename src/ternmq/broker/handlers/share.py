@@ -1,0 +1,180 @@
+"""Shared consumption: pull 15060, ack 15061, hold 15062, leave 15063, members 15064 (R1–R3).
+
+What they mean is in ``services.sharing``. The codes of a pull are those of a pop:
+
+    0    found
+    209  POLLING_FULL              the consumer holds too much, or too many wait: the client waits 3 s
+    210  POLLING_TIMEOUT           nothing came while it waited: the client pulls again at once
+
+In a Raft group messages go out when the members have the record that says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from ternmq.broker.flow import ADMIN, CLIENT, PULL
+from ternmq.broker.handlers.held import Held
+from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.services.sharing import Outcome, Shared, Sharing
+from ternmq.errors import refused
+from ternmq.net.gate import Action, Rule
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.store.durable.safety import Answer
+from ternmq.wire.bodies.codec import encode
+from ternmq.wire.bodies.share import ShareMembers
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.handles import ALL_QUEUES
+from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests_share import GetShareMembers, ShareAck, ShareHold, ShareLeave, SharePull, SharePullReply
+
+#: Consumers that left on one connection and are remembered; each has connections of its own.
+LEFT_MAX: Final = 8
+
+_CODES: Final = {
+    Outcome.FOUND: ResponseCode.SUCCESS,
+    Outcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
+    Outcome.AGAIN: ResponseCode.POLLING_TIMEOUT,
+    Outcome.FULL: ResponseCode.POLLING_FULL,
+}
+
+
+class ShareHandlers:
+    """All methods belong to the broker's loop. ``when_safe`` calls back when a record is."""
+
+    def __init__(
+        self, *, sharing: Sharing, polls: Polls, lanes: Lanes, when_safe: Callable[[int, Answer], None]
+    ) -> None:
+        self._sharing = sharing
+        self._polls = polls
+        self._lanes = lanes
+        self._lane = lanes[PULL]
+        self._when_safe = when_safe
+        #: By connection, group and name of consumers that have left on it: a pull that comes later is not for them.
+        self._left: WeakKeyDictionary[Peer, deque[tuple[str, str]]] = WeakKeyDictionary()
+
+    def routes(self) -> dict[int, Route]:
+        rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
+        return {
+            RequestCode.SHARE_PULL: Route(
+                self.pull, PULL, rule, takes_body=False, needs_connection=True, key="consumer_group"
+            ),
+            RequestCode.SHARE_ACK: Route(self.ack, CLIENT, rule, takes_body=False, key="consumer_group"),
+            RequestCode.SHARE_HOLD: Route(self.hold, CLIENT, rule, takes_body=False, key="consumer_group"),
+            # In the lane of pulls: it must not overtake the last pull of its consumer, whose messages would wait.
+            RequestCode.SHARE_LEAVE: Route(self.leave, PULL, rule, takes_body=False, key="consumer_group"),
+            RequestCode.GET_SHARE_MEMBERS: Route(
+                self.members, ADMIN, Rule(Action.ANY, group="consumerGroup"), takes_body=False
+            ),
+        }
+
+    # --- Pull ---------------------------------------------------------------------------------------------------
+
+    def pull(self, peer: Peer, request: Request[SharePull]) -> Reply | Awaitable[Reply | None] | None:
+        """Answer a pull, now or when the disk has it, or let it wait (None)."""
+        header = request.fields
+        if (header.consumer_group, header.consumer) in self._left.get(peer, ()):
+            return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
+        shared = self._sharing.take(request.fields, is_first=True)
+        if shared.outcome is Outcome.OLD:
+            return self._when_read(peer, request, shared)
+        return self._answer(peer, request, shared, None)
+
+    def _pull_again(self, peer: Peer, request: Request[Any], deadline: float) -> Reply | None:
+        if self._sharing.has_left(request.fields):
+            # Nothing for a consumer that is about to end; the next one shall look.
+            header = request.fields
+            self._polls.wake(Kind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
+            return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
+        shared = self._sharing.take(request.fields, is_first=False)
+        assert shared.outcome is not Outcome.OLD, "only a pull seen for the first time waits for the disk"
+        return self._answer(peer, request, shared, deadline)
+
+    async def _when_read(self, peer: Peer, request: Request[SharePull], shared: Shared) -> Reply | None:
+        return self._reply(peer, request, await self._sharing.read_old(shared))
+
+    def _answer(self, peer: Peer, request: Request[SharePull], shared: Shared, deadline: float | None) -> Reply | None:
+        header = request.fields
+        if shared.outcome is Outcome.NOTHING:
+            if deadline is None and header.poll_ms:
+                deadline = self._polls.deadline(header.poll_ms)
+            if deadline is not None and deadline > self._polls.deadline(0):
+                if self._park(peer, request, shared, deadline):
+                    if shared.taken.unfinished:
+                        self._polls.wake(Kind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
+                    return None
+                shared.outcome = Outcome.FULL
+        return self._reply(peer, request, shared)
+
+    def _reply(self, peer: Peer, request: Request[SharePull], shared: Shared) -> Reply | None:
+        taken = shared.taken
+        reply = Reply(
+            _CODES[shared.outcome],
+            header=SharePullReply(first=taken.first, life=taken.life, rest_count=taken.rest, again=taken.is_again),
+            body=taken.buffers,
+        )
+        end_offset = self._sharing.waits_for(shared)
+        if not end_offset:
+            return reply
+
+        def answer(code: int) -> None:
+            if code == ResponseCode.SUCCESS:
+                peer.reply(request, reply)
+            else:
+                peer.fail(request, refused(code, "the messages could not be given out; pull again"))
+
+        self._when_safe(end_offset, answer)
+        return None
+
+    def _park(self, peer: Peer, request: Request[SharePull], shared: Shared, deadline: float) -> bool:
+        header = request.fields
+        held = Held(peer, request, self._pull_again, polls=self._polls, lanes=self._lanes, lane=self._lane)
+        poll = self._polls.park(
+            Kind.SHARE,
+            held,
+            peer,
+            group=header.consumer_group,
+            topics=(header.topic,),
+            queue_id=ALL_QUEUES,
+            wanted=shared.wanted,
+            deadline=deadline,
+            size=request.frame_bytes,
+            member=header.consumer if header.order else "",
+        )
+        held.poll = poll
+        if poll is None:
+            return False
+        self._sharing.waits(header, deadline - self._polls.deadline(0))
+        return True
+
+    # --- Beside it ----------------------------------------------------------------------------------------------
+
+    def ack(self, _peer: Peer, request: Request[ShareAck]) -> Reply:
+        """Numbers of a consumer are done; without numbers it only lives."""
+        header = request.fields
+        if header.last is None:
+            self._sharing.beat(header)
+        else:
+            self._sharing.ack(header, life=header.life, first=header.first, last=header.last)
+        return Reply()
+
+    def hold(self, _peer: Peer, request: Request[ShareHold]) -> Reply:
+        """A consumer needs more time for some messages."""
+        header = request.fields
+        self._sharing.hold(header, life=header.life, first=header.first, last=header.last, hold_ms=header.hold_ms)
+        return Reply()
+
+    def leave(self, peer: Peer, request: Request[ShareLeave]) -> Reply:
+        """A consumer ends."""
+        header = request.fields
+        self._sharing.leave(header)
+        self._left.setdefault(peer, deque(maxlen=LEFT_MAX)).append((header.consumer_group, header.consumer))
+        return Reply()
+
+    def members(self, _peer: Peer, request: Request[GetShareMembers]) -> Reply:
+        """The consumers of a group."""
+        return Reply(body=encode(ShareMembers(members=self._sharing.members(request.fields.consumer_group))))

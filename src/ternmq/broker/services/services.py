@@ -1,0 +1,231 @@
+"""All services of one broker, put together: rules, which know no connection (E, F, H, I, J).
+
+The services need each other in few places: what is sent passes through the redirects of delays and transactions, and a
+committed message passes through the intake again. ``add_permissions`` and ``add_runners`` give the roles what only a
+master does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+from ternmq.broker.config import BrokerConfig
+from ternmq.broker.roles import Roles, Switch
+from ternmq.broker.services.access import Access
+from ternmq.broker.services.catalog import Catalog
+from ternmq.broker.services.delaying import Delaying
+from ternmq.broker.services.drift import Copies, ReadDrift
+from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.polls import Polls
+from ternmq.broker.services.popping import Popping
+from ternmq.broker.services.positions import Positions
+from ternmq.broker.services.reading import Reading
+from ternmq.broker.services.retry import Retries
+from ternmq.broker.services.sending import Sending
+from ternmq.broker.services.sharing import Sharing
+from ternmq.broker.services.transactions import TransactionService
+from ternmq.broker.tables.tables import Tables
+from ternmq.delay.alarm import Alarm
+from ternmq.delay.delivery import Delivery
+from ternmq.delay.levels import MARK as DELAY_MARK
+from ternmq.delay.progress import DelayProgress
+from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.delay.timer import MARKS as TIMER_MARKS
+from ternmq.delay.timer import Timer
+from ternmq.env import Env
+from ternmq.errors import NotMaster
+from ternmq.files import TableFiles
+from ternmq.store.store import MessageStore
+from ternmq.transaction.half import MARK as TRANSACTION_MARK
+from ternmq.wire.ids import UniqueIds
+
+
+class Services:
+    """What a broker can do, by what it is about. Leaving ``stack`` writes and closes what they have in memory."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        table_file: TableFiles,
+        polls: Polls,
+        schedule: ScheduleLog,
+        alarm: Alarm,
+        roles: Roles,
+        copies: Copies,
+        published: Callable[[], Awaitable[None]],
+        env: Env,
+        ip: str,
+        store_host: bytes,
+        stack: AsyncExitStack,
+    ) -> None:
+        """``published`` waits until the name servers know of a change. ``ip`` goes into unique keys."""
+        self._store = store
+        self._tables = tables
+        self._schedule = schedule
+        self._alarm = alarm
+        self._clock = env.clock
+        stack.callback(polls.close)
+        self.access = Access(config, topics=tables.topics, groups=tables.groups)
+        self.delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
+        self.delivered.load()
+        stack.callback(self.delivered.save)
+        self.delaying = Delaying(store, self.delivered, clock=env.clock)
+        timer = Timer(
+            clock=env.clock,
+            broker_name=config.broker_name,
+            is_enabled=store.config.timer_wheel_enable,
+            max_delay_sec=store.config.timer_max_delay_sec,
+            announce=schedule.announce,
+        )
+        self.transactions = TransactionService(
+            config,
+            store=store,
+            take_in=lambda draft: self.intake.store(draft),
+            offsets=tables.offsets,
+            topics=tables.topics,
+            clients=tables.clients,
+            clock=env.clock,
+            host=store_host,
+        )
+        # In this order: delays leave halves alone, and see a message when it is committed.
+        self.intake = Intake(
+            store,
+            waiting_max=config.send_thread_pool_queue_capacity,
+            redirects={
+                TRANSACTION_MARK: self.transactions.redirect,
+                **dict.fromkeys(TIMER_MARKS, timer.redirect),
+                DELAY_MARK: self.delaying.redirect,
+            },
+        )
+        stack.callback(self.intake.close)
+        retries = Retries(
+            intake=self.intake,
+            topics=tables.topics,
+            groups=tables.groups,
+            record_at=store.record_at,
+            cold_record=store.cold.record,
+            choice=env.random,
+        )
+        self.sending = Sending(
+            config,
+            intake=self.intake,
+            topics=tables.topics,
+            retries=retries,
+            transactions=self.transactions,
+            stats=tables.stats,
+            timer=timer,
+            new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
+            choice=env.random,
+        )
+        drift = ReadDrift(config, role=roles, copies=copies, memory_bytes=store.memory_bytes)
+        self.reading = Reading(
+            config,
+            drift=drift,
+            role=roles,
+            copies=copies,
+            access=self.access,
+            store=store,
+            groups=tables.groups,
+            clients=tables.clients,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            filters=tables.filters,
+        )
+        popping = self.popping = Popping(
+            config,
+            access=self.access,
+            polls=polls,
+            table_file=table_file,
+            store=store,
+            store_host=store_host,
+            topics=tables.topics,
+            groups=tables.groups,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            filters=tables.filters,
+            clock=env.clock,
+            choice=env.random,
+        )
+        stack.callback(popping.close)
+        sharing = self.sharing = Sharing(
+            config,
+            access=self.access,
+            polls=polls,
+            store=store,
+            store_host=store_host,
+            groups=tables.groups,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            filters=tables.filters,
+            resend=retries.resend,
+            clock=env.clock,
+            choice=env.random,
+        )
+
+        def moved(group: str, topic: str, queue_id: int) -> None:
+            popping.moved(group, topic, queue_id)
+            sharing.moved(group, topic, queue_id)
+            polls.moved(group, topic, queue_id)
+
+        def topic_deleted(topic: str) -> None:
+            popping.forget(topic=topic)
+            sharing.forget(topic=topic)
+
+        def group_deleted(group: str) -> None:
+            popping.forget(group=group)
+            sharing.forget(group=group)
+
+        self.positions = Positions(
+            config,
+            store=store,
+            offsets=tables.offsets,
+            topics=tables.topics,
+            groups=tables.groups,
+            clients=tables.clients,
+            moved=moved,
+        )
+        self.catalog = Catalog(
+            topics=tables.topics,
+            groups=tables.groups,
+            store=store,
+            offsets=tables.offsets,
+            stats=tables.stats,
+            published=published,
+            on_delete_topic=topic_deleted,
+            on_delete_group=group_deleted,
+        )
+        #: Those that keep values of the settings.
+        self.parts = (
+            self.access,
+            polls,
+            self.intake,
+            self.sending,
+            self.transactions,
+            self.reading,
+            popping,
+            sharing,
+            self.positions,
+        )
+
+    def add_permissions(self, roles: Roles) -> None:
+        """Have a master write, and grant locks, in each term. Add them first: what is added first stops first."""
+        store, locks = self._store, self._tables.locks
+        store.refuse_writes(NotMaster("this broker is not the master yet"))
+        locks.shut(NotMaster("this broker is not the master: ask the master for locks"))
+        roles.add(Switch.factory(on=lambda: store.refuse_writes(None), off=store.refuse_writes))
+        roles.add(Switch.factory(on=self.sending.open, off=self.sending.shut))
+        roles.add(Switch.factory(on=locks.open, off=locks.shut))
+
+    def add_runners(self, roles: Roles) -> None:
+        """Have what a master does by itself run in each term. The tables must be a master's by then."""
+        store = self._store
+        roles.add(self.delaying.begin)
+        roles.add(self.transactions.begin)
+        roles.add(lambda _term: Delivery(store, self._schedule, self._alarm, clock=self._clock))
+        roles.add(self.popping.begin)
+        roles.add(self.sharing.begin)

@@ -1,0 +1,355 @@
+"""Shared consumption on a master, for one term (R1–R3): what consumers hold, and what becomes of it without them.
+
+Made when a term begins: the action log is folded (``share.share_log``). From then on each action is written first and
+applied then (``do``). Once a second the runner looks after all consumers:
+
+- one that was not heard of for too long is offline, and what it holds is written again for others;
+- messages whose time limit is over are taken back, as lost ones; one that is gone for days is forgotten;
+- what retention has deleted is confirmed in its holder's name: the numbers of the rest stay as they are;
+- how far the group is, in each queue, is noted for tools, once it is safe; and a checkpoint is written when it is due.
+
+In a group where one consumer at a time holds the messages of a key, lost messages are not written again: they would
+come behind later ones of their key. They move to another consumer, in their order, as soon as one is online.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ternmq.broker.config import BrokerConfig
+from ternmq.broker.tables.offsets import Offsets
+from ternmq.env import Clock
+from ternmq.errors import BrokerRefused, StoreError, TernError
+from ternmq.share.actions import LOST, Ack, Action, Forget, Gone, Mark, Move
+from ternmq.share.members import Life, Lives
+from ternmq.share.pull_log import PullLog, Run
+from ternmq.share.retry import Resend, Rewriter
+from ternmq.share.share_log import ShareLog
+from ternmq.share.state import Place, PlaceKey
+from ternmq.share.take import Taker
+from ternmq.store.log.draft import Placed
+from ternmq.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+#: How often consumers are looked after.
+TEND_S: Final = 1.0
+#: How often it is noted for tools how far groups are.
+NOTE_S: Final = 5.0
+#: Consumers that are looked at in one turn of the loop.
+TURN_CONSUMERS: Final = 500
+
+
+@dataclass(slots=True)
+class ShareCounts:
+    """Since the broker started, under the names that QMQ's operators know."""
+
+    #: Messages that a consumer passed over when it confirmed later ones; and when that happened last.
+    lost_acks: int = 0
+    lost_ack_ms: int = 0
+    #: Messages that retention deleted before they were confirmed, or handed out.
+    expired: int = 0
+    #: Messages whose consumer took too long.
+    ack_timeouts: int = 0
+    #: Messages that were written again.
+    retried: int = 0
+    #: How often a consumer went offline with messages in hand.
+    offline_tasks: int = 0
+    #: Acks of numbers that were given in another life, or never.
+    refused_acks: int = 0
+    pulls: int = 0
+    acks: int = 0
+
+
+class ShareTerm:
+    """A runner (``broker.roles``). All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MessageStore,
+        offsets: Offsets,
+        resend: Resend,
+        clock: Clock,
+        host: bytes,
+        life: int,
+        counts: ShareCounts,
+        wake: Callable[[str, str, str], None],
+        on_end: Callable[[ShareTerm, TernError], None],
+    ) -> None:
+        """``life`` is a random number of this term. ``wake`` is told group, topic and consumer when there is something
+        in the pull log of a consumer that it did not pull."""
+        self._store = store
+        self._offsets = offsets
+        self._clock = clock
+        self._counts = counts
+        self._wake = wake
+        self._on_end = on_end
+        self._log = ShareLog(store, offsets, host=host, clock=clock)
+        self.life = life
+        self.state = self._log.fold()
+        self.lives = Lives(offline_s=0, gone_s=0)
+        self.taker = Taker(
+            store=store,
+            offsets=offsets,
+            state=self.state,
+            life=life,
+            do=self.do,
+            next_number=self.next_number,
+            expired=self._expired,
+        )
+        self._rewriter = Rewriter(
+            store=store,
+            resend=resend,
+            do=self.do,
+            done=self._rewritten,
+            is_current=self._is_current,
+            pass_on=self._pass_on,
+        )
+        #: Numbers below this were given out to consumers that are gone.
+        self._floor = 0
+        self._is_stopped = False
+        #: Places with actions since their progress was noted, and when that was.
+        self._changed: dict[PlaceKey, None] = dict.fromkeys(self.state.places)
+        self._noted_s = clock.monotonic()
+        #: Where the log began when consumers were last looked after: retention has deleted nothing since.
+        self._log_begin = -1
+        self._soon = asyncio.Event()
+        self.apply(config)
+        now = clock.monotonic()
+        for place in self.state.places.values():
+            for consumer in place.consumers:
+                if consumer != LOST:
+                    self.lives.seen(place.key, consumer, now)
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._crowd = config.max_share_consumers // 2
+        self.lives.apply(offline_s=config.share_offline_time / 1000, gone_s=config.share_gone_time / 1000)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what is known takes in memory."""
+        return self.state.memory_bytes + self.taker.memory_bytes
+
+    def do(self, action: Action) -> Placed:
+        """Write an action, then have it count. Raises what the store raises; then nothing happened."""
+        placed = self._log.write(action)
+        self.state.apply(action)
+        if not isinstance(action, Mark | Forget):
+            self._changed[action.group, action.topic] = None
+        return placed
+
+    def next_number(self, group: str, topic: str, consumer: str) -> int:
+        """The number that the next message of a consumer gets."""
+        known = self.state.find(group, topic, consumer)
+        return known.pulled + 1 if known is not None else self._floor
+
+    def soon(self) -> None:
+        """Look after consumers now, not within a second."""
+        self._soon.set()
+
+    def forget(self, *, group: str = "", topic: str = "") -> None:
+        """A group or a topic was deleted. Raises what the store raises."""
+        keys = [key for key in self.state.places if group in ("", key[0]) and topic in ("", key[1])]
+        if not keys:
+            return
+        for key in keys:
+            self.taker.keys.pop(key, None)
+            for known in self.state.places[key].consumers.values():
+                self._floor = max(self._floor, known.pulled + 1)
+            for consumer in self.lives.names(key):
+                self.lives.forget(key, consumer)
+        self.do(Forget(group, topic))
+
+    # --- Runner -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look after consumers until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(TEND_S):
+                    await self._soon.wait()
+            except TimeoutError:
+                pass
+            self._soon.clear()
+            try:
+                await self.tend()
+            except (StoreError, BrokerRefused) as error:
+                # A full disk, or too much to do: what is left is done the next time.
+                log.warning("the consumers of shared groups cannot be looked after now: %s; retrying", error)
+
+    def stop(self, reason: TernError) -> None:
+        """The term is over (``roles.Runner``)."""
+        self._is_stopped = True
+        self._log.stop()
+        self._on_end(self, reason)
+
+    async def tend(self) -> None:
+        """Look after all consumers once. Raises what writing again raises, when all else is done."""
+        looked, log_begin = 0, self._store.min_log_offset
+        failure: StoreError | BrokerRefused | None = None
+        self._forget_idle()
+        for key in list(self.state.places):
+            place = self.state.places.get(key)
+            if place is None:
+                continue
+            for consumer in list(place.consumers):
+                known = place.consumers.get(consumer)
+                if known is not None and consumer != LOST:
+                    if log_begin != self._log_begin:
+                        self._confirm_deleted(place, consumer, known)
+                    self._look_after(place, consumer, known)
+                looked += 1
+                if not looked % TURN_CONSUMERS:
+                    await asyncio.sleep(0)
+            try:
+                is_left = True
+                while is_left and self._is_current(place):
+                    is_left = await self._rewriter.rewrite(place)
+                    await asyncio.sleep(0)
+            except (StoreError, BrokerRefused) as error:
+                # Perhaps of this group alone, such as a retry topic without permission: others must not wait for it.
+                failure = failure or error
+        self._log_begin = log_begin
+        if self._clock.monotonic() - self._noted_s >= NOTE_S:
+            self._noted_s = self._clock.monotonic()
+            self._note_progress()
+        if self._log.is_due(self.state):
+            for _ in self._log.checkpoint(self.state):
+                await asyncio.sleep(0)
+        if failure is not None:
+            raise failure
+
+    def _look_after(self, place: Place, consumer: str, known: PullLog) -> None:
+        life = self.lives.of(place.key, consumer, self._clock.monotonic())
+        if life is Life.ONLINE:
+            late = known.late(self._clock.now_ms())
+            if late:
+                count = sum([run.count for run in late])
+                if self.give_up(place, consumer, late):
+                    self._counts.ack_timeouts += count
+                    log.warning(
+                        "consumer %s of group %s did not confirm %d messages of %s in time; others get them",
+                        consumer,
+                        place.group,
+                        count,
+                        place.topic,
+                    )
+        elif known.runs:
+            self.go_offline(place, consumer, known)
+        elif life is Life.GONE or self._is_in_the_way(place, consumer):
+            self.do(Gone(place.group, place.topic, consumer))
+            self._floor = max(self._floor, known.pulled + 1)
+            self.lives.forget(place.key, consumer)
+            log.info("consumer %s of group %s is gone from %s and is forgotten", consumer, place.group, place.topic)
+
+    def _is_in_the_way(self, place: Place, consumer: str) -> bool:
+        """Whether a consumer that is offline and holds nothing is forgotten before its time: those without a name of
+        their own are new ones with each start, and would fill the table for days."""
+        return self.lives.size(place.key) > self._crowd and self.lives.is_silent(
+            place.key, consumer, self._clock.monotonic()
+        )
+
+    def go_offline(self, place: Place, consumer: str, known: PullLog) -> None:
+        """Have others get what a consumer holds."""
+        count = known.held
+        if self.give_up(place, consumer, known.runs):
+            self._counts.offline_tasks += 1
+            log.info(
+                "consumer %s of group %s is offline; others get %d messages of %s that it held",
+                consumer,
+                place.group,
+                count,
+                place.topic,
+            )
+
+    def give_up(self, place: Place, consumer: str, runs: Sequence[Run]) -> bool:
+        """Have others get these runs of a consumer: later, as copies, or in order as they are. False: not now."""
+        if place.is_ordered:
+            return self._bequeath(place, consumer, runs)
+        self._move(place, consumer, runs, LOST)
+        self.soon()
+        return True
+
+    def _pass_on(self, place: Place, lost: Run) -> bool:
+        """Have a consumer get what was lost and cannot be written again. False: not now."""
+        return self._bequeath(place, LOST, [lost])
+
+    def _bequeath(self, place: Place, consumer: str, runs: Sequence[Run]) -> bool:
+        heir = self._heir(place, consumer)
+        if heir is None:
+            return False
+        self._move(place, consumer, runs, heir)
+        self._wake(place.group, place.topic, heir)
+        return True
+
+    def _move(self, place: Place, consumer: str, runs: Sequence[Run], to: str) -> None:
+        for run in list(runs):
+            at = self.next_number(place.group, place.topic, to)
+            stretch = run.queue_id, run.offset, run.count
+            self.do(Move(place.group, place.topic, consumer, run.first, run.last, to, at, self.life, 0, [stretch]))
+            self.taker.moved(place.group, place.topic, [run], consumer, to, at)
+
+    def _heir(self, place: Place, consumer: str) -> str | None:
+        """Another consumer that is online: the one that holds the least."""
+        now = self._clock.monotonic()
+        online = [
+            (known.held if (known := place.consumers.get(name)) is not None else 0, name)
+            for name in self.lives.names(place.key)
+            if name != consumer and self.lives.of(place.key, name, now) is Life.ONLINE
+        ]
+        return min(online)[1] if online else None
+
+    def _forget_idle(self) -> None:
+        """Forget consumers that hold nothing, never did, and are not heard of any more."""
+        now = self._clock.monotonic()
+        for key in self.lives.places():
+            place = self.state.places.get(key)
+            for consumer in self.lives.names(key):
+                is_known = place is not None and consumer in place.consumers
+                # One that has just left is remembered: a pull of it may still wait (``Sharing.has_left``).
+                if not is_known and self.lives.is_silent(key, consumer, now):
+                    self.lives.forget(key, consumer)
+
+    def _confirm_deleted(self, place: Place, consumer: str, known: PullLog) -> None:
+        for run in list(known.runs):
+            gone = min(self._store.min_offset(place.topic, run.queue_id) - run.offset, run.count)
+            if gone > 0:
+                last = run.first + gone - 1
+                self.do(Ack(place.group, place.topic, consumer, run.first, last))
+                self.taker.release(place.group, place.topic, consumer, run.first, last)
+                self._expired(gone)
+
+    def _note_progress(self) -> None:
+        """Where each group is, for tools, and for members that consume in another way: once that is safe.
+
+        After a power cut the log may know less than the table of offsets would.
+        """
+        changed, self._changed = self._changed, {}
+        places = [self.state.places[key] for key in changed if key in self.state.places]
+        floors = [(place.group, place.topic, place.floors()) for place in places]
+
+        def note() -> None:
+            if self._is_stopped:
+                return
+            for group, topic, offsets in floors:
+                for queue_id, offset in offsets.items():
+                    if self._offsets.get(group, topic, queue_id) != offset and (group, topic) in self.state.places:
+                        self._offsets.commit(group, topic, queue_id, offset)
+
+        self._store.safe.call_when(self._store.written, note)
+
+    def _expired(self, count: int) -> None:
+        self._counts.expired += max(count, 0)
+
+    def _rewritten(self, written: int, gone: int) -> None:
+        self._counts.retried += written
+        self._expired(gone)
+
+    def _is_current(self, place: Place) -> bool:
+        return not self._is_stopped and self.state.places.get(place.key) is place

@@ -1,0 +1,58 @@
+"""Requests of consumers are scheduled by group, whatever the way of consuming (R4).
+
+No clock is looked at, only the order of answers on one connection: requests of a storm and, behind them, one of a small
+group arrive in the same read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ternmq.net.lanes import SLICE_REQUESTS
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.handles import ALL_QUEUES
+from ternmq.wire.requests import PopMessage
+from ternmq.wire.requests_share import SharePull
+from tests.broker.calls import Caller, pull, serving
+
+#: No more than one read brings.
+STORM: Final = 4 * SLICE_REQUESTS
+
+
+def pulls(group: str, number: int) -> tuple[RequestCode, Any]:
+    return RequestCode.PULL_MESSAGE, pull("orders", consumer_group=group, queue_offset=number % 5)
+
+
+def pops(group: str, number: int) -> tuple[RequestCode, Any]:
+    del number
+    fields: dict[str, Any] = {"queue_id": ALL_QUEUES, "count_max": 1, "invisible_ms": 60_000}
+    return RequestCode.POP_MESSAGE, PopMessage(consumer_group=group, topic="orders", **fields)
+
+
+def shares(group: str, number: int) -> tuple[RequestCode, Any]:
+    return RequestCode.SHARE_PULL, SharePull(
+        consumer_group=group, topic="orders", consumer=f"worker-{number}", count_max=1
+    )
+
+
+@pytest.mark.parametrize("way", [pulls, pops, shares])
+async def test_a_storm_of_one_group_delays_another_by_a_slice(way: Any, tmp_path: Path) -> None:
+    """R4: the request of the small group came last, and is answered among the first."""
+    async with serving(tmp_path) as broker:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number)
+        answered: list[str] = []
+        await asyncio.gather(
+            *(_ask(broker, "storm", way("storm", number), answered) for number in range(STORM)),
+            _ask(broker, "small", way("small", 0), answered),
+        )
+        assert answered.index("small") <= 2 * SLICE_REQUESTS
+
+
+async def _ask(broker: Caller, group: str, request: tuple[RequestCode, Any], answered: list[str]) -> None:
+    await broker.call(*request, timeout_ms=60_000)
+    answered.append(group)

@@ -1,0 +1,63 @@
+"""Java clients and ``mqadmin`` of both versions on a Raft group of TernMQ (P4, V1)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ternmq.admin import Admin
+from tests.interop.java import Java
+from tests.raft.processes import kill_leaders, leader, level, running
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+
+#: Java's producers ask for routes every 30 s; until then they send to the dead broker.
+PATIENCE_S = 120.0
+
+
+async def test_java_clients_follow_a_killed_leader(java: Java, tmp_path: Path) -> None:
+    """P4: no restart of the clients, no acknowledged message lost, and the consumer gets all of them."""
+    async with running(tmp_path / "group") as processes, Admin(processes.name_servers) as admin:
+        names = processes.name_servers
+        old = await leader(admin)
+        await admin.topics.create("orders", queues=4)
+        acknowledged: set[str] = set()
+        async with (
+            java.consumer(names, group="billing", topic="orders") as consumer,
+            java.producer(names, group="shop", timeoutMs=3_000) as producer,
+        ):
+            received: set[str] = set()
+
+            async def send(number: int, count: int = 5) -> bool:
+                answers = await producer.order(topic="orders", count=count, body=f"round{number}", limit_s=120.0)
+                ok = [each for each in answers if each["event"] == "result" and each["status"] == "SEND_OK"]
+                acknowledged.update(f"round{number}-{each['index']}" for each in ok)
+                return len(ok) == count
+
+            for number in range(10):
+                assert await send(number)
+            number = 10
+            await asyncio.to_thread(processes.kill, old)
+            async with asyncio.timeout(PATIENCE_S):
+                while not await send(number):
+                    number += 1
+                    await asyncio.sleep(0.2)
+            await asyncio.to_thread(processes.restart, old)
+            for number in range(1000, 1010):
+                assert await send(number)
+            async with asyncio.timeout(120):
+                while acknowledged - received:
+                    [message] = await consumer.messages(1, limit_s=120.0)
+                    received.add(message["body"].decode())
+            shown = await java.admin(names, "clusterList")
+            status = await java.admin(names, "brokerStatus", "-b", (await admin.brokers.masters())[0].address)
+        await level(admin)
+    assert 3 == sum("broker-a" in line for line in shown.splitlines())
+    assert "commitLogMaxOffset" in status
+
+
+async def test_leaders_that_are_killed_under_java_s_producers_take_nothing_along(tmp_path: Path) -> None:
+    """P4: producers of both versions at once. Fifty rounds are in ``script/soak raft-kill --java``."""
+    await kill_leaders(tmp_path, 3, with_java=True)

@@ -1,0 +1,31 @@
+"""Consumers on a master with slaves, which goes away and comes back: lives from seeds (O3, F1, F7).
+
+``script/soak pairs`` runs them for hours, and replays one (``--seed N --seeds 1 --trace``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testing.seeds import live, live_twice
+
+PORTION = 4
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """What programs have to say about their thousand deaths is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 12, PORTION))
+def test_a_group_loses_nothing_and_gets_nothing_again_that_it_has_committed(first: int) -> None:
+    """O3: the master dies and returns, slaves die, members come and go; progress on a slave returns to the master."""
+    live_twice("pairs", first)
+    for seed in range(first + 1, first + PORTION):
+        live("pairs", seed)

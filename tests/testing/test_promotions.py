@@ -1,0 +1,28 @@
+"""Roles that are swapped while everything breaks (O1, O2). ``script/soak promotions`` runs more seeds, for hours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testing.seeds import live, live_twice
+
+PORTION = 6
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """What nodes have to say about their thousand deaths is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 18, PORTION))
+def test_a_promotion_loses_nothing_that_was_acknowledged_and_logs_are_equal(first: int) -> None:
+    """O1, O2: by hand-over or by force, with kills, power cuts and partitions between all steps."""
+    live_twice("promotions", first)
+    for seed in range(first + 1, first + PORTION):
+        live("promotions", seed)

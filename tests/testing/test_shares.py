@@ -1,0 +1,34 @@
+"""Groups that share messages, in a cluster that breaks: 80 lives from seeds (R1–R3).
+
+``script/check`` runs the first 20 of them, ``script/test`` all. ``script/soak shares`` runs them for hours, and replays
+one (``--seed N --seeds 1 --trace``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.testing.portions import portions
+from tests.testing.seeds import live, live_twice
+
+PORTION = 10
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """What programs have to say about their thousand deaths is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", portions(80, PORTION, few=20))
+def test_share_consumers_lose_nothing_whatever_breaks(first: int) -> None:
+    """R1, R2, R3, H1: with members that come, leave, die and start again, and listeners that are slow, fail and hang;
+    brokers are killed and lose power."""
+    live_twice("shares", first)
+    for seed in range(first + 1, first + PORTION):
+        live("shares", seed)
