@@ -34,7 +34,7 @@ from bench.systems import System, memory_mb
 from ternmq import Message, Producer, PullConsumer
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.delivery import Delivery
-from ternmq.delay.due import HOUR_MS, Waiting, Wish, slot_of
+from ternmq.delay.due import HOUR_MS, AskedTime, Waiting, slot_of
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import SystemClock
 from ternmq.errors import SystemBusy
@@ -179,7 +179,9 @@ def fill(directory: Path, waiting: int) -> float:
             )
         page[size - len(properties) :] = properties.encode()
         _OFFSETS.pack_into(page, field_at("queue_offset"), number, at)
-        schedule.announce(properties, Waiting(slot_ms, "bench", Wish("TIMER_DELIVER_MS", due_ms, is_relative=False)))
+        schedule.announce(
+            properties, Waiting(slot_ms, "bench", AskedTime("TIMER_DELIVER_MS", due_ms, is_relative=False))
+        )
         schedule.fold(Fact(WHEEL_TOPIC, 0, number, at, size, 0, now_ms, 0, 0, properties), record)
         at += size
     segment_bytes = config.mapped_file_size_commit_log

@@ -40,7 +40,7 @@ from ternmq.client.send.producer import Producer
 from ternmq.env import SystemClock
 from ternmq.message import Message
 from ternmq.net.endpoint import dial_blocking
-from ternmq.net.gate import Access, Action, Gate, Rule
+from ternmq.net.gate import Action, Gate, Rights, Rule
 from ternmq.net.tls import TlsConfig
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
@@ -167,7 +167,7 @@ class _Caller:
     """A connection, as the gate sees it."""
 
     address, remote_ip, proved = "127.0.0.1:1", "127.0.0.1", ""
-    access: Access | None = None
+    access: Rights | None = None
     certificate: Mapping[str, object] = {}
 
 

@@ -12,7 +12,7 @@ from ternmq.auth.accounts import AccessRules, Account, Permission
 from ternmq.auth.addresses import AddressPattern
 from ternmq.auth.plain import LISTS, PlainAcl
 from ternmq.errors import NoPermission
-from ternmq.net.gate import ANY_CALLER, Access, Action, Need, Resource, ResourceKind, Rule, check_record
+from ternmq.net.gate import ANY_CALLER, Action, Need, Resource, ResourceKind, Rights, Rule, check_record
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
@@ -33,7 +33,7 @@ class Connection:
     def __init__(self, ip: str = "10.1.1.1") -> None:
         self.remote_ip = ip
         self.address = f"{ip}:5555"
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self.certificate: dict[str, object] = {}
 

@@ -17,7 +17,7 @@ from ternmq.namesrv.server import NameServer
 from ternmq.net.endpoint import dial_blocking
 from ternmq.net.tls import LiveTls, ServerTls
 from ternmq.replication.config import ReplicationConfig
-from ternmq.replication.metadata import Caller
+from ternmq.replication.metadata import MasterCaller
 from ternmq.replication.stream import PROBE, pack_report
 from tests.auth.certificates import Certificates
 from tests.broker import calls
@@ -95,7 +95,7 @@ async def test_slaves_name_the_wrong_kind(
         await until(lambda: "this port needs TLS" in caplog.text and "whether it needs TLS" in caplog.text)
     async with (
         serving(tmp_path / "three") as master,
-        following(tmp_path / "four", master.address, caller=Caller(tls=certificates.client())),
+        following(tmp_path / "four", master.address, caller=MasterCaller(tls=certificates.client())),
     ):
         await until(
             lambda: (

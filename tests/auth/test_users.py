@@ -22,9 +22,9 @@ from ternmq.client.config import ClientConfig
 from ternmq.embedded import EmbeddedCluster
 from ternmq.env import SystemClock
 from ternmq.errors import BrokerRefused, ConfigError, InvalidParameter, NoPermission
-from ternmq.net.gate import Access, Action, Gate, Need, Resource, ResourceKind
+from ternmq.net.gate import Action, Gate, Need, Resource, ResourceKind, Rights
 from ternmq.replication.admission import Admission, prove
-from ternmq.replication.handshake import Place
+from ternmq.replication.handshake import BrokerNode
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.users import AclBody, UserBody
@@ -388,7 +388,7 @@ async def test_only_super_users_follow_the_log(tmp_path: Path) -> None:
         "guest-key", NO_POLICIES.with_entries(PolicyType.CUSTOM, [PolicyEntry.parse("*", ["All"], (), "Allow")])
     )
     admission = Admission(gate=Gate([acl]), is_guarded=True)
-    place = Place("c", "broker-a", 1, "127.0.0.1:10911")
+    place = BrokerNode("c", "broker-a", 1, "127.0.0.1:10911")
     for credentials, is_admitted in ((BOSS, True), (GUEST, False)):
         challenge = admission.challenge()
         assert challenge is not None
@@ -435,7 +435,7 @@ class Calling:
     address, remote_ip = "127.0.0.1:1", "127.0.0.1"
 
     def __init__(self) -> None:
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self.certificate: dict[str, object] = {}
 

@@ -20,7 +20,7 @@ from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.codec import decode
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import TopicRouteBody
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.requests import OffsetReply, QueryOffset, UpdateOffset
@@ -68,7 +68,7 @@ async def brokers_of(name_server: str, topic: str) -> list[str]:
         response = await caller.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
     if response.code == ResponseCode.TOPIC_NOT_EXIST:
         return []
-    route = decode(response.body, TopicRoute)
+    route = decode(response.body, TopicRouteBody)
     return [address for data in route.broker_datas for address in data.broker_addrs.values()]
 
 

@@ -20,7 +20,7 @@ from ternmq.store.inspect.dump import RecordChoice, records
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.replication import BrokerStatus, EpochCache
-from ternmq.wire.bodies.routes import Registration, crc_of
+from ternmq.wire.bodies.routes import RegistrationBody, crc_of
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import OffsetReply, QueryOffset, UpdateOffset
 from ternmq.wire.requests_admin import HandOver, RegisterBroker
@@ -141,7 +141,7 @@ async def test_an_old_master_that_returns_is_cut_to_the_common_history(
 async def listed(names: str, address: str = "127.0.0.1:1") -> AsyncIterator[None]:
     """A master that name servers know and that cannot be reached, until the end of the block."""
     async with dialled(names) as caller:
-        body = encode(Registration())
+        body = encode(RegistrationBody())
         header = RegisterBroker(
             broker_name="broker-a",
             broker_address=address,

@@ -24,7 +24,7 @@ from ternmq.replication.session import MustCut
 from ternmq.replication.slave import SlaveState
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.replication import BrokerStatus
-from ternmq.wire.bodies.routes import Registration, crc_of
+from ternmq.wire.bodies.routes import RegistrationBody, crc_of
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests_admin import PromoteBroker, RegisterBroker
@@ -39,7 +39,7 @@ __all__ = ["names"]
 async def listed(names: str, address: str, broker_id: int) -> AsyncIterator[None]:
     """A broker that name servers know until the end of the block."""
     async with dialled(names) as caller:
-        body = encode(Registration())
+        body = encode(RegistrationBody())
         header = RegisterBroker(
             broker_name="broker-a",
             broker_address=address,

@@ -19,7 +19,7 @@ from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
 from ternmq.wire.bodies.codec import decode
-from ternmq.wire.bodies.routes import Registration as Said
+from ternmq.wire.bodies.routes import RegistrationBody as Said
 from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request

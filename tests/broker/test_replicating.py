@@ -25,7 +25,7 @@ from ternmq.replication.slave import SlaveState
 from ternmq.replication.stream import PROBE, pack_report
 from ternmq.store.config import StoreConfig
 from ternmq.wire.bodies.codec import decode
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import TopicRouteBody
 from ternmq.wire.bodies.stats import HaStatus
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -111,11 +111,11 @@ async def copies_tables(copy: Broker) -> None:
     await until(lambda: metadata.rounds > rounds + 1)
 
 
-async def route_of(names: str, topic: str) -> TopicRoute:
+async def route_of(names: str, topic: str) -> TopicRouteBody:
     async with dialled(names) as caller:
         response = await caller.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
         assert response.code == 0, response.remark
-        return decode(bytes(response.body), TopicRoute)
+        return decode(bytes(response.body), TopicRouteBody)
 
 
 async def test_a_slave_finds_its_master_by_the_name_server_and_serves_its_messages(tmp_path: Path, names: str) -> None:

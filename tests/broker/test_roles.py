@@ -17,7 +17,7 @@ from ternmq.delay.levels import DelayLevels
 from ternmq.errors import NotMaster, TernError
 from ternmq.replication.master import Master
 from ternmq.testing.loop import simulated_loop
-from ternmq.transaction.checker import Checker
+from ternmq.transaction.checker import TransactionChecker
 from ternmq.transaction.transactions import Transactions
 from tests.client.send.test_transaction import QUICK, bodies, until
 
@@ -273,7 +273,7 @@ class _Once:
         (DelayLevels, "_deliver"),
         (Delivery, "_turn"),
         (PopTerm, "_tend"),
-        (Checker, "check_all"),
+        (TransactionChecker, "check_all"),
         (Transactions, "tend"),
         (Master, "look"),
     ],

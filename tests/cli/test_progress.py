@@ -7,7 +7,7 @@ import io
 import pytest
 
 from ternmq.cli.progress import LONG_BYTES, late_bar
-from ternmq.cli.supervise import Report
+from ternmq.cli.supervise import BrokerReport
 from ternmq.cli.supervised import _steps
 
 
@@ -44,7 +44,7 @@ def test_files_and_programs_see_no_bar(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_supervised_broker_tells_of_a_long_recovery_in_steps() -> None:
     """C8: few enough for a pipe that is not read yet."""
-    told: list[Report] = []
+    told: list[BrokerReport] = []
     on_progress = _steps(told.append)
     on_progress(100, 100)
     assert [] == told
@@ -54,4 +54,4 @@ def test_a_supervised_broker_tells_of_a_long_recovery_in_steps() -> None:
     on_progress(total, total)
 
     assert 90 <= len(told) <= 101
-    assert Report(done=total, total=total) == told[-1]
+    assert BrokerReport(done=total, total=total) == told[-1]

@@ -26,7 +26,7 @@ from ternmq.wire.bodies.clients import (
     RequestModes,
 )
 from ternmq.wire.bodies.codec import Queue, decode, encode
-from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRouteBody
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Header, Reply, Request
 from ternmq.wire.record import pack_host, pack_record, record_bytes
@@ -184,7 +184,7 @@ class ConsumerScript:
         if request.header.topic not in self.topics:
             return Reply(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
         addresses = {0: self.address} | ({1: self.slave_address} if self.slave_address else {})
-        route = TopicRoute(
+        route = TopicRouteBody(
             broker_datas=[BrokerData(cluster="c", broker_name="broker-a", broker_addrs=addresses)],
             queue_datas=[
                 QueueData(broker_name="broker-a", perm=6, read_queue_nums=self.read_queues, write_queue_nums=1)

@@ -17,7 +17,7 @@ from ternmq.net.server import Server
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.bodies.clients import Heartbeat
 from ternmq.wire.bodies.codec import decode, encode
-from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRouteBody
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import SendMessageV2, SendReply, UnregisterClient
@@ -139,8 +139,8 @@ class ScriptedCluster:
         (broker,) = self.brokers
         return broker
 
-    def route(self) -> TopicRoute:
-        return TopicRoute(
+    def route(self) -> TopicRouteBody:
+        return TopicRouteBody(
             broker_datas=[
                 BrokerData(
                     cluster="DefaultCluster",

@@ -16,7 +16,7 @@ from ternmq.delay.schedule_rebuild import fresh_schedule
 from ternmq.delay.timer import Timer
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.rebuild import rebuild
-from ternmq.store.inspect.verify import Verdict, verify
+from ternmq.store.inspect.verify import Verification, verify
 from ternmq.store.inspect.view import StoreView
 from ternmq.store.store import MessageStore
 from ternmq.wire.record import FIXED_V4_BYTES, unpack_record
@@ -80,7 +80,7 @@ class Made:
                 return
         raise AssertionError(f"nothing waits at {log_offset}")
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Verification:
         return verify(self.root, checks=(ScheduleCheck,))
 
     def rebuild(self) -> None:

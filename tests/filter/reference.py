@@ -16,14 +16,14 @@ from typing import Any
 from ternmq.filter.tree import (
     AsCondition,
     Compare,
-    Comparison,
     Constant,
+    FilterNode,
     In,
     IsNull,
     Logic,
     Negate,
-    Node,
     Not,
+    Operator,
     PropertyValue,
     TextMatch,
 )
@@ -44,7 +44,7 @@ class Value:
 TRUE, FALSE = Value("Boolean", True), Value("Boolean", False)
 
 
-def matches(node: Node, properties: Mapping[str, str]) -> bool:
+def matches(node: FilterNode, properties: Mapping[str, str]) -> bool:
     """Whether a broker would deliver the message."""
     try:
         return evaluate(node, properties) == TRUE
@@ -52,7 +52,7 @@ def matches(node: Node, properties: Mapping[str, str]) -> bool:
         return False
 
 
-def evaluate(node: Node, properties: Mapping[str, str]) -> Value | None:
+def evaluate(node: FilterNode, properties: Mapping[str, str]) -> Value | None:
     if isinstance(node, Constant):
         return constant(node.value)
     if isinstance(node, PropertyValue):
@@ -126,7 +126,7 @@ def part(node: TextMatch, properties: Mapping[str, str]) -> Value:
 
 def comparison(node: Compare, properties: Mapping[str, str]) -> Value | None:
     left = evaluate(node.left, properties)
-    if node.order is Comparison.EQUAL:
+    if node.order is Operator.EQUAL:
         right = evaluate(node.right, properties)
         if left is None and right is None:
             return TRUE
@@ -145,10 +145,10 @@ def comparison(node: Compare, properties: Mapping[str, str]) -> Value | None:
     sign = compare(left, right)
     return boolean(
         {
-            Comparison.GREATER: sign > 0,
-            Comparison.GREATER_EQUAL: sign >= 0,
-            Comparison.LESS: sign < 0,
-            Comparison.LESS_EQUAL: sign <= 0,
+            Operator.GREATER: sign > 0,
+            Operator.GREATER_EQUAL: sign >= 0,
+            Operator.LESS: sign < 0,
+            Operator.LESS_EQUAL: sign <= 0,
         }[node.order]
     )
 

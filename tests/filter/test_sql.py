@@ -14,14 +14,14 @@ from ternmq.filter.sql import DEFAULT_LIMITS, ExpressionLimits, check, has_recen
 from ternmq.filter.tree import (
     AsCondition,
     Compare,
-    Comparison,
     Constant,
+    FilterNode,
     In,
     IsNull,
     Logic,
     Negate,
-    Node,
     Not,
+    Operator,
     PropertyValue,
     TextMatch,
 )
@@ -32,8 +32,8 @@ WIDE = ExpressionLimits(length=10_000_000, terms=1_000_000)
 A, B, C = PropertyValue("a"), PropertyValue("b"), PropertyValue("c")
 
 
-def equal(left: Node, right: Node) -> Compare:
-    return Compare(Comparison.EQUAL, left, right)
+def equal(left: FilterNode, right: FilterNode) -> Compare:
+    return Compare(Operator.EQUAL, left, right)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def equal(left: Node, right: Node) -> Compare:
     [
         ("a = 1", equal(A, Constant(1))),
         ("a <> 'x'", Not(equal(A, Constant("x")))),
-        ("a > 1", Compare(Comparison.GREATER, A, Constant(1))),
-        ("1.5 <= a", Compare(Comparison.LESS_EQUAL, Constant(1.5), A)),
+        ("a > 1", Compare(Operator.GREATER, A, Constant(1))),
+        ("1.5 <= a", Compare(Operator.LESS_EQUAL, Constant(1.5), A)),
         ("a = 'it''s'", equal(A, Constant("it's"))),
         ("a = ''", equal(A, Constant(""))),
         ("a IS NULL", IsNull(A)),
@@ -67,18 +67,16 @@ def equal(left: Node, right: Node) -> Compare:
             "a BETWEEN 1 AND 5",
             Logic(
                 True,
-                (Compare(Comparison.GREATER_EQUAL, A, Constant(1)), Compare(Comparison.LESS_EQUAL, A, Constant(5))),
+                (Compare(Operator.GREATER_EQUAL, A, Constant(1)), Compare(Operator.LESS_EQUAL, A, Constant(5))),
             ),
         ),
         (
             "a NOT BETWEEN 5 AND -1",
-            Logic(
-                False, (Compare(Comparison.LESS, A, Constant(5)), Compare(Comparison.GREATER, A, Negate(Constant(1))))
-            ),
+            Logic(False, (Compare(Operator.LESS, A, Constant(5)), Compare(Operator.GREATER, A, Negate(Constant(1))))),
         ),
     ],
 )
-def test_each_form_is_read(text: str, expected: Node) -> None:
+def test_each_form_is_read(text: str, expected: FilterNode) -> None:
     """K2"""
     assert expected == parse(text)
 
@@ -93,7 +91,7 @@ def test_and_binds_tighter_than_or_and_comparison_tighter_than_both() -> None:
 
 def test_comparison_binds_tighter_than_equality() -> None:
     """K2: ``a > 1 = TRUE`` is ``(a > 1) = TRUE``."""
-    assert equal(Compare(Comparison.GREATER, A, Constant(1)), Constant(True)) == parse("a > 1 = TRUE")
+    assert equal(Compare(Operator.GREATER, A, Constant(1)), Constant(True)) == parse("a > 1 = TRUE")
 
 
 def test_not_binds_tighter_than_comparison() -> None:

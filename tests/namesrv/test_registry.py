@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ternmq.errors import InvalidParameter
-from ternmq.namesrv.registry import SILENCE_MAX_S, Master, Registrant, Registry
-from ternmq.wire.bodies.routes import QueueData, TopicRoute, decode_registration
+from ternmq.namesrv.registry import SILENCE_MAX_S, MasterAddresses, Registrant, Registry
+from ternmq.wire.bodies.routes import QueueData, TopicRouteBody, decode_registration
 from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode
 from tests.recordings import VERSIONS, requests
@@ -71,7 +71,9 @@ def broker(*topics: str, **what: object) -> Broker:
     return made
 
 
-def register(registry: Registry, who: Broker, *only: str, connection: object = None, now: float = 0.0) -> Master | None:
+def register(
+    registry: Registry, who: Broker, *only: str, connection: object = None, now: float = 0.0
+) -> MasterAddresses | None:
     return registry.register(who.who, who.table(*only), None, connection or who.address, now)
 
 
@@ -80,7 +82,7 @@ def registry() -> Registry:
     return Registry()
 
 
-def route(registry: Registry, topic: str) -> TopicRoute:
+def route(registry: Registry, topic: str) -> TopicRouteBody:
     found = registry.route(topic)
     assert found is not None
     return found
@@ -220,7 +222,7 @@ def test_a_slave_learns_where_its_master_is_and_describes_no_queues(registry: Re
 
     assert register(registry, slave) is None
     assert register(registry, master) is None
-    assert register(registry, slave) == Master(master.address, master.address + "1")
+    assert register(registry, slave) == MasterAddresses(master.address, master.address + "1")
     assert registry.route("odd") is None
     assert route(registry, "t").broker_datas[0].broker_addrs == {0: master.address, 1: slave.address}
 

@@ -28,8 +28,8 @@ from ternmq.wire.bodies.routes import (
     KvTable,
     MemberGroupAnswer,
     QueueData,
-    Registration,
-    TopicRoute,
+    RegistrationBody,
+    TopicRouteBody,
     crc_of,
     encode_registration,
 )
@@ -91,9 +91,9 @@ class Caller:
         )
         return await self.ok(RequestCode.REGISTER_BROKER, header, body)
 
-    async def route(self, topic: str) -> TopicRoute | None:
+    async def route(self, topic: str) -> TopicRouteBody | None:
         response = await self.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
-        return decode(response.body, TopicRoute) if response.code == ResponseCode.SUCCESS else None
+        return decode(response.body, TopicRouteBody) if response.code == ResponseCode.SUCCESS else None
 
     async def topics(self, code: int, header: Header | None = None) -> TopicList:
         return decode((await self.ok(code, header)).body, TopicList)
@@ -106,7 +106,7 @@ def registration(*topics: str) -> bytes:
             topic: TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4) for topic in topics
         },
     )
-    return encode(Registration(topic_config_serialize_wrapper=table))
+    return encode(RegistrationBody(topic_config_serialize_wrapper=table))
 
 
 @asynccontextmanager
@@ -230,7 +230,7 @@ async def test_recorded_registrations_of_java_brokers_are_taken(caller: Caller, 
 @pytest.mark.parametrize("said", [True, False])
 async def test_a_compressed_registration_is_taken_whether_its_header_says_so_or_not(caller: Caller, said: bool) -> None:
     """A2: brokers of RocketMQ 5 compress without saying so."""
-    plain = decode(registration("orders", "other"), Registration)
+    plain = decode(registration("orders", "other"), RegistrationBody)
     body = encode_registration(plain, compressed=True, version=VERSION)
     header = RegisterBroker(
         broker_name="broker-a",
@@ -417,7 +417,7 @@ async def test_a_topic_is_deleted_or_given_queues(caller: Caller) -> None:
     await caller.ok(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopic(topic="orders"))
     assert await caller.route("orders") is None
 
-    queues = TopicRoute(queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=1, perm=6)])
+    queues = TopicRouteBody(queue_datas=[QueueData(broker_name="broker-a", read_queue_nums=1, perm=6)])
     await caller.ok(RequestCode.REGISTER_TOPIC_IN_NAMESRV, RegisterTopic(topic="orders"), encode(queues))
     assert await caller.route("orders") is not None
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from ternmq.outbox.entry import Entry, Row
+from ternmq.outbox.entry import NewRow, Row
 from ternmq.outbox.table import Execute, OutboxTable
 from ternmq.testing.checkers import Broken
 from tests.outbox.simulation import OutboxSimulation
@@ -36,7 +36,7 @@ def test_messages_are_sent_if_and_only_if_they_were_committed_and_in_order(first
 def test_a_relay_that_trusts_hints_is_caught() -> None:
     """J3: what was rolled back would be sent."""
 
-    def trusting(self: OutboxTable, execute: Execute, entries: list[Entry], **_: object) -> list[Row]:
+    def trusting(self: OutboxTable, execute: Execute, entries: list[NewRow], **_: object) -> list[Row]:
         return [Row.of(number, entry) for number, entry in enumerate(entries)]
 
     with patch.object(OutboxTable, "held", trusting), pytest.raises(Broken, match="rolled back, but sent"):

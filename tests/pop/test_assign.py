@@ -9,16 +9,16 @@ import pytest
 from ternmq.allocation import Averagely
 from ternmq.files import TableFile
 from ternmq.message import MessageQueue
-from ternmq.pop.assign import RequestModes, popped_queues
+from ternmq.pop.assign import RequestModeTable, popped_queues
 from ternmq.wire.bodies.clients import GroupRequestMode, RequestMode
 
 QUEUES = [MessageQueue("orders", broker, queue_id) for broker in ("a", "b") for queue_id in range(4)]
 MEMBERS = ["one", "two", "three", "four"]
 
 
-def modes(path: Path, **defaults: object) -> RequestModes:
+def modes(path: Path, **defaults: object) -> RequestModeTable:
     given: dict[str, object] = {"default_mode": RequestMode.PULL, "default_share": -1}
-    table = RequestModes(TableFile(path / "messageRequestMode.json"), **(given | defaults))  # type: ignore[arg-type]
+    table = RequestModeTable(TableFile(path / "messageRequestMode.json"), **(given | defaults))  # type: ignore[arg-type]
     table.load()
     return table
 

@@ -18,11 +18,11 @@ from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
 from ternmq.files import TableFile, do_now
-from ternmq.pop.buffer import Buffer
+from ternmq.pop.buffer import PopBuffer
 from ternmq.pop.orderly import Orders
 from ternmq.pop.revive import Reviver
 from ternmq.pop.revive_log import ReviveLog
-from ternmq.pop.take import Taken, Taker, Wish
+from ternmq.pop.take import PopTaken, PopTaker, PopWish
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import SimulatedDisk
@@ -113,7 +113,7 @@ class World:
             has_group=lambda group: self.groups.get(group) is not None,
             retry_v2=self.options.retry_v2,
         )
-        self.buffer = Buffer(
+        self.buffer = PopBuffer(
             store=self.store,
             offsets=self.offsets,
             revive_log=self.revive_log,
@@ -126,7 +126,7 @@ class World:
         self.orders = Orders(self.file("orders"), self.clock, call_later=no_timer, on_free=self.freed.append)
         self.orders.load()
         self.buffer.open()
-        self.taker = Taker(
+        self.taker = PopTaker(
             store=self.store, offsets=self.offsets, buffer=self.buffer, orders=self.orders, broker_name="broker-a"
         )
 
@@ -181,9 +181,9 @@ class World:
             "ordered": False,
             "attempt_id": None,
         }
-        wish = Wish(**(given | fields))
+        wish = PopWish(**(given | fields))
         topic = self.retry_topic(wish.group, retry) if retry else wish.topic
-        taken = Taken()
+        taken = PopTaken()
         self.taker.take(wish, taken, topic, queue_id, retry)
         starts, offsets = parse_starts(taken.infos.starts), parse_messages(taken.infos.messages)
         records = [record for view in taken.buffers for record in unpack_records(view)]

@@ -8,29 +8,29 @@ from typing import Any
 
 from ternmq.errors import ServiceNotAvailable
 from ternmq.raft.core import RaftCore
-from ternmq.raft.group import Members, RaftConfig
+from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import Leadership
-from ternmq.raft.messages import Append, AppendReply, HardState, NodeId, Vote
+from ternmq.raft.messages import Append, AppendReply, HardState, NodeId, VoteRequest
 from ternmq.raft.ready import EntryTerms, Ready
 from tests.raft.memory_log import MemoryLog
 from tests.raft.simulation import Breakage
 
 
 class VotesTwice(RaftCore):
-    def _grant(self, vote: Vote) -> bool:
+    def _grant(self, vote: VoteRequest) -> bool:
         self._voted_for = None if self._voted_for != self._config.self_id else self._voted_for
         return super()._grant(vote)
 
 
 class VotesForAnyLog(RaftCore):
-    def _is_up_to_date(self, vote: Vote) -> bool:
+    def _is_up_to_date(self, vote: VoteRequest) -> bool:
         return True
 
 
 class ComparesLengthsOnly(RaftCore):
     """The longer log wins, whatever the terms."""
 
-    def _is_up_to_date(self, vote: Vote) -> bool:
+    def _is_up_to_date(self, vote: VoteRequest) -> bool:
         return vote.last_index >= self._terms.last_index
 
 
@@ -111,7 +111,7 @@ class VotesAgainstItsLeader(RaftCore):
 class VotesWhileFilling(RaftCore):
     """A member that lost its disk votes at once."""
 
-    def _grant(self, vote: Vote) -> bool:
+    def _grant(self, vote: VoteRequest) -> bool:
         self._is_filling = False
         return super()._grant(vote)
 
@@ -120,7 +120,7 @@ class ForgetsPromise(RaftCore):
     """A member that was restarted votes at once."""
 
     def __init__(
-        self, config: RaftConfig, hard_state: HardState, terms: EntryTerms, random: Random, now_ms: int, **rest: Any
+        self, config: RaftCoreConfig, hard_state: HardState, terms: EntryTerms, random: Random, now_ms: int, **rest: Any
     ) -> None:
         super().__init__(config, hard_state, terms, random, now_ms, **rest)
         self._heard_ms = now_ms - config.promise_ms
@@ -130,7 +130,7 @@ class ForgetsVote(RaftCore):
     """A member that was restarted knows its term, and not whom it voted for."""
 
     def __init__(
-        self, config: RaftConfig, hard_state: HardState, terms: EntryTerms, random: Random, now_ms: int, **rest: Any
+        self, config: RaftCoreConfig, hard_state: HardState, terms: EntryTerms, random: Random, now_ms: int, **rest: Any
     ) -> None:
         super().__init__(config, HardState(hard_state.term, None), terms, random, now_ms, **rest)
 

@@ -15,13 +15,13 @@ from random import Random
 from typing import Any, Final
 
 from ternmq.raft.core import RaftCore
-from ternmq.raft.dledger_answers import Answers
-from ternmq.raft.dledger_calls import Calls
+from ternmq.raft.dledger_answers import DLedgerAnswers
+from ternmq.raft.dledger_calls import DLedgerCalls
 from ternmq.raft.dledger_view import Todo
-from ternmq.raft.group import Members, RaftConfig
+from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.messages import Append, AppendReply, HardState, VoteReply
-from ternmq.raft.ready import Ready, Role
-from ternmq.raft.wire import Gone
+from ternmq.raft.ready import RaftRole, Ready
+from ternmq.raft.wire import EntriesGone
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.dledger import (
     ACCEPT,
@@ -36,9 +36,9 @@ from ternmq.wire.bodies.dledger import (
     TERM_NOT_READY,
     TRUNCATE,
     Base,
-    Call,
     Code,
-    Entry,
+    DLedgerCode,
+    DLedgerEntry,
     Metadata,
     Push,
     PushAnswer,
@@ -62,7 +62,7 @@ class Log:
     """Entries as bytes; it survives its process."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[DLedgerEntry] = []
 
     first_index = 0
     #: Members are those of the settings.
@@ -87,7 +87,7 @@ class Log:
 
     def add(self, term: int, payload: str) -> None:
         position = sum(entry.size for entry in self.entries)
-        self.entries.append(Entry.of(entry_bytes(len(self.entries), term, position, payload)))
+        self.entries.append(DLedgerEntry.of(entry_bytes(len(self.entries), term, position, payload)))
 
 
 class Member:
@@ -198,8 +198,8 @@ class Ours(Member):
 
     def restart(self) -> None:
         others = [name for name in NAMES if name != self.name]
-        self._gone: list[Gone] = []
-        config = RaftConfig(
+        self._gone: list[EntriesGone] = []
+        config = RaftCoreConfig(
             self_id=self.name,
             members=Members(NAMES),
             heartbeat_ms=1_000,
@@ -210,14 +210,14 @@ class Ours(Member):
         )
         log: Any = self.log
         self.core = RaftCore(config, self.hard_state, log, self.world.random, self.world.now_ms, commit=-1)
-        self._calls = {other: Calls(GROUP, self.name, other, self) for other in others}
-        self._answers = {other: Answers(self.name, other, self) for other in others}
+        self._calls = {other: DLedgerCalls(GROUP, self.name, other, self) for other in others}
+        self._answers = {other: DLedgerAnswers(self.name, other, self) for other in others}
         self._waits: dict[int, str] = {}
 
     # What the translation asks (``View``).
 
     @property
-    def role(self) -> Role:
+    def role(self) -> RaftRole:
         return self.core.role
 
     @property
@@ -244,7 +244,7 @@ class Ours(Member):
         return self.log.term_of(index)
 
     def is_led(self, now_ms: int) -> bool:
-        return self.role is Role.LEADER or now_ms - self.core.heard_ms < 4_000
+        return self.role is RaftRole.LEADER or now_ms - self.core.heard_ms < 4_000
 
     def entries(self, first: int, last: int) -> bytes | None:
         if last > self.last_index:
@@ -255,7 +255,7 @@ class Ours(Member):
 
     @property
     def leads(self) -> int | None:
-        return self.core.term if self.core.role is Role.LEADER else None
+        return self.core.term if self.core.role is RaftRole.LEADER else None
 
     def put(self, payload: str) -> None:
         if self.core.heir is None:
@@ -292,7 +292,11 @@ class Ours(Member):
         self._todo(sender, todo)
 
     def _todo(self, other: str, todo: Todo) -> None:
-        kinds: dict[Call, type[Base]] = {Call.METADATA: Metadata, Call.VOTE: VoteAnswer, Call.PUSH: PushAnswer}
+        kinds: dict[DLedgerCode, type[Base]] = {
+            DLedgerCode.METADATA: Metadata,
+            DLedgerCode.VOTE: VoteAnswer,
+            DLedgerCode.PUSH: PushAnswer,
+        }
         calls = self._calls[other]
         for told, body in todo.answers:
             assert callable(told)
@@ -305,7 +309,7 @@ class Ours(Member):
 
             self.world.call(self.name, other, call, kinds.get(code, Base), answered)
         for message in todo.messages:
-            if isinstance(message, Gone):
+            if isinstance(message, EntriesGone):
                 continue
             self._do(self.core.step(message, self.world.now_ms))
 
@@ -333,7 +337,7 @@ class Ours(Member):
                 self.world.acknowledged.add(self._waits.pop(index))
         if ready.append is not None:
             self._do(self.core.stored(self.log.last_index, self.world.now_ms))
-        if ready.role is not None and ready.role.role is Role.LEADER:
+        if ready.role is not None and ready.role.role is RaftRole.LEADER:
             self.put(f"term {ready.role.term}")
 
 
@@ -609,7 +613,7 @@ class Theirs(Member):
             return
         kind, index = self._phase[other], self._next[other]
         last = self.log.last_index
-        entry: Entry | None = None
+        entry: DLedgerEntry | None = None
         if kind == COMPARE:
             if last < 0:
                 return

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from ternmq.raft.core import RaftCore
-from ternmq.raft.group import Members, RaftConfig
-from ternmq.raft.messages import NO_TERM, Append, AppendReply, HardState, Message, Vote
-from ternmq.raft.ready import Ready, Role
+from ternmq.raft.group import Members, RaftCoreConfig
+from ternmq.raft.messages import NO_TERM, Append, AppendReply, HardState, RaftMessage, VoteRequest
+from ternmq.raft.ready import RaftRole, Ready
 from tests.raft.memory_log import ENTRY_BYTES, Entry, MemoryLog
 
 THREE = Members(("n0", "n1", "n2"))
@@ -21,9 +21,9 @@ def entries(*terms: int) -> list[Entry]:
     return [Entry(term, f"{index} of term {term}") for index, term in enumerate(terms)]
 
 
-def config(self_id: str = "n0", members: Members = THREE, **settings: Any) -> RaftConfig:
+def config(self_id: str = "n0", members: Members = THREE, **settings: Any) -> RaftCoreConfig:
     settings = {"append_bytes": 10 * ENTRY_BYTES, "window_bytes": 40 * ENTRY_BYTES} | settings
-    return RaftConfig(self_id=self_id, members=members, **settings)
+    return RaftCoreConfig(self_id=self_id, members=members, **settings)
 
 
 def core(
@@ -47,8 +47,8 @@ def core(
 
 def vote(
     term: int, last_index: int, last_term: int, *, sender: str = "n1", commit: int = -1, is_pre: bool = False
-) -> Vote:
-    return Vote(
+) -> VoteRequest:
+    return VoteRequest(
         sender=sender,
         receiver="n0",
         term=term,
@@ -139,7 +139,7 @@ class Member:
         self.copies += ready.needs_copy
         if ready.append is not None:
             self.do(self.core.stored(self.log.last_index, group.now_ms))
-        if ready.role is not None and ready.role.role is Role.LEADER:
+        if ready.role is not None and ready.role.role is RaftRole.LEADER:
             self.put(f"term {ready.role.term}")
 
     def put(self, payload: str, members: Members | None = None) -> None:
@@ -156,7 +156,7 @@ class Group:
         self.now_ms = 0
         #: Links that carry nothing.
         self.cut: set[tuple[str, str]] = set()
-        self.under_way: deque[tuple[Message, Sequence[Entry]]] = deque()
+        self.under_way: deque[tuple[RaftMessage, Sequence[Entry]]] = deque()
         names = (*members.voters, *members.learners)
         self.nodes = {
             name: Member(self, name, MemoryLog(entries(*(logs[at] if at < len(logs) else ()))), **settings)
@@ -168,7 +168,7 @@ class Group:
 
     @property
     def leaders(self) -> list[str]:
-        return [name for name, node in self.nodes.items() if node.core.role is Role.LEADER]
+        return [name for name, node in self.nodes.items() if node.core.role is RaftRole.LEADER]
 
     @property
     def leader(self) -> Member:

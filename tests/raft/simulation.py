@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from ternmq.errors import TernError
 from ternmq.raft.core import RaftCore
-from ternmq.raft.group import Members, RaftConfig
-from ternmq.raft.messages import Append, HardState, Message
-from ternmq.raft.ready import Ready, Role, RoleChange
+from ternmq.raft.group import Members, RaftCoreConfig
+from ternmq.raft.messages import Append, HardState, RaftMessage
+from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.checkers import Checkers, Wrong
 from tests.raft.memory_log import ENTRY_BYTES, Entry, MemoryLog
 
@@ -39,7 +39,7 @@ class Crash(Exception):
 
 
 class Packet(NamedTuple):
-    message: Message
+    message: RaftMessage
     entries: Sequence[Entry]
 
 
@@ -91,7 +91,7 @@ class Faults:
 class Node:
     """A member: its log and files, and a core while it runs."""
 
-    def __init__(self, simulation: Simulation, config: RaftConfig) -> None:
+    def __init__(self, simulation: Simulation, config: RaftCoreConfig) -> None:
         self.simulation = simulation
         self.config = config
         self.name = config.self_id
@@ -114,7 +114,7 @@ class Node:
 
     @property
     def is_leader(self) -> bool:
-        return self.core is not None and self.core.role is Role.LEADER
+        return self.core is not None and self.core.role is RaftRole.LEADER
 
     def now_ms(self) -> int:
         return int(self.clock_ms + self.simulation.now_ms * self.clock_rate)
@@ -242,7 +242,7 @@ class Node:
         if ready.append is not None:
             self._sync()
             self._stored_in_cache()
-        if ready.role is not None and ready.role.role is Role.LEADER:
+        if ready.role is not None and ready.role.role is RaftRole.LEADER:
             simulation.checkers.leads(self.name, ready.role.term, self.log)
             self._write(Entry(ready.role.term, f"term {ready.role.term}"))
 
@@ -264,7 +264,7 @@ class Node:
             simulation.acknowledge(payload, at)
             self.acknowledges = ""
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[RaftMessage]) -> None:
         for message in messages:
             entries: Sequence[Entry] = ()
             if isinstance(message, Append):
@@ -314,7 +314,7 @@ class Simulation:
         preferred = tuple(random.sample(names, 1)) if random.random() < 0.2 else ()
         self.nodes: dict[str, Node] = {}
         for name in (*self.members.voters, *self.members.learners):
-            config = RaftConfig(
+            config = RaftCoreConfig(
                 self_id=name,
                 members=self.members,
                 preferred=preferred,

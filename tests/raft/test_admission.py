@@ -23,7 +23,7 @@ from ternmq.net import proof
 from ternmq.net.endpoint import bind
 from ternmq.net.gate import CallingPeer, Gate, Rule
 from ternmq.net.tls import LiveTls, ServerTls
-from ternmq.raft.greeting import Hello, Proof, TextReader, Welcome, pack, statement
+from ternmq.raft.greeting import Hello, LinkProof, TextReader, Welcome, pack, statement
 from ternmq.raft.links import Links
 from ternmq.raft.wire import pack_frame
 from ternmq.wire.auth import Credentials
@@ -184,14 +184,14 @@ async def test_a_proof_is_good_once_and_for_one_statement(world: World, gate: Ga
         async with dialled_when_known(world, one) as first:
             first.writer.write(pack(ours))
             nonce = (await first.told()).nonce
-            good = pack(Proof(proof.prove(nonce, BOSS, statement(ours))))
+            good = pack(LinkProof(proof.prove(nonce, BOSS, statement(ours))))
             first.writer.write(good)
             assert Welcome() == await first.told()
         for statements in (statement(msgspec.structs.replace(ours, sender="n2")), b"follow the log: {}", b""):
             async with dialled(world) as other:
                 other.writer.write(pack(ours))
                 nonce = (await other.told()).nonce
-                other.writer.write(pack(Proof(proof.prove(nonce, BOSS, statements))))
+                other.writer.write(pack(LinkProof(proof.prove(nonce, BOSS, statements))))
                 assert "is not valid" in (await other.told()).reason
         async with dialled(world) as again:
             again.writer.write(pack(ours))

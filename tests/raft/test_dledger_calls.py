@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.raft.dledger_answers import Answers
-from ternmq.raft.dledger_calls import Calls
+from ternmq.raft.dledger_answers import DLedgerAnswers
+from ternmq.raft.dledger_calls import DLedgerCalls
 from ternmq.raft.dledger_view import Todo
-from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, TransferNow, Vote, VoteReply
-from ternmq.raft.ready import Role
-from ternmq.raft.wire import Gone
+from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, TransferNow, VoteReply, VoteRequest
+from ternmq.raft.ready import RaftRole
+from ternmq.raft.wire import EntriesGone
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.dledger import (
     ACCEPT,
@@ -27,13 +27,13 @@ from ternmq.wire.bodies.dledger import (
     TERM_NOT_READY,
     TRUNCATE,
     Base,
-    Call,
     Code,
-    Entry,
+    DLedgerCode,
+    DLedgerEntry,
+    LeaderTransfer,
     Metadata,
     Push,
     PushAnswer,
-    Transfer,
     VoteAnswer,
     VoteCall,
 )
@@ -51,7 +51,9 @@ PRINTED = (
 class Member:
     """This member, n0, as the translation sees it."""
 
-    def __init__(self, *terms: int, term: int = 0, role: Role = Role.FOLLOWER, leader: str | None = None) -> None:
+    def __init__(
+        self, *terms: int, term: int = 0, role: RaftRole = RaftRole.FOLLOWER, leader: str | None = None
+    ) -> None:
         self.log = Log()
         for number, each in enumerate(terms):
             self.log.add(each, f"entry {number}")
@@ -78,18 +80,18 @@ class Member:
             return None
         return b"".join(entry.pack() for entry in self.log.entries[first : last + 1])
 
-    def entry(self, index: int) -> Entry:
+    def entry(self, index: int) -> DLedgerEntry:
         return self.log.entries[index]
 
 
-def push(kind: str, *entries: Entry, term: int = 3, commit: int = NO_INDEX) -> Push:
+def push(kind: str, *entries: DLedgerEntry, term: int = 3, commit: int = NO_INDEX) -> Push:
     one = entries[0] if len(entries) == 1 else None
     many = entries if len(entries) > 1 else ()
     return Push(type=kind, entry=one, batch_entry=many, term=term, commit_index=commit, leader_id="n1", group="g")
 
 
-def entry(index: int, term: int, position: int = 0) -> Entry:
-    return Entry.of(entry_bytes(index, term, position, f"entry {index}"))
+def entry(index: int, term: int, position: int = 0) -> DLedgerEntry:
+    return DLedgerEntry.of(entry_bytes(index, term, position, f"entry {index}"))
 
 
 def only(todo: Todo) -> Any:
@@ -131,7 +133,7 @@ def refused(message: Append, *, term: int | None = None) -> AppendReply:
 def test_entries_keep_their_bytes_through_json() -> None:
     """P3: the CRCs of TernMQ's entries, too, which are unsigned here and signed there."""
     data = entry_bytes(7, 3, 1_000, "x" * 300)
-    call = decode(encode(push(APPEND, Entry.of(data), Entry.of(data))), Push)
+    call = decode(encode(push(APPEND, DLedgerEntry.of(data), DLedgerEntry.of(data))), Push)
 
     assert [data, data] == [each.pack() for each in call.entries]
 
@@ -161,7 +163,7 @@ def test_entries_that_are_none_are_refused(change: bytes) -> None:
 
 
 def test_a_heart_beat_is_an_append_behind_nothing() -> None:
-    answers = Answers("n0", "n1", Member(1, 1))
+    answers = DLedgerAnswers("n0", "n1", Member(1, 1))
     message = only(answers.heart_beat("told", Base(term=3, leader_id="n1"), NOW))
 
     assert (NO_INDEX, NO_INDEX, NO_INDEX) == (message.prev_index, message.last_index, message.commit)
@@ -174,7 +176,7 @@ def test_a_heart_beat_is_an_append_behind_nothing() -> None:
 def test_entries_continue_what_was_compared() -> None:
     """P3: a push names no entry before, so the translation remembers it."""
     member = Member(1, 2)
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     assert Code.INCONSISTENT_STATE == only(answers.pushed("early", push(APPEND, entry(2, 3)), NOW)).code
 
     compare = only(answers.pushed("told", push(COMPARE, member.entry(1)), NOW))
@@ -198,7 +200,7 @@ def test_entries_continue_what_was_compared() -> None:
 
 def test_a_refused_push_has_to_be_compared_again() -> None:
     member = Member(1, 2)
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     compare = only(answers.pushed("told", push(COMPARE, member.entry(1)), NOW))
     answers.replied(accepted(compare, index=1), NOW)
     lost = only(answers.pushed("lost", push(APPEND, entry(2, 3)), NOW))
@@ -209,7 +211,7 @@ def test_a_refused_push_has_to_be_compared_again() -> None:
 
 def test_equal_terms_with_other_bytes_are_not_equal() -> None:
     """P3: it never happens between correct members; DLedger compares bytes, and so do we."""
-    answers = Answers("n0", "n1", Member(1, 2))
+    answers = DLedgerAnswers("n0", "n1", Member(1, 2))
     compare = only(answers.pushed("told", push(COMPARE, entry(1, 2, position=9)), NOW))
 
     assert Code.INCONSISTENT_STATE == only(answers.replied(accepted(compare, index=1), NOW)).code
@@ -218,7 +220,7 @@ def test_equal_terms_with_other_bytes_are_not_equal() -> None:
 def test_what_is_compared_counts_when_it_is_stored() -> None:
     """P1: the leader counts it. Under SYNC_FLUSH it may not be on the disk yet."""
     member = Member(1, 2)
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     compare = only(answers.pushed("told", push(COMPARE, member.entry(1)), NOW))
 
     assert Todo() == answers.replied(accepted(compare, index=1, stored=0), NOW)
@@ -226,7 +228,7 @@ def test_what_is_compared_counts_when_it_is_stored() -> None:
 
 
 def test_an_empty_member_begins_with_the_leader_s_first_entry() -> None:
-    answers = Answers("n0", "n1", Member())
+    answers = DLedgerAnswers("n0", "n1", Member())
     message = only(answers.pushed("told", push(TRUNCATE, entry(0, 1)), NOW))
 
     assert (NO_INDEX, NO_TERM, 0) == (message.prev_index, message.prev_term, message.last_index)
@@ -235,15 +237,15 @@ def test_an_empty_member_begins_with_the_leader_s_first_entry() -> None:
 
 
 def test_what_the_leader_has_deleted_is_told() -> None:
-    todo = Answers("n0", "n1", Member(1)).pushed("told", push(TRUNCATE, entry(7, 3)), NOW)
+    todo = DLedgerAnswers("n0", "n1", Member(1)).pushed("told", push(TRUNCATE, entry(7, 3)), NOW)
 
-    assert [Gone(3, 7)] == todo.messages
+    assert [EntriesGone(3, 7)] == todo.messages
     assert Code.INCONSISTENT_STATE == todo.answers[0][1].code
 
 
 def test_truncate_cuts_nothing_that_both_have() -> None:
     member = Member(1, 2, 2)
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     message = only(answers.pushed("told", push(TRUNCATE, member.entry(0)), NOW))
 
     assert (0, 1, 0, ()) == (message.prev_index, message.prev_term, message.last_index, message.runs)
@@ -253,7 +255,7 @@ def test_truncate_cuts_nothing_that_both_have() -> None:
 def test_entries_of_old_terms_that_were_counted_are_not_committed() -> None:
     """P1: DLedger counts them, and Raft's paper (5.4.2) says why that is wrong."""
     member = Member(1, 2)
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     compare = only(answers.pushed("told", push(COMPARE, member.entry(1), commit=1), NOW))
     assert NO_INDEX == compare.commit
     answers.replied(accepted(compare, index=1), NOW)
@@ -279,7 +281,7 @@ def test_entries_of_old_terms_that_were_counted_are_not_committed() -> None:
 )
 def test_pushes_that_no_leader_sends_are_refused(call: Push) -> None:
     with pytest.raises(RemoteProtocolError):
-        Answers("n0", "n1", Member()).pushed("told", call, NOW)
+        DLedgerAnswers("n0", "n1", Member()).pushed("told", call, NOW)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_a_candidate_hears_why(call: VoteCall, voter_term: int, has_heard: bool,
     """P1: a candidate that hears of a leader waits for 6 s, so it must not be one that is silent."""
     member = Member(1, 2, leader="n2")
     member.has_heard = has_heard
-    answers = Answers("n0", "n1", member)
+    answers = DLedgerAnswers("n0", "n1", member)
     vote = only(answers.voted("told", call, NOW))
     assert (vote.last_index, vote.last_term, vote.commit) == (
         call.ledger_end_index,
@@ -312,7 +314,7 @@ def test_a_candidate_hears_why(call: VoteCall, voter_term: int, has_heard: bool,
 
 def test_a_vote_is_told_for_its_own_term_only() -> None:
     """P1: an answer that comes late is not taken for that of the next call."""
-    answers = Answers("n0", "n1", Member())
+    answers = DLedgerAnswers("n0", "n1", Member())
     answers.voted("old", VoteCall(term=3), NOW)
     answers.voted("new", VoteCall(term=4), NOW)
 
@@ -322,37 +324,37 @@ def test_a_vote_is_told_for_its_own_term_only() -> None:
 
 def test_a_member_takes_over_when_it_has_all() -> None:
     member = Member(1, term=3, leader="n1")
-    answers = Answers("n0", "n1", member)
-    call = Transfer(term=3, transfer_id="n1", transferee_id="n0", take_leadership_ledger_index=1)
+    answers = DLedgerAnswers("n0", "n1", member)
+    call = LeaderTransfer(term=3, transfer_id="n1", transferee_id="n0", take_leadership_ledger_index=1)
     assert Todo() == answers.transferred("told", call, NOW)
     member.log.add(1, "the last")
 
     assert TransferNow(sender="n1", receiver="n0", term=3) == only(answers.tick(NOW + 10))
-    member.term, member.role, member.leader = 4, Role.CANDIDATE, None
+    member.term, member.role, member.leader = 4, RaftRole.CANDIDATE, None
     assert Todo() == answers.tick(NOW + 20)
-    member.role = Role.LEADER
+    member.role = RaftRole.LEADER
     assert Code.SUCCESS == only(answers.tick(NOW + 30)).code
     assert answers.deadline_ms is None
 
 
 def test_a_transfer_that_fails_is_told() -> None:
     member = Member(1, term=3, leader="n1")
-    answers = Answers("n0", "n1", member)
-    call = Transfer(term=3, transfer_id="n1", transferee_id="n0", take_leadership_ledger_index=5)
+    answers = DLedgerAnswers("n0", "n1", member)
+    call = LeaderTransfer(term=3, transfer_id="n1", transferee_id="n0", take_leadership_ledger_index=5)
     answers.transferred("told", call, NOW)
     assert Code.TAKE_LEADERSHIP_FAILED == only(answers.tick(NOW + 3_000)).code
 
     member.leader = "n2"
     assert Code.INCONSISTENT_LEADER == only(answers.transferred("told", call, NOW)).code
-    other = Transfer(term=3, transfer_id="n1", transferee_id="n2")
+    other = LeaderTransfer(term=3, transfer_id="n1", transferee_id="n2")
     assert Code.UNSUPPORTED == only(answers.transferred("told", other, NOW)).code
 
 
 # --- Our calls
 
 
-def calls_of(member: Member) -> Calls:
-    return Calls("g", "n0", "n1", member)
+def calls_of(member: Member) -> DLedgerCalls:
+    return DLedgerCalls("g", "n0", "n1", member)
 
 
 def append(prev_index: int, last_index: int, *, term: int = 3, commit: int = NO_INDEX, sent_ms: int = 50) -> Append:
@@ -370,11 +372,11 @@ def append(prev_index: int, last_index: int, *, term: int = 3, commit: int = NO_
     )
 
 
-def following(calls: Calls, *, prev_index: int) -> Push:
+def following(calls: DLedgerCalls, *, prev_index: int) -> Push:
     """The first heart beat, taken; returns the comparison that follows."""
     todo = calls.send(append(prev_index, prev_index), NOW)
     ((number, code, body),) = todo.calls
-    assert (Call.HEART_BEAT, "g", "n1", "n0", 3) == (code, body.group, body.remote_id, body.leader_id, body.term)
+    assert (DLedgerCode.HEART_BEAT, "g", "n1", "n0", 3) == (code, body.group, body.remote_id, body.leader_id, body.term)
     todo = calls.answered(number, Base(), NOW)
     (heard,) = todo.messages
     assert isinstance(heard, AppendReply)
@@ -384,27 +386,27 @@ def following(calls: Calls, *, prev_index: int) -> Push:
     return compare
 
 
-def answer_to(calls: Calls, code: Code, *, end: int, begin: int = 0) -> Todo:
+def answer_to(calls: DLedgerCalls, code: Code, *, end: int, begin: int = 0) -> Todo:
     """The other member answers the newest call."""
     return calls.answered(calls._number, PushAnswer(code=code, begin_index=begin, end_index=end), NOW)
 
 
 def test_a_pre_vote_asks_who_leads() -> None:
     """P1: DLedger has no pre-votes; a member that knows a leader would give none."""
-    vote = Vote(sender="n0", receiver="n1", term=4, last_index=0, last_term=1, is_pre=True)
+    vote = VoteRequest(sender="n0", receiver="n1", term=4, last_index=0, last_term=1, is_pre=True)
     for leader, is_granted in ((None, True), ("n2", False), ("n1", False), ("n0", True)):
         calls = calls_of(Member(1))
         ((number, code, _),) = calls.send(vote, NOW).calls
-        assert Call.METADATA is code
+        assert DLedgerCode.METADATA is code
         replies = calls.answered(number, Metadata(leader_id=leader), NOW).messages
         expected = [VoteReply(sender="n1", receiver="n0", term=4, is_granted=True, is_pre=True)]
         assert (expected if is_granted else []) == replies
 
 
 def test_a_vote_is_asked_again_until_the_term_is_ready() -> None:
-    member = Member(1, term=4, role=Role.CANDIDATE)
+    member = Member(1, term=4, role=RaftRole.CANDIDATE)
     calls = calls_of(member)
-    vote = Vote(sender="n0", receiver="n1", term=4, last_index=0, last_term=1)
+    vote = VoteRequest(sender="n0", receiver="n1", term=4, last_index=0, last_term=1)
     ((number, _, body),) = calls.send(vote, NOW).calls
     assert isinstance(body, VoteCall)
     assert (4, 0, 1, "n0") == (body.term, body.ledger_end_index, body.ledger_end_term, body.leader_id)
@@ -421,13 +423,13 @@ def test_a_vote_is_asked_again_until_the_term_is_ready() -> None:
     # Not when this member stands no more.
     ((number, _, _),) = calls.send(vote, NOW).calls
     calls.answered(number, VoteAnswer(vote_result=TERM_NOT_READY), NOW)
-    member.role = Role.FOLLOWER
+    member.role = RaftRole.FOLLOWER
     assert Todo() == calls.tick(NOW + 100)
 
 
 def test_logs_are_compared_downwards_and_then_entries_flow() -> None:
     """P3: the core hears of it as of an accepted probe."""
-    member = Member(1, 1, 2, 2, term=3, role=Role.LEADER)
+    member = Member(1, 1, 2, 2, term=3, role=RaftRole.LEADER)
     calls = calls_of(member)
     assert 3 == following(calls, prev_index=3).entries[0].index
     # It has more, all different from index 2 on.
@@ -450,7 +452,7 @@ def test_logs_are_compared_downwards_and_then_entries_flow() -> None:
 
 def test_equal_entries_are_never_cut() -> None:
     """P1: a follower that is shorter is compared at its end: cutting what is equal would take it from a majority."""
-    calls = calls_of(Member(1, 1, 1, 1, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, 1, 1, 1, term=3, role=RaftRole.LEADER))
     following(calls, prev_index=3)
 
     compare = only(answer_to(calls, Code.INCONSISTENT_STATE, end=1))
@@ -459,7 +461,7 @@ def test_equal_entries_are_never_cut() -> None:
 
 
 def test_a_follower_without_a_log_gets_the_first_entry() -> None:
-    calls = calls_of(Member(1, 1, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, 1, term=3, role=RaftRole.LEADER))
     following(calls, prev_index=1)
 
     truncate = only(answer_to(calls, Code.INCONSISTENT_STATE, begin=-1, end=-1))
@@ -468,7 +470,7 @@ def test_a_follower_without_a_log_gets_the_first_entry() -> None:
 
 def test_lost_entries_are_compared_again() -> None:
     """P3: the core begins to probe, and does not count what may be lost."""
-    calls = calls_of(Member(1, 1, 3, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, 1, 3, term=3, role=RaftRole.LEADER))
     following(calls, prev_index=1)
     answer_to(calls, Code.INCONSISTENT_STATE, end=1)
     answer_to(calls, Code.SUCCESS, end=1)
@@ -482,7 +484,7 @@ def test_lost_entries_are_compared_again() -> None:
 
 
 def test_a_lost_connection_ends_the_stream() -> None:
-    calls = calls_of(Member(1, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, term=3, role=RaftRole.LEADER))
     following(calls, prev_index=0)
     answer_to(calls, Code.SUCCESS, end=0)
 
@@ -492,7 +494,7 @@ def test_a_lost_connection_ends_the_stream() -> None:
 
 
 def test_a_larger_term_ends_the_leadership() -> None:
-    calls = calls_of(Member(1, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, term=3, role=RaftRole.LEADER))
     ((number, _, _),) = calls.send(append(0, 0), NOW).calls
 
     reply = only(calls.answered(number, Base(code=Code.EXPIRED_TERM, term=7), NOW))
@@ -501,18 +503,18 @@ def test_a_larger_term_ends_the_leadership() -> None:
 
 def test_heart_beats_go_out_under_load_too() -> None:
     """P1: pushes are no heart beats for DLedger."""
-    calls = calls_of(Member(*[1] * 40, term=3, role=Role.LEADER))
+    calls = calls_of(Member(*[1] * 40, term=3, role=RaftRole.LEADER))
     following(calls, prev_index=0)
     answer_to(calls, Code.SUCCESS, end=39)
     found = [
         code for number in range(40) for _, code, _ in calls.send(append(number, number), NOW + 100 * number).calls
     ]
 
-    assert 3 == found.count(Call.HEART_BEAT)
+    assert 3 == found.count(DLedgerCode.HEART_BEAT)
 
 
 def test_a_transfer_is_asked_for_once() -> None:
-    calls = calls_of(Member(1, 1, term=3, role=Role.LEADER))
+    calls = calls_of(Member(1, 1, term=3, role=RaftRole.LEADER))
     message = TransferNow(sender="n0", receiver="n1", term=3)
     call = only(calls.send(message, NOW))
 

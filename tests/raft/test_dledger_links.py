@@ -16,11 +16,11 @@ from ternmq.raft.config import Member as Peer
 from ternmq.raft.dledger_links import DledgerLinks
 from ternmq.raft.greeting import Hello
 from ternmq.raft.links import Links
-from ternmq.raft.messages import Append, AppendReply, Message
-from ternmq.raft.ready import Role
-from ternmq.raft.wire import Gone, pack_frame
+from ternmq.raft.messages import Append, AppendReply, RaftMessage
+from ternmq.raft.ready import RaftRole
+from ternmq.raft.wire import EntriesGone, pack_frame
 from ternmq.wire.bodies.codec import decode, encode
-from ternmq.wire.bodies.dledger import Base, Call, Code, Metadata, Push, PushAnswer, VoteCall
+from ternmq.wire.bodies.dledger import Base, Code, DLedgerCode, Metadata, Push, PushAnswer, VoteCall
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request
 from ternmq.wire.header import Reply, Request, Response
 from tests.raft.test_dledger_calls import Member
@@ -33,7 +33,7 @@ class World:
     def __init__(self, bounds: list[Bound]) -> None:
         self.bounds = bounds
         self.peers = [Peer(f"n{i}", f"127.0.0.1:{bound.getsockname()[1]}") for i, bound in enumerate(bounds)]
-        self.heard: dict[int, list[Message | Gone]] = {0: [], 1: []}
+        self.heard: dict[int, list[RaftMessage | EntriesGone]] = {0: [], 1: []}
         self.view = Member(1, 1, term=3, leader=None)
 
     @asynccontextmanager
@@ -42,7 +42,7 @@ class World:
         ids = tuple(peer.id for peer in self.peers)
         hello = Hello(1, group, "c", "broker-a", ids[number], "", ids, 4096, "127.0.0.1:1", peer_protocol="dledger")
 
-        def take(message: Message | Gone, sender: str, size: int) -> None:
+        def take(message: RaftMessage | EntriesGone, sender: str, size: int) -> None:
             del sender, size
             self.heard[number].append(message)
 
@@ -51,7 +51,7 @@ class World:
         async with Links(
             hello,
             others,
-            lambda *_: self.heard[number].append(Gone(0, 0)),
+            lambda *_: self.heard[number].append(EntriesGone(0, 0)),
             frame_bytes_max=1 << 20,
             is_guarded=is_guarded,
             theirs=theirs,
@@ -113,12 +113,12 @@ async def test_ternmq_members_find_each_other_and_speak_their_own_protocol(world
         await until(lambda: one.is_ours("n1") and two.is_ours("n0"))
         assert not one.is_linked("n2")
         assert one.send("n1", pack_frame(1, b""))
-        await until(lambda: world.heard[1] == [Gone(0, 0)])
+        await until(lambda: world.heard[1] == [EntriesGone(0, 0)])
 
 
 async def test_a_call_becomes_a_message_and_its_reply_the_answer(world: World) -> None:
     async with world.member(0) as links, caller(world.port(0)) as theirs:
-        theirs.send(Call.HEART_BEAT, base())
+        theirs.send(DLedgerCode.HEART_BEAT, base())
         await until(lambda: bool(world.heard[0]))
         (message,) = world.heard[0]
         assert isinstance(message, Append)
@@ -135,7 +135,7 @@ async def test_a_call_becomes_a_message_and_its_reply_the_answer(world: World) -
 
 async def test_who_is_asked_says_that_it_is_ternmq(world: World) -> None:
     async with world.member(0), caller(world.port(0)) as theirs:
-        theirs.send(Call.METADATA, base(""))
+        theirs.send(DLedgerCode.METADATA, base(""))
         answer = await theirs.answer(Metadata)
 
     assert (1, {"n0", "n1", "n2"}, None) == (answer.ternmq, set(answer.peers), answer.leader_id)
@@ -144,10 +144,10 @@ async def test_who_is_asked_says_that_it_is_ternmq(world: World) -> None:
 @pytest.mark.parametrize(
     ("code", "body", "expected"),
     [
-        (Call.HEART_BEAT, base(group="other"), Code.UNKNOWN_GROUP),
-        (Call.HEART_BEAT, base(to="n1"), Code.UNKNOWN_MEMBER),
-        (Call.HEART_BEAT, base("n9"), Code.UNKNOWN_MEMBER),
-        (Call.HEART_BEAT, base("n0"), Code.UNKNOWN_MEMBER),
+        (DLedgerCode.HEART_BEAT, base(group="other"), Code.UNKNOWN_GROUP),
+        (DLedgerCode.HEART_BEAT, base(to="n1"), Code.UNKNOWN_MEMBER),
+        (DLedgerCode.HEART_BEAT, base("n9"), Code.UNKNOWN_MEMBER),
+        (DLedgerCode.HEART_BEAT, base("n0"), Code.UNKNOWN_MEMBER),
         (50001, base(), Code.UNSUPPORTED),
     ],
 )
@@ -170,7 +170,7 @@ async def test_garbage_ends_a_connection(world: World, data: bytes) -> None:
 
 async def test_a_push_that_no_leader_sends_ends_its_connection(world: World) -> None:
     async with world.member(0), caller(world.port(0)) as theirs:
-        theirs.send(Call.PUSH, Push(group="g", remote_id="n0", leader_id="n2", term=3, type="APPEND"))
+        theirs.send(DLedgerCode.PUSH, Push(group="g", remote_id="n0", leader_id="n2", term=3, type="APPEND"))
         assert await theirs.answer() is None
 
 
@@ -180,13 +180,13 @@ async def test_connections_that_do_not_say_whose_they_are_are_few(world: World) 
         callers = []
         for _ in range(9):
             callers.append(theirs := await stack.enter_async_context(caller(world.port(0))))
-            theirs.send(Call.METADATA, base(""))
+            theirs.send(DLedgerCode.METADATA, base(""))
             assert await theirs.answer(Metadata) is not None
 
         assert await callers[0].answer() is None
 
 
-@pytest.mark.parametrize("code", [Call.METADATA, Call.HEART_BEAT, 50001])
+@pytest.mark.parametrize("code", [DLedgerCode.METADATA, DLedgerCode.HEART_BEAT, 50001])
 async def test_with_access_control_a_stranger_is_told_nothing(
     world: World, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +212,7 @@ async def test_with_access_control_a_rocketmq_broker_is_known_when_its_name_is(
     async with world.member(0, is_guarded=True) as one:
         await until(lambda: bool(one._out["n2"].ips))
         async with caller(world.port(0)) as theirs:
-            theirs.send(Call.HEART_BEAT, base())
+            theirs.send(DLedgerCode.HEART_BEAT, base())
             await until(lambda: bool(world.heard[0]))
 
 
@@ -223,7 +223,7 @@ async def test_a_member_that_does_not_read_its_answers_is_closed(
     monkeypatch.setattr(raft_links, "OUT_BYTES_MAX", 100_000)
     async with world.member(0):
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port(0), limit=1024)
-        call = b"".join(map(bytes, encode_request(Call.HEART_BEAT, body=encode(base("n9")), opaque=7)))
+        call = b"".join(map(bytes, encode_request(DLedgerCode.HEART_BEAT, body=encode(base("n9")), opaque=7)))
         with contextlib.suppress(ConnectionError):
             async with asyncio.timeout(60):
                 while not reader.at_eof() and "does not read its answers" not in caplog.text:
@@ -236,7 +236,7 @@ async def test_a_member_that_does_not_read_its_answers_is_closed(
 async def test_a_rocketmq_broker_is_called_as_dledger_does(world: World) -> None:
     """P3: it gets heart beats and entries, and its answers come as replies."""
     calls: list[tuple[int, Base]] = []
-    kinds: dict[int, type[Any]] = {Call.METADATA: Metadata, Call.VOTE: VoteCall, Call.PUSH: Push}
+    kinds: dict[int, type[Any]] = {DLedgerCode.METADATA: Metadata, DLedgerCode.VOTE: VoteCall, DLedgerCode.PUSH: Push}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = FrameDecoder(typed=False)
@@ -246,9 +246,9 @@ async def test_a_rocketmq_broker_is_called_as_dledger_does(world: World) -> None
                 body = decode(request.body, kinds.get(request.code, Base))
                 calls.append((request.code, body))
                 answer: Base = Base()
-                if request.code == Call.METADATA:
+                if request.code == DLedgerCode.METADATA:
                     answer = Metadata(group="g", peers={peer.id: peer.address for peer in world.peers})
-                elif request.code == Call.PUSH:
+                elif request.code == DLedgerCode.PUSH:
                     answer = PushAnswer(begin_index=0, end_index=1)
                 writer.writelines(encode_reply(request, Reply(200, body=encode(answer))))
         writer.close()
@@ -258,13 +258,13 @@ async def test_a_rocketmq_broker_is_called_as_dledger_does(world: World) -> None
     async with server, world.member(0) as links:
         await until(lambda: links.is_linked("n2"))
         assert not links.is_ours("n2")
-        world.view.role = Role.LEADER
+        world.view.role = RaftRole.LEADER
         assert links.theirs is not None
         beat = Append(sender="n0", receiver="n2", term=3, prev_index=1, prev_term=1, last_index=1, commit=-1, sent_ms=5)
         assert links.theirs.send(beat)
         await until(lambda: len(world.heard[0]) == 2)
 
-        assert [Call.METADATA, Call.HEART_BEAT, Call.PUSH] == [code for code, _ in calls]
+        assert [DLedgerCode.METADATA, DLedgerCode.HEART_BEAT, DLedgerCode.PUSH] == [code for code, _ in calls]
         heard, aligned = world.heard[0]
         assert isinstance(heard, AppendReply)
         assert isinstance(aligned, AppendReply)

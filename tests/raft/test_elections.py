@@ -9,9 +9,9 @@ import pytest
 
 from ternmq.errors import ConfigError, RemoteProtocolError
 from ternmq.raft.core import RaftCore
-from ternmq.raft.group import Members, RaftConfig
-from ternmq.raft.messages import HardState, Message, TransferNow, Vote, VoteReply
-from ternmq.raft.ready import Ready, Role, RoleChange
+from ternmq.raft.group import Members, RaftCoreConfig
+from ternmq.raft.messages import HardState, RaftMessage, TransferNow, VoteReply, VoteRequest
+from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.group import THREE, Group, append, config, core, entries, reply, vote
 from tests.raft.memory_log import MemoryLog
 
@@ -46,7 +46,7 @@ def test_a_member_votes_once_in_a_term() -> None:
         reply("n1", 2**63 - 1, 1),
     ],
 )
-def test_a_term_that_no_group_reaches_is_ignored(message: Message) -> None:
+def test_a_term_that_no_group_reaches_is_ignored(message: RaftMessage) -> None:
     """It would be on all disks, and there would be no term after it."""
     voter = core(1, 1)
     with pytest.raises(RemoteProtocolError, match="no group gets so far"):
@@ -78,7 +78,7 @@ def test_a_member_that_began_in_the_middle_votes_only_when_it_knows_its_last_ter
     voter = core(first_index=5, term=3)
     assert not answer(voter.step(vote(9, 100, 8), LATER)).is_granted
     assert voter.tick(10_000).messages == []
-    assert voter.role is Role.FOLLOWER
+    assert voter.role is RaftRole.FOLLOWER
 
 
 def test_a_pre_vote_changes_nothing() -> None:
@@ -95,15 +95,17 @@ def test_a_candidate_asks_for_pre_votes_then_for_votes_then_leads() -> None:
     """A transcript of an election."""
     member = core(1)
     ready = member.tick(member.deadline_ms)
-    assert ready.role == RoleChange(Role.CANDIDATE, 1, None)
+    assert ready.role == RoleChange(RaftRole.CANDIDATE, 1, None)
     assert ready.hard_state is None
-    assert [message for message in ready.messages if isinstance(message, Vote) and message.is_pre] == ready.messages
+    assert [
+        message for message in ready.messages if isinstance(message, VoteRequest) and message.is_pre
+    ] == ready.messages
     now = LATER + 1000
     ready = member.step(VoteReply(sender="n1", receiver="n0", term=2, is_granted=True, is_pre=True), now)
     assert ready.hard_state == HardState(2, "n0")
     assert [(message.receiver, message.term) for message in ready.messages] == [("n1", 2), ("n2", 2)]
     ready = member.step(VoteReply(sender="n2", receiver="n0", term=2, is_granted=True), now)
-    assert ready.role == RoleChange(Role.LEADER, 2, "n0")
+    assert ready.role == RoleChange(RaftRole.LEADER, 2, "n0")
     assert ready.hard_state is None
 
 
@@ -118,7 +120,7 @@ def test_votes_of_other_terms_and_of_pre_votes_do_not_count() -> None:
     assert member.term == 2
     member.step(VoteReply(sender="n2", term=2, is_pre=True, **granted), LATER)
     member.step(VoteReply(sender="n2", term=1, **granted), LATER)
-    assert member.role is Role.CANDIDATE
+    assert member.role is RaftRole.CANDIDATE
 
 
 def test_a_learner_neither_campaigns_nor_counts() -> None:
@@ -135,7 +137,7 @@ def test_a_single_member_leads_at_once() -> None:
     member = core(1, 1, members=Members(("n0",)), now_ms=50)
     assert member.deadline_ms == 50
     ready = member.tick(50)
-    assert ready.role == RoleChange(Role.LEADER, 2, "n0")
+    assert ready.role == RoleChange(RaftRole.LEADER, 2, "n0")
     assert ready.hard_state == HardState(2, "n0")
     assert ready.messages == []
     assert member.has_lease(10**9)
@@ -144,7 +146,7 @@ def test_a_single_member_leads_at_once() -> None:
 def test_a_member_that_hears_a_leader_gives_no_vote_to_others() -> None:
     voter = core(1, 1)
     voter.step(append(1, 1, 1), LATER)
-    promise_ms = RaftConfig(self_id="n0", members=Members(("n0",))).promise_ms
+    promise_ms = RaftCoreConfig(self_id="n0", members=Members(("n0",))).promise_ms
     for is_pre in (True, False):
         assert voter.step(vote(9, 1, 1, sender="n2", is_pre=is_pre), LATER + promise_ms - 1).messages == []
     assert voter.term == 1
@@ -162,7 +164,7 @@ def test_in_a_mixed_group_a_member_that_hears_a_leader_votes() -> None:
 
 def test_a_mixed_group_has_no_leases() -> None:
     """P1: DLedger's followers promise nothing."""
-    config = RaftConfig(self_id="n0", members=Members(("n0",)), is_mixed=True)
+    config = RaftCoreConfig(self_id="n0", members=Members(("n0",)), is_mixed=True)
     assert 0 == config.lease_ms < config.promise_ms
 
 
@@ -192,7 +194,7 @@ def test_an_old_order_to_take_over_is_ignored() -> None:
     assert member.step(TransferNow(sender="n1", receiver="n0", term=1), LATER).messages == []
     ready = member.step(TransferNow(sender="n1", receiver="n0", term=2), LATER)
     assert ready.hard_state == HardState(3, "n0")
-    assert not any(isinstance(message, Vote) and message.is_pre for message in ready.messages)
+    assert not any(isinstance(message, VoteRequest) and message.is_pre for message in ready.messages)
 
 
 def test_two_leaders_of_one_term_are_a_fault() -> None:
@@ -204,8 +206,8 @@ def test_two_leaders_of_one_term_are_a_fault() -> None:
 
 def test_messages_for_others_are_ignored() -> None:
     member = core(1)
-    assert member.step(Vote(sender="n1", receiver="n2", term=9, last_index=9, last_term=9), LATER) == Ready()
-    assert member.step(Vote(sender="n0", receiver="n0", term=9, last_index=9, last_term=9), LATER) == Ready()
+    assert member.step(VoteRequest(sender="n1", receiver="n2", term=9, last_index=9, last_term=9), LATER) == Ready()
+    assert member.step(VoteRequest(sender="n0", receiver="n0", term=9, last_index=9, last_term=9), LATER) == Ready()
 
 
 def test_a_group_elects_one_leader_and_keeps_it() -> None:
@@ -229,7 +231,7 @@ def test_two_candidates_of_one_term_do_not_both_win_by_a_voter_that_was_restarte
         candidate.do(candidate.core.step(pre_vote, group.now_ms))
     group.under_way.clear()
     for candidate in (one, other):
-        asks = Vote(sender=candidate.name, receiver="n2", term=1, last_index=-1, last_term=-1)
+        asks = VoteRequest(sender=candidate.name, receiver="n2", term=1, last_index=-1, last_term=-1)
         voter.do(voter.core.step(asks, group.now_ms))
         group.cut = {(candidate.name, name) for name in group.nodes}
         group.deliver()
@@ -257,7 +259,7 @@ def test_a_member_that_was_cut_off_does_not_disturb_the_others() -> None:
     away = next(name for name in group.nodes if name != leader.name)
     group.isolate(away)
     group.run(20_000)
-    assert group[away].core.role is Role.CANDIDATE
+    assert group[away].core.role is RaftRole.CANDIDATE
     term = leader.core.term
     assert group[away].core.term == term
     group.cut.clear()
@@ -309,7 +311,7 @@ def test_an_even_number_of_members_works_while_more_than_half_are_there() -> Non
 )
 def test_impossible_settings_are_refused(settings: dict[str, object], cure: str) -> None:
     with pytest.raises(ConfigError, match=cure):
-        RaftConfig(**({"self_id": "n0", "members": Members(("n0", "n1"))} | settings))  # type: ignore[arg-type]
+        RaftCoreConfig(**({"self_id": "n0", "members": Members(("n0", "n1"))} | settings))  # type: ignore[arg-type]
 
 
 def test_members_are_named_once() -> None:

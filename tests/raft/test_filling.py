@@ -16,19 +16,19 @@ from ternmq.message import Message
 from ternmq.raft.filling import (
     ANSWER_KIND,
     CHUNK_BYTES,
-    Answer,
     Ask,
     Content,
     CopiedFile,
-    Places,
-    Sender,
+    FillingAnswer,
+    FillingPlaces,
+    FillingSender,
     pack_answer,
     unpack_answer,
     unpack_ask,
 )
 from ternmq.raft.log import RaftPaths
 from ternmq.raft.node import RaftNode
-from ternmq.raft.wire import FrameDecoder
+from ternmq.raft.wire import LinkDecoder
 from ternmq.store.log.draft import Draft
 from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
@@ -249,8 +249,8 @@ ROOT = Path("/store")
 HOME = ROOT / "dledger-n0"
 
 
-def places(disk: SimulatedDisk) -> Places:
-    return Places(
+def places(disk: SimulatedDisk) -> FillingPlaces:
+    return FillingPlaces(
         disk,
         ROOT,
         RaftPaths((HOME / "data",), HOME, (ROOT / "commitlog",)),
@@ -396,7 +396,7 @@ async def test_a_sender_tells_when_its_files_have_changed(tmp_path: Path) -> Non
 
     disk = SimulatedDisk()
     disk.replace(ROOT / "commitlog" / f"{0:020d}", bytes(SEGMENT))
-    sender = Sender(disk, ROOT, Nothing(), segment_bytes=SEGMENT)
+    sender = FillingSender(disk, ROOT, Nothing(), segment_bytes=SEGMENT)
     name = f"old/{0:020d}"
     opened, _ = await sender.answer(Ask(1))
     answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10))
@@ -421,5 +421,5 @@ def test_bytes_that_are_no_question_and_no_answer_are_refused(body: bytes) -> No
 
 
 def test_an_answer_has_its_bytes() -> None:
-    [(kind, body)] = FrameDecoder(1000).feed(b"".join(pack_answer(Answer(7, 8), b"abc")))
-    assert (ANSWER_KIND, (Answer(7, 8), b"abc")) == (kind, unpack_answer(body))
+    [(kind, body)] = LinkDecoder(1000).feed(b"".join(pack_answer(FillingAnswer(7, 8), b"abc")))
+    assert (ANSWER_KIND, (FillingAnswer(7, 8), b"abc")) == (kind, unpack_answer(body))

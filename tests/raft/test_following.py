@@ -10,7 +10,7 @@ from ternmq.errors import RemoteProtocolError
 from ternmq.raft.core import RaftCore
 from ternmq.raft.leadership import runs
 from ternmq.raft.messages import NO_TERM, AppendReply
-from ternmq.raft.ready import Ready, Role, RoleChange
+from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.group import append, core
 from tests.raft.memory_log import Entry, MemoryLog
 
@@ -27,7 +27,7 @@ def test_entries_behind_a_common_one_are_taken_and_answered_when_stored() -> Non
     follower = core(1, 1)
     message = append(2, 1, 1, 2, 2, sent_ms=77)
     ready = follower.step(message, NOW)
-    assert ready.role == RoleChange(Role.FOLLOWER, 2, "n1")
+    assert ready.role == RoleChange(RaftRole.FOLLOWER, 2, "n1")
     assert (ready.append, ready.append_from, ready.truncate_from) == (message, 2, None)
     assert ready.messages == []
     log = follower._terms

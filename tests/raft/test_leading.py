@@ -11,7 +11,7 @@ from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
 from ternmq.raft.messages import Append, AppendReply, TransferNow, VoteReply
 from ternmq.raft.progress import Pace
-from ternmq.raft.ready import Ready, Role
+from ternmq.raft.ready import RaftRole, Ready
 from tests.raft.group import Group, Member, core, reply
 from tests.raft.memory_log import Entry, MemoryLog
 
@@ -26,7 +26,7 @@ def leader(*terms: int, members: Members | None = None, **settings: Any) -> Raft
         for name in member.members.voters[1:]:
             term = member.term + is_pre
             member.step(VoteReply(sender=name, receiver="n0", term=term, is_granted=True, is_pre=is_pre), NOW)
-    assert member.role is Role.LEADER
+    assert member.role is RaftRole.LEADER
     return member
 
 
@@ -207,7 +207,7 @@ def test_a_leader_that_no_majority_answers_steps_down() -> None:
     group.cut = {(name, old.name) for name in group.nodes}
     old.put("to no avail")
     group.run_until(lambda: bool(group.leaders) and group.leaders != [old.name], at_most_ms=4000)
-    assert old.core.role is not Role.LEADER
+    assert old.core.role is not RaftRole.LEADER
     assert old.commit < old.log.last_index
 
 
@@ -224,7 +224,7 @@ def test_a_reply_from_the_future_is_no_lease_for_ever() -> None:
     equal(member, sent_ms=2**63 - 1, now_ms=NOW)
     assert not member.has_lease(NOW + 540)
     member.tick(NOW + 1501)
-    assert member.role is not Role.LEADER
+    assert member.role is not RaftRole.LEADER
 
 
 def test_a_lease_ends_before_another_leader_is_elected() -> None:
@@ -350,6 +350,6 @@ def test_a_refused_reply_of_a_later_term_ends_the_leadership() -> None:
     late = AppendReply(sender="n1", receiver="n0", term=9, is_accepted=False, index=0, stored=0, sent_ms=NOW)
     ready = member.step(late, NOW)
     assert ready.role is not None
-    assert (ready.role.role, ready.role.term, ready.role.leader) == (Role.FOLLOWER, 9, None)
+    assert (ready.role.role, ready.role.term, ready.role.leader) == (RaftRole.FOLLOWER, 9, None)
     assert ready.hard_state is not None
     assert write(member).messages == []

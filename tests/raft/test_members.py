@@ -12,7 +12,7 @@ from ternmq import names
 from ternmq.admin import Admin
 from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, ServiceNotAvailable, TernError
 from ternmq.raft.group import Members
-from ternmq.raft.membership import MEMBERS_FLAG, Change, Membership, Peer, pack_body, peers_in
+from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, Membership, pack_body, peers_in
 from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.record import pack_record, record_bytes
@@ -132,8 +132,8 @@ def test_a_change_that_would_stop_the_group_is_refused() -> None:
 def test_the_file_counts_only_for_what_the_log_has() -> None:
     """P1: it is written before the entry, so it may know more than the log; never less."""
     disk, path = SimulatedDisk(), Path("/members")
-    one = (Peer("n0", "a:1"),)
-    two = (*one, Peer("n1", "b:1", votes=False))
+    one = (ListedMember("n0", "a:1"),)
+    two = (*one, ListedMember("n1", "b:1", votes=False))
     membership = Membership(disk, path)
     membership.load(first_index=0, term_of=lambda _index: None)
     assert (None, -1) == (membership.members, membership.index)
@@ -181,17 +181,17 @@ def members_record(body: bytes, *, topic: str = names.RAFT_MEMBERS_TOPIC) -> byt
     "peers",
     [
         (),
-        (Peer("n0", "a:1", votes=False),),
-        (Peer("n0", "a:1"), Peer("n0", "b:1")),
-        (Peer("n0", "a:1"), Peer("n1", "a:1")),
-        (Peer("x", "a:1"),),
-        (Peer("n0", "nowhere"),),
-        tuple(Peer(f"n{number}", f"a:{number + 1}") for number in range(10)),
+        (ListedMember("n0", "a:1", votes=False),),
+        (ListedMember("n0", "a:1"), ListedMember("n0", "b:1")),
+        (ListedMember("n0", "a:1"), ListedMember("n1", "a:1")),
+        (ListedMember("x", "a:1"),),
+        (ListedMember("n0", "nowhere"),),
+        tuple(ListedMember(f"n{number}", f"a:{number + 1}") for number in range(10)),
     ],
 )
-def test_a_record_that_names_no_group_names_no_members(peers: tuple[Peer, ...]) -> None:
+def test_a_record_that_names_no_group_names_no_members(peers: tuple[ListedMember, ...]) -> None:
     assert None is peers_in(members_record(pack_body(peers)))
-    good = (Peer("n0", "a:1"), Peer("n1", "b:1", votes=False))
+    good = (ListedMember("n0", "a:1"), ListedMember("n1", "b:1", votes=False))
     assert good == peers_in(members_record(pack_body(good)))
     assert None is peers_in(members_record(b"\xff"))
     assert None is peers_in(members_record(pack_body(good), topic="orders"))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.raft.dledger_answers import Answers, _Tail
-from ternmq.raft.dledger_calls import Calls, _Sent
+from ternmq.raft.dledger_answers import DLedgerAnswers, _Tail
+from ternmq.raft.dledger_calls import DLedgerCalls, _Sent
 from ternmq.raft.dledger_view import Todo
 from ternmq.raft.messages import NO_TERM
 from ternmq.wire.bodies.dledger import (
@@ -22,7 +22,7 @@ from ternmq.wire.bodies.dledger import (
     COMPARE,
     Base,
     Code,
-    Entry,
+    DLedgerEntry,
     Push,
     PushAnswer,
     VoteAnswer,
@@ -100,24 +100,24 @@ def test_a_mixed_group_loses_nothing(seed: int, shape: str) -> None:
     check(seed, shape)
 
 
-class TakesAnything(Answers):
+class TakesAnything(DLedgerAnswers):
     """Entries are taken without a comparison: whatever is here before them counts as equal."""
 
-    def _appended(self, told: object, call: Push, entries: tuple[Entry, ...], now_ms: int) -> Todo:
+    def _appended(self, told: object, call: Push, entries: tuple[DLedgerEntry, ...], now_ms: int) -> Todo:
         before = entries[0].index - 1
         term = self._view.term_of(before)
         self._tail = _Tail(call.term, before, NO_TERM if term is None else term)
         return super()._appended(told, call, entries, now_ms)
 
 
-class NeverComparesAgain(Calls):
+class NeverComparesAgain(DLedgerCalls):
     """Entries that are lost on their way stay lost."""
 
     def _realign(self, now_ms: int, todo: Todo) -> None:
         pass
 
 
-class AlignsAtTheEnd(Calls):
+class AlignsAtTheEnd(DLedgerCalls):
     """A follower counts as equal up to its end, whatever it has there."""
 
     def _compared(self, sent: _Sent, answer: PushAnswer, now_ms: int, todo: Todo) -> None:
@@ -132,7 +132,9 @@ class AlignsAtTheEnd(Calls):
 @pytest.mark.parametrize("broken", [TakesAnything, NeverComparesAgain, AlignsAtTheEnd])
 def test_a_broken_rule_is_found(broken: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """P1, P3: seeds 11, 2 and 0 when this was written."""
-    monkeypatch.setattr(dledger_model, "Answers" if issubclass(broken, Answers) else "Calls", broken)
+    monkeypatch.setattr(
+        dledger_model, "DLedgerAnswers" if issubclass(broken, DLedgerAnswers) else "DLedgerCalls", broken
+    )
     with pytest.raises((AssertionError, RemoteProtocolError)):
         for seed in range(60):
             for shape in SHAPES:
@@ -150,14 +152,14 @@ def test_an_entry_of_an_old_term_that_was_counted_can_be_replaced() -> None:
     member.log.add(1, "of all")
     member.restart()
     size = member.log.entries[0].size
-    counted, later = (Entry.of(entry_bytes(1, term, size, f"of term {term}")) for term in (1, 2))
+    counted, later = (DLedgerEntry.of(entry_bytes(1, term, size, f"of term {term}")) for term in (1, 2))
 
     def call(body: Base) -> Base:
         answers: list[Base] = []
         member.called(body, answers.append)
         return answers[0]
 
-    def push(sender: str, term: int, kind: str, entry: Entry | None = None, commit: int = 0) -> Push:
+    def push(sender: str, term: int, kind: str, entry: DLedgerEntry | None = None, commit: int = 0) -> Push:
         return Push(leader_id=sender, term=term, type=kind, entry=entry, commit_index=commit)
 
     assert Code.SUCCESS == call(Base(leader_id="n1", term=3)).code

@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.raft.messages import Append, AppendReply, Message, TransferNow, Vote, VoteReply
-from ternmq.raft.wire import FrameDecoder, Gone, check_entries, pack_frame, pack_gone, pack_message, unpack_message
+from ternmq.raft.messages import Append, AppendReply, RaftMessage, TransferNow, VoteReply, VoteRequest
+from ternmq.raft.wire import (
+    EntriesGone,
+    LinkDecoder,
+    check_entries,
+    pack_frame,
+    pack_gone,
+    pack_message,
+    unpack_message,
+)
 from ternmq.wire.layouts.raft_entry import pack_entry_header
 
 BYTES_MAX = 1 << 16
@@ -45,9 +53,9 @@ def append(first: int, terms: list[int], *, term: int = 9, heir: str | None = No
     )
 
 
-MESSAGES: list[Message] = [
-    Vote(**BOTH, term=3, last_index=-1, last_term=-1, is_pre=True),
-    Vote(**BOTH, term=1 << 60, last_index=1 << 50, last_term=7),
+MESSAGES: list[RaftMessage] = [
+    VoteRequest(**BOTH, term=3, last_index=-1, last_term=-1, is_pre=True),
+    VoteRequest(**BOTH, term=1 << 60, last_index=1 << 50, last_term=7),
     VoteReply(**BOTH, term=3, is_granted=True),
     VoteReply(**BOTH, term=0, is_granted=False, is_pre=True),
     append(0, []),
@@ -59,34 +67,34 @@ MESSAGES: list[Message] = [
 ]
 
 
-def packed(message: Message) -> bytes:
+def packed(message: RaftMessage) -> bytes:
     data = [message.data] if isinstance(message, Append) else []
     return b"".join(map(bytes, pack_message(message, data)))
 
 
-def unpacked(decoder: FrameDecoder, data: bytes) -> list[Message | Gone]:
+def unpacked(decoder: LinkDecoder, data: bytes) -> list[RaftMessage | EntriesGone]:
     return [unpack_message(kind, body, **BOTH) for kind, body in decoder.feed(data)]
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_is_read_whole_byte_by_byte_and_with_more_behind_it(message: Message) -> None:
+def test_a_message_is_read_whole_byte_by_byte_and_with_more_behind_it(message: RaftMessage) -> None:
     data = packed(message)
 
-    assert [message] == unpacked(FrameDecoder(BYTES_MAX), data)
-    assert [message, message] == unpacked(FrameDecoder(BYTES_MAX), data + data + data[:-1])
-    decoder = FrameDecoder(BYTES_MAX)
+    assert [message] == unpacked(LinkDecoder(BYTES_MAX), data)
+    assert [message, message] == unpacked(LinkDecoder(BYTES_MAX), data + data + data[:-1])
+    decoder = LinkDecoder(BYTES_MAX)
     results = [unpacked(decoder, data[i : i + 1]) for i in range(len(data))]
     assert [[]] * (len(data) - 1) + [[message]] == results
     assert 0 == decoder.kept_bytes
 
 
 def test_a_frame_that_is_too_large_is_refused_before_it_is_kept() -> None:
-    decoder = FrameDecoder(100)
+    decoder = LinkDecoder(100)
 
     with pytest.raises(RemoteProtocolError, match="a Raft message has 101 bytes; expected 1 to 100"):
         decoder.feed((101).to_bytes(4, "big") + b"\x01")
     with pytest.raises(RemoteProtocolError, match="0 bytes"):
-        FrameDecoder(100).feed(bytes(5))
+        LinkDecoder(100).feed(bytes(5))
 
 
 @given(kind=st.integers(0, 255), body=st.binary(max_size=300))
@@ -109,7 +117,7 @@ def test_flipped_bytes_of_messages_are_refused_or_read() -> None:
         for _ in range(chance.randint(1, 3)):
             data[chance.randrange(4, len(data))] = chance.randrange(256)
         try:
-            for message in unpacked(FrameDecoder(BYTES_MAX), bytes(data)):
+            for message in unpacked(LinkDecoder(BYTES_MAX), bytes(data)):
                 if isinstance(message, Append):
                     check_entries(message)
         except RemoteProtocolError:
@@ -117,8 +125,8 @@ def test_flipped_bytes_of_messages_are_refused_or_read() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_body_of_another_length_is_refused(message: Message) -> None:
-    [(kind, body)] = FrameDecoder(BYTES_MAX).feed(packed(message))
+def test_a_body_of_another_length_is_refused(message: RaftMessage) -> None:
+    [(kind, body)] = LinkDecoder(BYTES_MAX).feed(packed(message))
 
     for other in (body[:-1], body + b"\0"):
         with pytest.raises(RemoteProtocolError):
@@ -128,10 +136,10 @@ def test_a_body_of_another_length_is_refused(message: Message) -> None:
 
 
 def test_a_word_of_deleted_entries_is_read() -> None:
-    data = b"".join(map(bytes, pack_gone(Gone(3, 17))))
+    data = b"".join(map(bytes, pack_gone(EntriesGone(3, 17))))
 
-    assert [Gone(3, 17)] == unpacked(FrameDecoder(BYTES_MAX), data)
-    [(kind, body)] = FrameDecoder(BYTES_MAX).feed(data)
+    assert [EntriesGone(3, 17)] == unpacked(LinkDecoder(BYTES_MAX), data)
+    [(kind, body)] = LinkDecoder(BYTES_MAX).feed(data)
     with pytest.raises(RemoteProtocolError):
         unpack_message(kind, body[:-1], **BOTH)
 
@@ -149,7 +157,7 @@ def test_an_unknown_kind_is_refused() -> None:
 def test_runs_that_contradict_the_indexes_are_refused(runs: tuple[tuple[int, int], ...]) -> None:
     message = append(7, [2, 2, 5])
     wrong = Append(**{name: getattr(message, name) for name in Append.__slots__} | {"runs": runs})
-    [(kind, body)] = FrameDecoder(BYTES_MAX).feed(packed(wrong))
+    [(kind, body)] = LinkDecoder(BYTES_MAX).feed(packed(wrong))
 
     with pytest.raises(RemoteProtocolError, match="contradict"):
         unpack_message(kind, body, **BOTH)
@@ -174,4 +182,4 @@ def test_other_entries_than_announced_are_refused(data: bytes) -> None:
 def test_a_frame_of_any_kind_keeps_its_data() -> None:
     frame = pack_frame(3, b"ab", [b"cd", memoryview(b"ef")], 4)
 
-    assert [(3, b"abcdef")] == FrameDecoder(BYTES_MAX).feed(b"".join(map(bytes, frame)))
+    assert [(3, b"abcdef")] == LinkDecoder(BYTES_MAX).feed(b"".join(map(bytes, frame)))

@@ -28,7 +28,7 @@ from ternmq.env import Env
 from ternmq.net.endpoint import bind
 from ternmq.replication.beside import Beside
 from ternmq.replication.config import ReplicationConfig
-from ternmq.replication.handshake import Place, Refusal
+from ternmq.replication.handshake import BrokerNode, Refusal
 from ternmq.replication.master import Master
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.config import FlushDiskType, StoreConfig
@@ -185,9 +185,9 @@ class ReplicationSimulation:
             tasks.create_task(_every(seconds, work))
         return store
 
-    def _place(self, node: Node) -> Place:
+    def _place(self, node: Node) -> BrokerNode:
         number = 0 if node is self.master else self.slaves.index(node) + 1
-        return Place("cluster", "broker", number, f"{node.ip}:10911")
+        return BrokerNode("cluster", "broker", number, f"{node.ip}:10911")
 
     async def _run_master(self, node: Node) -> None:
         async with Tasks() as tasks:

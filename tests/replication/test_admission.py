@@ -17,12 +17,12 @@ from ternmq.auth.acl_files import AclFiles
 from ternmq.auth.plain import PlainAcl
 from ternmq.env import SystemClock
 from ternmq.errors import NoPermission, RemoteProtocolError
-from ternmq.net.gate import Access, Gate
+from ternmq.net.gate import Gate, Rights
 from ternmq.net.tls import ClientAuth, LiveTls, ServerTls
 from ternmq.replication import admission
 from ternmq.replication.admission import Admission, Challenge, Proof
 from ternmq.replication.handshake import Refusal
-from ternmq.replication.metadata import Caller
+from ternmq.replication.metadata import MasterCaller
 from ternmq.replication.slave import SlaveState
 from ternmq.replication.stream import PROBE, pack_report, pack_text
 from ternmq.wire.auth import Credentials
@@ -80,7 +80,7 @@ async def test_a_slave_that_signs_follows(tmp_path: Path, guarded: Admission) ->
     """N1, O1: with the account of an admin."""
     async with serving(tmp_path / "one", admission=guarded) as master:
         end = master.put(50)
-        async with following(tmp_path / "two", master.address, caller=Caller(BOSS)) as slave:
+        async with following(tmp_path / "two", master.address, caller=MasterCaller(BOSS)) as slave:
             await slave.reaches(end)
 
 
@@ -99,7 +99,7 @@ async def test_a_slave_without_the_right_account_hears_why(
     """N1, O1: and gets no byte of the log."""
     async with serving(tmp_path / "one", admission=guarded) as master:
         master.put(5)
-        async with following(tmp_path / "two", master.address, caller=Caller(credentials)) as slave:
+        async with following(tmp_path / "two", master.address, caller=MasterCaller(credentials)) as slave:
             await slave.comes_to(SlaveState.REFUSED)
             assert Refusal.NOT_ADMITTED is slave.slave.refusal
             assert said in slave.slave.trouble
@@ -118,7 +118,7 @@ async def test_a_long_refusal_is_told_in_part(tmp_path: Path) -> None:
     gate = cast("Gate", Talkative())
     async with (
         serving(tmp_path / "one", admission=Admission((), gate, is_guarded=True)) as master,
-        following(tmp_path / "two", master.address, caller=Caller(BOSS)) as slave,
+        following(tmp_path / "two", master.address, caller=MasterCaller(BOSS)) as slave,
     ):
         await slave.comes_to(SlaveState.REFUSED)
         assert Refusal.NOT_ADMITTED is slave.slave.refusal
@@ -181,7 +181,7 @@ def test_a_proof_covers_who_the_slave_is(guarded: Admission) -> None:
     class Stranger:
         def __init__(self) -> None:
             self.address, self.proved = "10.0.0.9:1", ""
-            self.access: Access | None = None
+            self.access: Rights | None = None
             self.certificate: dict[str, object] = {}
 
         @property
@@ -212,7 +212,7 @@ def test_named_addresses_need_no_proof_and_others_are_refused() -> None:
 async def test_the_log_flows_through_tls(tmp_path: Path, certificates: Certificates, guarded: Admission) -> None:
     """N2, B4, O1: with accounts, over segment ends, also to a slave that was away; plain slaves are refused."""
     tls = server_tls(certificates)
-    caller = Caller(BOSS, certificates.client())
+    caller = MasterCaller(BOSS, certificates.client())
     async with serving(tmp_path / "one", admission=guarded, tls=tls) as master:
         end = master.put(200, body=b"x" * 500)
         async with following(tmp_path / "two", master.address, caller=caller) as slave:
@@ -220,7 +220,7 @@ async def test_the_log_flows_through_tls(tmp_path: Path, certificates: Certifica
         end = master.put(200, body=b"y" * 500)
         async with following(tmp_path / "two", master.address, caller=caller) as slave:
             await slave.reaches(end)
-        async with following(tmp_path / "three", master.address, caller=Caller(BOSS)) as slave:
+        async with following(tmp_path / "three", master.address, caller=MasterCaller(BOSS)) as slave:
             async with asyncio.timeout(LONG_S):
                 while not slave.slave.trouble:
                     await asyncio.sleep(0.01)
@@ -231,7 +231,7 @@ async def test_a_permissive_port_serves_slaves_with_and_without_tls(tmp_path: Pa
     """N2, B4: a RocketMQ slave speaks no TLS; nor does a slave with haTlsEnable=false."""
     async with serving(tmp_path / "one", tls=server_tls(certificates, plain_too=True)) as master:
         end = master.put(20)
-        callers: list[Any] = [Caller(None, certificates.client()), Caller()]
+        callers: list[Any] = [MasterCaller(None, certificates.client()), MasterCaller()]
         for number, caller in enumerate(callers, 1):
             async with following(tmp_path / f"slave-{number}", master.address, caller=caller) as slave:
                 await slave.reaches(end)
@@ -246,10 +246,12 @@ async def test_a_certificate_is_proof_enough(tmp_path: Path, certificates: Certi
     tls = server_tls(certificates, needs_certificate=True)
     async with serving(tmp_path / "one", admission=Admission(is_guarded=True), tls=tls) as master:
         end = master.put(20)
-        caller = Caller(None, certificates.client(shows=True))
+        caller = MasterCaller(None, certificates.client(shows=True))
         async with following(tmp_path / "two", master.address, caller=caller) as slave:
             await slave.reaches(end)
-        async with following(tmp_path / "three", master.address, caller=Caller(None, certificates.client())) as slave:
+        async with following(
+            tmp_path / "three", master.address, caller=MasterCaller(None, certificates.client())
+        ) as slave:
             async with asyncio.timeout(LONG_S):
                 while not slave.slave.trouble:
                     await asyncio.sleep(0.01)

@@ -11,11 +11,11 @@ from ternmq.errors import RemoteProtocolError
 from ternmq.replication.epochs import Epochs
 from ternmq.replication.handshake import (
     VERSION,
+    BrokerNode,
+    HandshakeVerdict,
     MasterHello,
-    Place,
     Refusal,
     SlaveHello,
-    Verdict,
     decode,
     encode,
     first_check,
@@ -36,9 +36,9 @@ from ternmq.replication.history import (
 from ternmq.replication.stream import pack_text
 
 SEGMENT = 1 << 20
-MASTER = MasterHello(VERSION, Place("c", "broker-a", 0, "10.0.0.1:10911"), SEGMENT, 2 * SEGMENT, 5 * SEGMENT + 77)
+MASTER = MasterHello(VERSION, BrokerNode("c", "broker-a", 0, "10.0.0.1:10911"), SEGMENT, 2 * SEGMENT, 5 * SEGMENT + 77)
 SLAVE = SlaveHello(
-    VERSION, Place("c", "broker-a", 1, "10.0.0.2:10911"), SEGMENT, begin=2 * SEGMENT, end=4 * SEGMENT, samples=[]
+    VERSION, BrokerNode("c", "broker-a", 1, "10.0.0.2:10911"), SEGMENT, begin=2 * SEGMENT, end=4 * SEGMENT, samples=[]
 )
 EQUAL = Comparison(equal=3, equal_up_to=4 * SEGMENT)
 NOTHING = Comparison()
@@ -50,22 +50,22 @@ def changed(slave: SlaveHello = SLAVE, **changes: object) -> SlaveHello:
 
 def test_a_slave_with_the_same_history_goes_on_where_it_ends() -> None:
     """O1."""
-    assert Verdict(start=4 * SEGMENT) == judge(SLAVE, MASTER, EQUAL)
+    assert HandshakeVerdict(start=4 * SEGMENT) == judge(SLAVE, MASTER, EQUAL)
     assert first_check(SLAVE, MASTER) is None
 
 
 def test_an_empty_slave_gets_everything_or_the_last_file() -> None:
     """O1: everything, unless it wants what RocketMQ would send."""
     empty = changed(begin=0, end=0)
-    assert Verdict(start=2 * SEGMENT) == judge(empty, MASTER, NOTHING)
-    assert Verdict(start=5 * SEGMENT) == judge(changed(empty, from_last_file=True), MASTER, NOTHING)
+    assert HandshakeVerdict(start=2 * SEGMENT) == judge(empty, MASTER, NOTHING)
+    assert HandshakeVerdict(start=5 * SEGMENT) == judge(changed(empty, from_last_file=True), MASTER, NOTHING)
     nothing_yet = msgspec.structs.replace(MASTER, begin=0, end=0)
-    assert Verdict(start=0) == judge(changed(empty, from_last_file=True), nothing_yet, NOTHING)
+    assert HandshakeVerdict(start=0) == judge(changed(empty, from_last_file=True), nothing_yet, NOTHING)
 
 
 def test_a_slave_that_has_only_begun_goes_on_where_it_began() -> None:
     """O1: it was stopped before the first record was complete; there is nothing to compare."""
-    assert Verdict(start=3 * SEGMENT) == judge(changed(begin=3 * SEGMENT, end=3 * SEGMENT), MASTER, NOTHING)
+    assert HandshakeVerdict(start=3 * SEGMENT) == judge(changed(begin=3 * SEGMENT, end=3 * SEGMENT), MASTER, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_a_slave_that_would_keep_or_overwrite_records_is_refused(
     [
         (changed(version=VERSION + 1), Refusal.VERSION),
         (changed(segment_bytes=SEGMENT * 2), Refusal.OTHER_SEGMENTS),
-        (changed(place=Place("c", "broker-b", 1, "")), Refusal.OTHER_BROKER),
-        (changed(place=Place("other", "broker-a", 1, "")), Refusal.OTHER_BROKER),
-        (changed(place=Place("c", "broker-a", 0, "")), Refusal.OTHER_BROKER),
-        (changed(place=Place("c", "broker-a", -1, "")), Refusal.OTHER_BROKER),
+        (changed(place=BrokerNode("c", "broker-b", 1, "")), Refusal.OTHER_BROKER),
+        (changed(place=BrokerNode("other", "broker-a", 1, "")), Refusal.OTHER_BROKER),
+        (changed(place=BrokerNode("c", "broker-a", 0, "")), Refusal.OTHER_BROKER),
+        (changed(place=BrokerNode("c", "broker-a", -1, "")), Refusal.OTHER_BROKER),
         (changed(begin=10, end=9), Refusal.OTHER_HISTORY),
     ],
 )
@@ -111,13 +111,13 @@ def test_texts_survive_the_wire_and_damage_is_an_error() -> None:
     with_sample = changed(samples=[Sample(1, 2, "ab")])
     assert with_sample == decode(encode(with_sample), SlaveHello)
     assert MASTER == decode(encode(MASTER), MasterHello)
-    refused = Verdict(refusal=Refusal.AHEAD, reason="more")
-    assert refused == decode(encode(refused), Verdict)
+    refused = HandshakeVerdict(refusal=Refusal.AHEAD, reason="more")
+    assert refused == decode(encode(refused), HandshakeVerdict)
     for data in (b"", b"{", b"[]", b'{"version":"x"}', b"\xff\xfe", b'{"x":' + b"[" * 16_000):
         with pytest.raises(RemoteProtocolError):
             decode(data, MasterHello)
     with pytest.raises(RemoteProtocolError):
-        decode(b'{"refusal":"NO_SUCH"}', Verdict)
+        decode(b'{"refusal":"NO_SUCH"}', HandshakeVerdict)
 
 
 # --- Samples ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.replication.metadata import Caller, MetadataSync, Table, log_range
+from ternmq.replication.metadata import MasterCaller, MetadataSync, Table, log_range
 from ternmq.replication.returning import Returning
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.offsets import OwnOffset
@@ -79,7 +79,7 @@ async def test_tables_are_taken_when_the_log_has_come_as_far_as_the_master_s() -
 
     table = Table("topics", RequestCode.GET_ALL_TOPIC_CONFIG, taken.append)
     async with old_master() as (_, address), Tasks() as tasks:
-        sync = MetadataSync([table], lambda: address, Caller(), reached, period_s=0.01)
+        sync = MetadataSync([table], lambda: address, MasterCaller(), reached, period_s=0.01)
         tasks.create_task(sync.run())
         await until(lambda: len(asked) > 1)
         assert ([], [0, 9999]) == (taken, asked)
@@ -101,7 +101,7 @@ async def test_a_master_is_asked_for_its_tables_when_its_log_comes() -> None:
     table = Table("topics", RequestCode.GET_ALL_TOPIC_CONFIG, taken.append)
     async with old_master() as (promoted, address), old_master() as (other, elsewhere), Tasks() as tasks:
         addresses[0] = elsewhere
-        sync = MetadataSync([table], lambda: addresses[0], Caller(), reached, period_s=0.01)
+        sync = MetadataSync([table], lambda: addresses[0], MasterCaller(), reached, period_s=0.01)
         tasks.create_task(sync.run())
         await until(lambda: sync.known)
         addresses[0] = address
@@ -124,7 +124,7 @@ async def test_a_table_that_the_master_does_not_have_does_not_hold_up_the_others
         )
     ]
     async with old_master() as (master, address), Tasks() as tasks:
-        sync = MetadataSync(tables, lambda: address, Caller(), at_once, period_s=0.01)
+        sync = MetadataSync(tables, lambda: address, MasterCaller(), at_once, period_s=0.01)
         tasks.create_task(sync.run())
         await until(lambda: sync.rounds)
         assert {"topics": b"topics", "groups": b"groups"} == taken
@@ -164,7 +164,7 @@ async def test_offsets_that_the_master_does_not_take_do_not_hold_up_the_tables()
     returning = Returning(Own(), Env().clock, may=lambda: True)
     more: dict[int, Route] = {RequestCode.RETURN_OFFSETS: Route(refuse, "work", ANY_CALLER)}
     async with old_master(more) as (_, address), Tasks() as tasks:
-        sync = MetadataSync([table], lambda: address, Caller(), at_once, returning=returning, period_s=0.01)
+        sync = MetadataSync([table], lambda: address, MasterCaller(), at_once, returning=returning, period_s=0.01)
         tasks.create_task(sync.run())
         await until(lambda: sync.trouble)
         assert [b"topics"] == taken[:1]
@@ -175,5 +175,5 @@ async def test_offsets_that_the_master_does_not_take_do_not_hold_up_the_tables()
 async def test_a_master_tells_where_its_log_begins_and_ends() -> None:
     """O1: by the numbers for tools; one that cannot be reached does not."""
     async with old_master() as (_, address):
-        assert (4096, 9999) == await log_range(address, Caller())
-    assert await log_range(address, Caller()) is None
+        assert (4096, 9999) == await log_range(address, MasterCaller())
+    assert await log_range(address, MasterCaller()) is None

@@ -16,9 +16,9 @@ from ternmq.replication.admission import Admission
 from ternmq.replication.beside import Beside
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.epochs import Epochs
-from ternmq.replication.handshake import Place
+from ternmq.replication.handshake import BrokerNode
 from ternmq.replication.master import Master
-from ternmq.replication.metadata import Caller
+from ternmq.replication.metadata import MasterCaller
 from ternmq.replication.session import MustCut
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.disk.file_disk import FileDisk
@@ -30,8 +30,8 @@ from tests.store.small import HOST, draft, small_config
 LONG_S: Final = 60.0
 
 
-def place(broker_id: int, broker: str = "broker-a") -> Place:
-    return Place("DefaultCluster", broker, broker_id, f"127.0.0.1:{10911 + broker_id}")
+def place(broker_id: int, broker: str = "broker-a") -> BrokerNode:
+    return BrokerNode("DefaultCluster", broker, broker_id, f"127.0.0.1:{10911 + broker_id}")
 
 
 @asynccontextmanager
@@ -111,7 +111,7 @@ async def following(
     *,
     broker_id: int = 1,
     settings: ReplicationConfig | None = None,
-    caller: Caller | None = None,
+    caller: MasterCaller | None = None,
     on_cut: Callable[[MustCut], None] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Following]:

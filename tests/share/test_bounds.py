@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ternmq import names
-from ternmq.broker.services.sharing import Outcome
+from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import InvalidParameter, SystemBusy
 from ternmq.message import Property
 from ternmq.share.take import UNSEEN_MAX, key_of
@@ -68,11 +68,11 @@ def test_keys_of_held_messages_are_part_of_the_memory_that_is_limited(make: Make
     world = make(Options(queues=1, bytes_max=1 << 20))
     for number in range(5_000):
         world.send(b"x", KEYS=f"{number}")
-    held, life, outcome = -1, 0, Outcome.FOUND
-    while outcome is Outcome.FOUND:
+    held, life, outcome = -1, 0, SharePullOutcome.FOUND
+    while outcome is SharePullOutcome.FOUND:
         outcome, taken = world.take("ann", count_max=1_024, bytes_max=1 << 20, held=held, life=life, order=True)
         held, life = held + taken.count, taken.life
-    assert (Outcome.FULL, True) == (outcome, 1_000 < held < 4_999)
+    assert (SharePullOutcome.FULL, True) == (outcome, 1_000 < held < 4_999)
     assert (1 << 20) <= int(world.sharing.measures()["shareBytes"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ternmq import names
 from ternmq.broker.config import READ
-from ternmq.broker.services.sharing import Outcome
+from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import NoPermission, RecordRefused
 from ternmq.wire.requests_share import SharePull
 from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, Options, World
@@ -79,7 +79,7 @@ def test_a_group_whose_retry_topic_takes_nothing_does_not_hold_up_others(make: M
     async def lose() -> None:
         for group in (GROUP, "audit"):
             query = SharePull(consumer_group=group, topic=TOPIC, consumer="ann", count_max=1)
-            assert Outcome.FOUND is world.sharing.take(query, is_first=True).outcome
+            assert SharePullOutcome.FOUND is world.sharing.take(query, is_first=True).outcome
             world.sharing.leave(query)
 
     world.run(lose())

@@ -9,14 +9,14 @@ import pytest
 
 from ternmq.broker.services.share_term import ShareTerm
 from ternmq.broker.services.sharing import Sharing
-from ternmq.share.actions import LOST, Ack, Action, Cursors, Pull
+from ternmq.share.actions import LOST, Ack, Cursors, Pull, ShareAction
 from ternmq.share.pull_log import Run
 from ternmq.share.retry import Rewriter
 from ternmq.share.share_log import ShareLog
 from ternmq.share.state import Place, ShareState
-from ternmq.share.take import Taker
+from ternmq.share.take import ShareTaker
 from ternmq.store.log.draft import Placed
-from ternmq.store.read.query import Entry
+from ternmq.store.read.query import QueueEntry
 from tests.share.simulation import ShareSimulation
 from tests.testing.portions import portions
 
@@ -60,7 +60,7 @@ def test_moving_the_cursor_before_the_pull_is_written_is_caught(monkeypatch: pyt
     """R1: a power cut between the two would lose the messages."""
     write = ShareLog.write
 
-    def cursors_first(self: ShareLog, action: Action) -> Placed:
+    def cursors_first(self: ShareLog, action: ShareAction) -> Placed:
         if isinstance(action, Pull):
             write(self, Cursors(action.group, action.topic, action.cursors))
         return write(self, action)
@@ -89,7 +89,7 @@ def test_an_ack_that_confirms_what_it_passes_over_is_caught(monkeypatch: pytest.
 def test_lost_messages_that_are_not_written_again_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """R2."""
 
-    async def forget(_self: Rewriter, _place: Place, _entry: Entry) -> int:
+    async def forget(_self: Rewriter, _place: Place, _entry: QueueEntry) -> int:
         return 1
 
     monkeypatch.setattr(Rewriter, "_write", forget)
@@ -117,7 +117,7 @@ def test_a_consumer_that_does_not_get_first_what_it_has_not_confirmed_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """R2."""
-    monkeypatch.setattr(Taker, "take_again", lambda *_args, **_options: False)
+    monkeypatch.setattr(ShareTaker, "take_again", lambda *_args, **_options: False)
     assert _is_caught()
 
 

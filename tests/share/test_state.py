@@ -11,15 +11,15 @@ from ternmq.share import state as state_module
 from ternmq.share.actions import (
     LOST,
     Ack,
-    Action,
     Cursors,
     Forget,
     Gone,
     Hold,
     Holding,
     Mark,
-    Move,
+    MoveRuns,
     Pull,
+    ShareAction,
     decode,
     encode,
 )
@@ -47,17 +47,17 @@ def dump(state: ShareState) -> object:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Action]:
+def histories(draw: st.DrawFn) -> list[ShareAction]:
     """Actions as a broker would write them: numbers go on."""
     state = ShareState()
-    actions: list[Action] = []
+    actions: list[ShareAction] = []
     for kind in draw(
         st.lists(st.sampled_from(["pull", "ack", "hold", "move", "gone", "forget", "cursors"]), max_size=25)
     ):
         group, consumer = draw(GROUPS), draw(CONSUMERS)
         log = state.find(group, "orders", consumer)
         first, last = sorted((draw(NUMBERS), draw(NUMBERS)))
-        action: Action
+        action: ShareAction
         if kind == "pull":
             runs = draw(st.lists(st.tuples(st.integers(0, 3), NUMBERS, st.integers(1, 5)), max_size=4))
             start = log.pulled + 1 if log is not None else 0
@@ -73,7 +73,7 @@ def histories(draw: st.DrawFn) -> list[Action]:
             if not held:
                 continue
             at, stretches = other.pulled + 1 if other else 0, [(run.queue_id, run.offset, run.count) for run in held]
-            action = Move(group, "orders", consumer, first, last, to, at, 1, 0, stretches)
+            action = MoveRuns(group, "orders", consumer, first, last, to, at, 1, 0, stretches)
         elif kind == "gone":
             action = Gone(group, "orders", consumer)
         elif kind == "forget":
@@ -88,7 +88,7 @@ def histories(draw: st.DrawFn) -> list[Action]:
 
 @given(histories(), st.data())
 def test_a_fold_from_a_checkpoint_gives_the_same_as_one_from_the_beginning(
-    actions: list[Action], data: st.DataObject
+    actions: list[ShareAction], data: st.DataObject
 ) -> None:
     """R1: wherever the checkpoint is, and with actions between its pieces."""
     border = data.draw(st.integers(0, len(actions)))
@@ -96,7 +96,7 @@ def test_a_fold_from_a_checkpoint_gives_the_same_as_one_from_the_beginning(
     for action in actions[:border]:
         master.apply(action)
     later = list(actions[border:])
-    log: list[Action] = [*actions[:border]]
+    log: list[ShareAction] = [*actions[:border]]
     mark = len(log)
     log.append(Mark(1))
     pieces = master.checkpoint()
@@ -149,7 +149,7 @@ def test_bytes_that_are_no_action_are_refused(body: bytes) -> None:
 
 
 @given(histories(), st.integers(0, 200), st.integers(0, 255))
-def test_a_flipped_byte_is_refused_or_another_action(actions: list[Action], at: int, bits: int) -> None:
+def test_a_flipped_byte_is_refused_or_another_action(actions: list[ShareAction], at: int, bits: int) -> None:
     """R1."""
     for action in actions:
         body = bytearray(encode(action))
@@ -276,7 +276,7 @@ def test_a_consumer_that_holds_thousands_of_runs_is_soon_done() -> None:
     state.apply(Pull("billing", "orders", "ann", 0, 1, 0, [(0, 2 * at, 1) for at in range(count)], []))
     for at in range(count):
         state.apply(Hold("billing", "orders", "ann", at, at, 5 + at))
-        state.apply(Move("billing", "orders", "ann", at, at, LOST, at, 1, 0, [(0, 2 * at, 1)]))
+        state.apply(MoveRuns("billing", "orders", "ann", at, at, LOST, at, 1, 0, [(0, 2 * at, 1)]))
     lost = state.find("billing", "orders", LOST)
     assert lost is not None
     assert (count, count) == (lost.held, state.run_count)

@@ -21,11 +21,11 @@ from ternmq.broker.services.access import Access
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.retry import Retries
-from ternmq.broker.services.sharing import Outcome, Sharing
+from ternmq.broker.services.sharing import SharePullOutcome, Sharing
 from ternmq.broker.tables.tables import Tables
 from ternmq.errors import NotMaster
 from ternmq.files import TableFile, do_now
-from ternmq.share.take import Taken
+from ternmq.share.take import ShareTaken
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import SimulatedDisk
@@ -186,13 +186,13 @@ class World:
     def send(self, body: bytes, queue_id: int = 0, topic: str = TOPIC, **properties: str) -> Placed:
         return self.store.put(Draft(topic, queue_id, body, join(properties), self.clock.now_ms(), HOST))
 
-    def take(self, consumer: str, *, topic: str = TOPIC, **fields: Any) -> tuple[Outcome, Taken]:
+    def take(self, consumer: str, *, topic: str = TOPIC, **fields: Any) -> tuple[SharePullOutcome, ShareTaken]:
         given: dict[str, Any] = {"count_max": 32, "held": -1, "life": 0} | fields
         query = SharePull(consumer_group=GROUP, topic=topic, consumer=consumer, **given)
 
-        async def take() -> tuple[Outcome, Taken]:
+        async def take() -> tuple[SharePullOutcome, ShareTaken]:
             shared = self.sharing.take(query, is_first=True)
-            if shared.outcome is Outcome.OLD:
+            if shared.outcome is SharePullOutcome.OLD:
                 shared = await self.sharing.read_old(shared)
             return shared.outcome, shared.taken
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ternmq.message import MessageQueue
-from ternmq.spark.lake.covered import Span
+from ternmq.spark.lake.covered import OffsetSpan
 from ternmq.spark.lake.lake import Lake
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -29,7 +29,7 @@ def write(path: Path, numbers: Iterable[int]) -> None:
     path.write_text("".join(f"{number}\n" for number in numbers))
 
 
-def add(lake: Lake, span: Span, *, apart_from: int | None = None) -> bool:
+def add(lake: Lake, span: OffsetSpan, *, apart_from: int | None = None) -> bool:
     """Offsets as rows, half of them in the next hour."""
     middle = (span[0] + span[1]) // 2
     with lake.stage() as stage:
@@ -38,7 +38,7 @@ def add(lake: Lake, span: Span, *, apart_from: int | None = None) -> bool:
         return lake.add(stage, {QUEUE: span}, rows=span[1] - span[0], apart_from=apart_from)
 
 
-def merge(lake: Lake, *, meanwhile: Span | None = None) -> bool:
+def merge(lake: Lake, *, meanwhile: OffsetSpan | None = None) -> bool:
     """Make one file of those of the first hour."""
     files = lake.hours()[HOURS[0]]
     with lake.stage() as stage:

@@ -18,7 +18,7 @@ from ternmq.errors import MessagesLost, NetworkError, RouteMissing, SystemBusy
 from ternmq.message import MessageQueue, Property, SendReceipt, SendStatus
 from ternmq.names import SCHEDULE_TOPIC, WHEEL_TOPIC
 from ternmq.spark.runtime.cluster import Bounds
-from ternmq.spark.sink.logs import NotSafe, Parcel, Stored
+from ternmq.spark.sink.logs import AppendData, NotSafe, Stored
 from ternmq.spark.sink.publish import TIMER_SETTING
 from ternmq.spark.sink.rows import TIMER_DELIVER_MS
 from ternmq.wire import properties as property_texts
@@ -43,9 +43,9 @@ class MemoryBroker:
     #: How much of the log a power cut would leave.
     safe: int = 0
     #: Received, not taken up yet.
-    stragglers: list[tuple[MessageQueue, Parcel]] = field(default_factory=list)
+    stragglers: list[tuple[MessageQueue, AppendData]] = field(default_factory=list)
 
-    def take(self, queue: MessageQueue, parcel: Parcel, now_ms: int, *, rows: int | None = None) -> int:
+    def take(self, queue: MessageQueue, parcel: AppendData, now_ms: int, *, rows: int | None = None) -> int:
         """Append a parcel, or of a batch its first rows; the queue offset of the first."""
         messages = (
             [(body, text.decode()) for _, body, text in unpack_messages(bytes(parcel.body))]
@@ -142,7 +142,7 @@ class Driver:
         await self._call()
         self.world.topics[topic] = queues
 
-    async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+    async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
         world, chance = self.world, self.world.chance
         broker, now_ms = world.brokers[queue.broker_name], int(world.now_s * 1000)
         if self._dies():

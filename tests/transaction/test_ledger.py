@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ternmq.transaction.ledger import Ledger
+from ternmq.transaction.ledger import HalfLedger
 
 
 def test_a_half_is_open_until_its_op() -> None:
     """J1"""
-    ledger = Ledger(0, 0)
+    ledger = HalfLedger(0, 0)
     for at in range(3):
         ledger.half(at, at * 100)
     assert [1] == ledger.op([1])
@@ -24,7 +24,7 @@ def test_a_half_is_open_until_its_op() -> None:
 
 def test_an_old_name_of_a_transaction_means_its_newest_copy() -> None:
     """J2: a producer that answers the first check late ends the transaction, not a half that was left behind."""
-    ledger = Ledger(0, 0)
+    ledger = HalfLedger(0, 0)
     ledger.half(0, 0)
     assert 0 == ledger.copied(0, 1, 100)
     ledger.half(1, 100)
@@ -40,7 +40,7 @@ def test_an_old_name_of_a_transaction_means_its_newest_copy() -> None:
 
 def test_a_copy_that_is_closed_before_its_queue_was_read_stays_closed() -> None:
     """J2: as on a log that confirms late."""
-    ledger = Ledger(0, 0)
+    ledger = HalfLedger(0, 0)
     ledger.half(0, 0)
     ledger.copied(0, 1, 100)
     ledger.close(1)
@@ -50,7 +50,7 @@ def test_a_copy_that_is_closed_before_its_queue_was_read_stays_closed() -> None:
 
 def test_a_walk_over_the_open_halves_takes_a_page_at_a_time() -> None:
     """J2: in order, and only pages that have some; a copy far behind is on a page of its own."""
-    ledger = Ledger(1_000, 0)
+    ledger = HalfLedger(1_000, 0)
     for at in range(1_000, 5_000):
         ledger.half(at, at)
     for at in range(1_500, 4_500):
@@ -69,7 +69,7 @@ def test_a_walk_over_the_open_halves_takes_a_page_at_a_time() -> None:
 
 def test_an_op_is_not_done_with_before_all_of_its_halves_are() -> None:
     """J1: a reader who starts anew at the progress needs it (form of RocketMQ 5)."""
-    ledger = Ledger(0, 0)
+    ledger = HalfLedger(0, 0)
     for at in range(4):
         ledger.half(at, at)
     ledger.op([1, 3])
@@ -85,7 +85,7 @@ class _World:
     def __init__(self) -> None:
         self.halves: list[int] = []  # by queue offset: the first half of the same transaction
         self.ops: list[list[int]] = []
-        self.ledger = Ledger(0, 0)
+        self.ledger = HalfLedger(0, 0)
         self.low = (0, 0)
 
     def open(self) -> list[int]:
@@ -115,7 +115,7 @@ class _World:
 
     def read_anew(self, *, newest_first: bool) -> None:
         """As a broker does that starts: from the progress on, and then it looks at each open half."""
-        self.ledger = ledger = Ledger(*self.low)
+        self.ledger = ledger = HalfLedger(*self.low)
         for at in range(self.low[0], len(self.halves)):
             ledger.half(at, at * 10)
         for op in self.ops[self.low[1] :]:

@@ -24,7 +24,7 @@ from ternmq.testing.clock import SimulatedClock
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.testing.loop import simulated_loop
 from ternmq.transaction import half as halves
-from ternmq.transaction.checker import Checker
+from ternmq.transaction.checker import TransactionChecker
 from ternmq.transaction.transactions import CheckRules, Ending, Transactions
 from ternmq.types import Buffer
 from ternmq.wire.header import Header
@@ -138,7 +138,7 @@ class World:
             clock=self.clock,
             host=HOST,
         )
-        self.checker = Checker(
+        self.checker = TransactionChecker(
             self.transactions,
             rules=self.rules,
             producers=lambda group: self.producers if group == GROUP else [],

@@ -16,7 +16,7 @@ from ternmq.auth.plain import PlainAcl
 from ternmq.auth.user_acl import UserAcl
 from ternmq.auth.users import UserRules, from_account
 from ternmq.errors import NoPermission, RemoteProtocolError
-from ternmq.net.gate import Access, Action, Gate, QuickValidator, Rule, Validator
+from ternmq.net.gate import Action, Gate, QuickValidator, Rights, Rule, Validator
 from ternmq.wire import shapes
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
@@ -55,7 +55,7 @@ class Connection:
     def __init__(self, validator: Validator, *, learns: bool) -> None:
         self.remote_ip = "10.1.1.1"
         self.address = "10.1.1.1:5555"
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self.certificate: dict[str, object] = {}
         self._learns = learns

@@ -29,7 +29,7 @@ from ternmq.names import TRACE_TOPIC
 from ternmq.wire.bodies.clients import RequestMode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.replication import BrokerStatus
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import TopicRouteBody
 from ternmq.wire.bodies.topics import TopicConfig
 
 
@@ -201,7 +201,7 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         """The topics of one ``broker``, with their settings there."""
         return self._run(self._noun().table(broker))
 
-    def route(self, topic: str) -> TopicRoute:
+    def route(self, topic: str) -> TopicRouteBody:
         """The brokers that have ``topic``, and their addresses. Raises ``RouteMissing``."""
         return self._run(self._noun().route(topic))
 

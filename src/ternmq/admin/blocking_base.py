@@ -18,7 +18,7 @@ T = TypeVar("T")
 N = TypeVar("N")
 
 
-class Run(Protocol):
+class RunOnLoop(Protocol):
     """Runs a coroutine on the loop's thread and waits for its result."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
@@ -27,7 +27,7 @@ class Run(Protocol):
 class SyncNoun(Generic[N]):
     """The base of ``admin.topics`` and the others. ``noun`` returns the asynchronous one, or raises ``NotRunning``."""
 
-    def __init__(self, noun: Callable[[], N], run: Run) -> None:
+    def __init__(self, noun: Callable[[], N], run: RunOnLoop) -> None:
         self._noun = noun
         self._run = run
 

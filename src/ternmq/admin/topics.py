@@ -13,7 +13,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.codec import by_queue, decode
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import TopicRouteBody
 from ternmq.wire.bodies.stats import TopicStats
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -143,7 +143,7 @@ class TopicAdmin:
         response = await self._instance.ask(broker.address, RequestCode.GET_ALL_TOPIC_CONFIG, AllTopics())
         return decode(response.body, TopicTable).topic_config_table
 
-    async def route(self, topic: str) -> TopicRoute:
+    async def route(self, topic: str) -> TopicRouteBody:
         """The brokers that have ``topic``, and their addresses. Raises ``RouteMissing``."""
         route = await self._route(topic)
         if route is None:
@@ -164,13 +164,13 @@ class TopicAdmin:
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
         return sorted(found, key=lambda status: status.queue)
 
-    async def _route(self, topic: str) -> TopicRoute | None:
+    async def _route(self, topic: str) -> TopicRouteBody | None:
         response = await self._instance.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         if response.code != ResponseCode.SUCCESS:
             raise refused(response.code, f"the name server refused the route of topic {topic!r}: {response.remark}")
-        return decode(response.body, TopicRoute)
+        return decode(response.body, TopicRouteBody)
 
     async def _seen(self, topic: str, brokers: Iterable[str]) -> None:
         missing = set(brokers)

@@ -71,7 +71,7 @@ _NAME_LENGTH_MAX: Final = 512
 
 
 class UserAccess:
-    """What a user may do from one address (``net.gate.Access``), by the rules of the time when it is asked: a
+    """What a user may do from one address (``net.gate.Rights``), by the rules of the time when it is asked: a
     connection keeps it for longer than one request."""
 
     __slots__ = ("_acl", "_ip", "_name")

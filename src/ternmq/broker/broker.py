@@ -34,7 +34,7 @@ from ternmq.broker.rejoin import correct_offsets, correct_tables, cut_store, sta
 from ternmq.broker.replicating import Deletions, Replicating, bind_port, copied_tables
 from ternmq.broker.roles import Role, Roles, Switch, Term
 from ternmq.broker.services.polls import SCAN_S as POLLS_SCAN_S
-from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.services import Services
 from ternmq.broker.settings import FIXED, own_ip, with_room_for
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
@@ -56,9 +56,9 @@ from ternmq.net.peer import Peer, format_address
 from ternmq.net.server import Server
 from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import BrokerRole, ReplicationConfig
-from ternmq.replication.handshake import Place
+from ternmq.replication.handshake import BrokerNode
 from ternmq.replication.memory import Memory
-from ternmq.replication.metadata import Caller
+from ternmq.replication.metadata import MasterCaller
 from ternmq.replication.session import MustCut
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.follower import OnProgress
@@ -215,7 +215,7 @@ class Broker:
         self.address = format_address(config.broker_ip1 or ip, self.port)
         store_host = pack_host(ip, self.port)
         disk = self._disk or FileDisk()
-        caller = Caller(self._credentials, config.client_tls())
+        caller = MasterCaller(self._credentials, config.client_tls())
         is_guarded = self._gate is not None or config.checks_callers
         group: RaftGroup | None = None
         log_port = None
@@ -311,7 +311,7 @@ class Broker:
             )
         )
         tasks = Tasks()
-        place = Place(config.broker_cluster_name, config.broker_name, broker_id, self.address)
+        place = BrokerNode(config.broker_cluster_name, config.broker_name, broker_id, self.address)
 
         def find_topics() -> None:
             # A slave copies the table now and then; messages of a topic may have come in between.
@@ -390,7 +390,7 @@ class Broker:
             )
         else:
             # Pulls, too: what they wait for comes to the next leader.
-            roles.add(Switch.factory(on=tables_of_leader, off=lambda reason: polls.answer_all(reason, tuple(Kind))))
+            roles.add(Switch.factory(on=tables_of_leader, off=lambda reason: polls.answer_all(reason, tuple(PollKind))))
         services.add_runners(roles)
         if group is None:
             roles.add(replicating.begin)

@@ -47,7 +47,7 @@ from ternmq.errors import (
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.replication.config import BrokerRole
 from ternmq.replication.memory import GivenRole, Memory
-from ternmq.replication.metadata import Caller
+from ternmq.replication.metadata import MasterCaller
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.codec import decode
@@ -92,7 +92,7 @@ class Promotion:
         store: MessageStore,
         members: Callable[[], Awaitable[dict[int, list[str]] | None]],
         find_topics: Callable[[], None],
-        caller: Caller,
+        caller: MasterCaller,
         ha_address: str,
         tasks: Tasks,
     ) -> None:

@@ -30,24 +30,24 @@ from ternmq.net.tls import LiveTls
 from ternmq.raft.config import RaftConfig, parse_member
 from ternmq.raft.dledger_links import DledgerLinks
 from ternmq.raft.dledger_view import NodeView
-from ternmq.raft.filling import CHUNK_BYTES, Filling, Places, Sender
+from ternmq.raft.filling import CHUNK_BYTES, Filling, FillingPlaces, FillingSender
 from ternmq.raft.greeting import VERSION, Hello
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog, RaftPaths
-from ternmq.raft.membership import Change, Peer, describe
+from ternmq.raft.membership import Change, ListedMember, describe
 from ternmq.raft.node import RaftNode
-from ternmq.raft.ready import Role as RaftRole
+from ternmq.raft.ready import RaftRole as RaftRole
 from ternmq.raft.ready import RoleChange
 from ternmq.raft.term_file import TermFile
 from ternmq.raft.wire import FRAME_EXTRA_BYTES
-from ternmq.replication.metadata import Caller, MetadataSync, Table
+from ternmq.replication.metadata import MasterCaller, MetadataSync, Table
 from ternmq.store.config import RECORD_EXTRA_BYTES, FlushDiskType, StoreConfig
 from ternmq.store.disk.base import Disk
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.dledger import ENTRY_BYTES_MAX
-from ternmq.wire.bodies.raft import DeletedTopics, QueueNumbers, RaftStatus
+from ternmq.wire.bodies.raft import DeletedTopicsBody, QueueNumbers, RaftStatus
 from ternmq.wire.bodies.replication import BrokerStatus, FollowedMaster, SlaveLine
 from ternmq.wire.bodies.stats import HaClient, HaConnection, HaStatus
 from ternmq.wire.codes import RequestCode
@@ -72,7 +72,7 @@ class RaftGroup:
         *,
         disk: Disk,
         env: Env,
-        caller: Caller,
+        caller: MasterCaller,
         is_guarded: bool,
         part_directories: Sequence[Path],
         on_exchange: Callable[[], None],
@@ -102,7 +102,7 @@ class RaftGroup:
         paths = RaftPaths(
             (config.store_path_d_ledger_commit_log or self._home / "data",), self._home, store_config.log_paths.all
         )
-        self._places = Places(
+        self._places = FillingPlaces(
             disk,
             store_config.store_path_root_dir,
             paths,
@@ -240,7 +240,7 @@ class RaftGroup:
         self._delete_as_planned(store)
         filling = Filling(
             self._places,
-            Sender(
+            FillingSender(
                 self._disk,
                 self._store_config.store_path_root_dir,
                 _Source(self.log, store),
@@ -293,7 +293,7 @@ class RaftGroup:
         if known is not None:
             state = "is a member already" if known.votes else "joins already, and votes when it keeps up"
             raise InvalidParameter(f"{new.id} ({known.address}) {state}")
-        return await self._change((*peers, Peer(new.id, new.address, votes=False)))
+        return await self._change((*peers, ListedMember(new.id, new.address, votes=False)))
 
     async def remove(self, member: str) -> str:
         """Let a member leave the group. Returns the members when the change is committed. Raises ``BrokerRefused``."""
@@ -305,7 +305,7 @@ class RaftGroup:
             raise InvalidParameter(f"{member} is the last member that votes; stop the broker instead")
         return await self._change(left)
 
-    async def _change(self, peers: tuple[Peer, ...]) -> str:
+    async def _change(self, peers: tuple[ListedMember, ...]) -> str:
         if self.config.is_mixed:
             raise InvalidParameter(
                 "the group may have RocketMQ brokers, which know their members by dLegerPeers only: stop all members, "
@@ -428,9 +428,9 @@ class RaftGroup:
             ),
         )
 
-    def deleted_topics(self) -> DeletedTopics:
+    def deleted_topics(self) -> DeletedTopicsBody:
         """For followers: which topics were deleted, and where in the log."""
-        return DeletedTopics(topics=dict(self.node.store.deletions))
+        return DeletedTopicsBody(topics=dict(self.node.store.deletions))
 
     def queue_numbers(self) -> QueueNumbers:
         """For followers: how queues without messages are numbered."""
@@ -457,7 +457,7 @@ class RaftGroup:
 
     def _take_deletions(self, data: bytes) -> None:
         """As follower: delete what the leader has deleted. Dispatch has come so far (``MetadataSync``)."""
-        copied = decode(data, DeletedTopics).topics
+        copied = decode(data, DeletedTopicsBody).topics
         for topic, log_offset in copied.items():
             if self._deletions.get(topic, 0) < log_offset:
                 self.node.store.delete_topics({topic}, as_of=log_offset)
@@ -554,7 +554,7 @@ class RaftGroup:
 
 
 class _Source:
-    """What this member has for another one that begins anew (``raft.filling.Source``)."""
+    """What this member has for another one that begins anew (``raft.filling.FillingSource``)."""
 
     def __init__(self, commit_log: RaftLog, store: MessageStore) -> None:
         self._log = commit_log

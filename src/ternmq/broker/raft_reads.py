@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ternmq.errors import NotMaster, SystemFailure
-from ternmq.net.peer import Peer, Route, Routes
+from ternmq.net.peer import Peer, Route, RouteTable
 from ternmq.raft.node import RaftNode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -55,7 +55,7 @@ class RaftReads:
         self._is_master = is_master
         self._is_enabled = is_enabled
 
-    def routes(self, others: Routes) -> dict[int, Route]:
+    def routes(self, others: RouteTable) -> dict[int, Route]:
         """The reads among the routes of every broker, with the rule of a group."""
         by_id = others[RequestCode.VIEW_MESSAGE_BY_ID]
         return {

@@ -39,7 +39,7 @@ from ternmq.tasks import Tasks
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies import routes
 from ternmq.wire.bodies.codec import decode, encode
-from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, TopicRouteBody
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -143,13 +143,13 @@ class Registration:
                     if link.peer is not None:
                         await link.told.wait()
 
-    async def find_route(self, topic: str) -> TopicRoute | None:
+    async def find_route(self, topic: str) -> TopicRouteBody | None:
         """The route of a topic over all brokers, from a name server that answers; None if none does or knows it."""
         for link in self._links:
             if link.peer is not None:
                 with contextlib.suppress(TernError):
                     response = await link.peer.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))
-                    return decode(response.body, TopicRoute) if response.code == ResponseCode.SUCCESS else None
+                    return decode(response.body, TopicRouteBody) if response.code == ResponseCode.SUCCESS else None
         return None
 
     async def members(self) -> dict[int, list[str]] | None:
@@ -273,7 +273,7 @@ class Registration:
             data_version=self._topics().data_version,
             topic_config_table={config.topic_name: self._narrowed(config) for config in topics},
         )
-        body = encode(routes.Registration(topic_config_serialize_wrapper=table))
+        body = encode(routes.RegistrationBody(topic_config_serialize_wrapper=table))
         header = RegisterBroker(
             broker_name=identity.broker_name,
             broker_address=identity.address,

@@ -34,14 +34,14 @@ from ternmq.errors import ConfigError, NetworkError, ServiceNotAvailable, TernEr
 from ternmq.net.endpoint import Bound, bind
 from ternmq.net.gate import Gate
 from ternmq.net.tls import LiveTls
-from ternmq.pop.assign import RequestModes
+from ternmq.pop.assign import RequestModeTable
 from ternmq.replication.admission import Admission
 from ternmq.replication.beside import Beside
 from ternmq.replication.config import BrokerRole, ReplicationConfig
-from ternmq.replication.handshake import Place
+from ternmq.replication.handshake import BrokerNode
 from ternmq.replication.master import Master
 from ternmq.replication.memory import Memory
-from ternmq.replication.metadata import Caller, MetadataSync, Table, log_range
+from ternmq.replication.metadata import MasterCaller, MetadataSync, Table, log_range
 from ternmq.replication.replicas import Replicas
 from ternmq.replication.returning import Returning
 from ternmq.replication.session import FOLD_S, MustCut
@@ -95,7 +95,7 @@ def copied_tables(
     groups: Groups,
     offsets: Offsets,
     delays: DelayProgress,
-    modes: RequestModes,
+    modes: RequestModeTable,
     filters: Filters,
     *,
     keeps_own: bool,
@@ -140,12 +140,12 @@ class Replicating:
         self,
         config: ReplicationConfig,
         *,
-        place: Place,
+        place: BrokerNode,
         store: MessageStore,
         disk: Disk,
         env: Env,
         bound: Bound | None,
-        caller: Caller,
+        caller: MasterCaller,
         memory: Memory,
         gate: Gate | None = None,
         is_guarded: bool = False,

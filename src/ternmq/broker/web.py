@@ -37,7 +37,7 @@ from ternmq.broker.services.positions import Positions
 from ternmq.broker.services.reading import Reading
 from ternmq.errors import ConfigError, InvalidName, NoPermission, NotFound, TernError
 from ternmq.message import Property
-from ternmq.net.gate import Access, Action, Gate, Rule, check_record
+from ternmq.net.gate import Action, Gate, Rights, Rule, check_record
 from ternmq.net.http import HttpAnswer, HttpRequest, plain
 from ternmq.net.peer import format_address
 from ternmq.store.read.query import QueryResult
@@ -76,7 +76,7 @@ class _Caller:
         self.address = request.address
         self.remote_ip = request.ip
         self.certificate = request.certificate
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
 
 
@@ -156,7 +156,7 @@ class Web:
 
     # --- Who asks -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: HttpRequest, topic: str) -> Access | None:
+    def _admit(self, request: HttpRequest, topic: str) -> Rights | None:
         """What the caller may read; None: all. Raises ``_Wrong`` or ``NoPermission``."""
         if self._gate is None:
             return None
@@ -176,7 +176,7 @@ class Web:
 
     # --- Ways to find messages --------------------------------------------------------------------------------------
 
-    async def _by_offset_id(self, message_id: str, access: Access | None) -> Record:
+    async def _by_offset_id(self, message_id: str, access: Rights | None) -> Record:
         try:
             host, port, log_offset = parse_offset_id(message_id)
         except InvalidName:

@@ -102,7 +102,7 @@ def status(
     run(work())
 
 
-class Kind(enum.StrEnum):
+class MasterKind(enum.StrEnum):
     SYNC_MASTER = "SYNC_MASTER"
     ASYNC_MASTER = "ASYNC_MASTER"
 
@@ -110,7 +110,9 @@ class Kind(enum.StrEnum):
 @app.command()
 def promote(
     address: Annotated[str, typer.Argument(help="The slave, as `tern broker status` shows it.", metavar="HOST:PORT")],
-    role: Annotated[Kind | None, typer.Option(help="Role of the new master; without it, as the old one was.")] = None,
+    role: Annotated[
+        MasterKind | None, typer.Option(help="Role of the new master; without it, as the old one was.")
+    ] = None,
     force: Annotated[
         bool,
         typer.Option(

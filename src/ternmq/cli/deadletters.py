@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.options import NAME_SERVER_DEFAULT, GroupArgument, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.cli.shown import body_preview, fields_of, lines_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Manage dead letters: messages that failed all attempts of a group.")
 
-Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
 From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Failed at this time or later.")]
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Failed at this time or earlier.")]
 
@@ -97,7 +96,7 @@ def _list_groups(name_servers: str, *, everything: bool, as_json: bool) -> None:
 
 @app.command()
 def show(
-    group: Group,
+    group: GroupArgument,
     message_id: Annotated[str, typer.Argument(help="A message id, or an offset id.", metavar="ID")],
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
@@ -139,7 +138,7 @@ def show(
 
 @app.command()
 def resend(
-    group: Group,
+    group: GroupArgument,
     message_ids: Annotated[list[str] | None, typer.Argument(help="Message ids, or offset ids.", metavar="ID")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All that are not resent or purged yet.")] = False,
     begin: From = None,
@@ -210,7 +209,7 @@ def resend(
 
 @app.command()
 def purge(
-    group: Group,
+    group: GroupArgument,
     before: Annotated[
         str | None, typer.Option("--before", metavar="TIME", help="Only those that failed before this time.")
     ] = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from ternmq.cli.options import ConfigFile, Json
-from ternmq.cli.output import Output, Row, note
+from ternmq.cli.output import Output, OutputRow, note
 from ternmq.cli.progress import progress_bar
 from ternmq.cli.store import Directory, Sizes, config_of
 from ternmq.cli.times import format_ms
@@ -87,7 +87,7 @@ def _print(output: Output, rows: Iterator[dict[str, object]], *, body: bool) -> 
     return count
 
 
-def _line(row: Row, columns: tuple[str, ...]) -> dict[str, object]:
+def _line(row: OutputRow, columns: tuple[str, ...]) -> dict[str, object]:
     """The part of a row that a line shows."""
     line = {column: row.get(column, "") for column in columns} | {"stored": format_ms(_int(row["store_time_ms"]))}
     if "body" in columns:

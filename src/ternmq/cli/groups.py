@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.options import NAME_SERVER_DEFAULT, GroupArgument, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.cli.times import format_ms, parse_position
@@ -22,12 +22,10 @@ app = typer.Typer(
     no_args_is_help=True, help="Create and list consumer groups, show their progress, and reset their offsets."
 )
 
-Group = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
-
 
 @app.command()
 def create(
-    group: Group,
+    group: GroupArgument,
     retry_max: Annotated[int, typer.Option(help="Retries before a message becomes a dead letter.", min=0)] = 16,
     broadcast: Annotated[bool, typer.Option(help="Allow broadcast consumption.")] = True,
     cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
@@ -63,7 +61,7 @@ class Mode(enum.StrEnum):
 
 @app.command()
 def mode(
-    group: Group,
+    group: GroupArgument,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
     how: Annotated[Mode, typer.Argument(help="How members receive messages.", metavar="pop|pull")],
     share: Annotated[
@@ -127,7 +125,7 @@ def list_(
 
 
 @app.command()
-def members(group: Group, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+def members(group: GroupArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """List the active members of a group and their subscriptions.
 
     For consumers that share messages, also their state (online, offline, gone) and how many messages they hold. A
@@ -191,7 +189,7 @@ def _shares(sharers: Sequence[Sharer]) -> dict[str, object]:
 
 @app.command()
 def info(
-    group: Group,
+    group: GroupArgument,
     client: Annotated[str | None, typer.Option("--client", help="Only the member with this client id.")] = None,
     stack: Annotated[bool, typer.Option("--stack", help="Also show the stack of each thread and task.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -258,7 +256,7 @@ def _place(state: QueueState) -> dict[str, object]:
 
 @app.command()
 def progress(
-    group: Group,
+    group: GroupArgument,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
@@ -301,7 +299,7 @@ def progress(
 
 @app.command()
 def reset(
-    group: Group,
+    group: GroupArgument,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
     to: Annotated[
         str,

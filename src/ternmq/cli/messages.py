@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers, TopicArgument
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.cli.shown import body_preview, fields_of, lines_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Find messages by id, key, queue offset or time.")
 
-Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
 
 #: How many messages brokers return for one key at most, and the default.
 COUNT_MAX: Final = 64
@@ -66,7 +65,7 @@ def show(
 
 @app.command("at")
 def at_(
-    topic: Topic,
+    topic: TopicArgument,
     broker: Annotated[str, typer.Argument(help="Name of the broker.", metavar="BROKER")],
     queue: Annotated[int, typer.Argument(help="Number of the queue.", metavar="QUEUE", min=0)],
     queue_offset: Annotated[int, typer.Argument(help="Queue offset of the message.", metavar="OFFSET", min=0)],
@@ -91,7 +90,7 @@ def at_(
 
 @app.command()
 def find(
-    topic: Topic,
+    topic: TopicArgument,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key of the messages.")] = None,
     begin: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="With --key: stored at this time or later.")

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ NameServers = Annotated[
         "--name-server", "-n", envvar="NAMESRV_ADDR", metavar="HOST:PORT", help="Name servers, separated by ';'."
     ),
 ]
+GroupArgument = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]
+TopicArgument = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Set = Annotated[
     list[str] | None,

@@ -22,7 +22,7 @@ import msgspec
 
 from ternmq.errors import TernError
 
-Row = Mapping[str, object]
+OutputRow = Mapping[str, object]
 
 
 class ReaderGone(TernError):
@@ -40,7 +40,7 @@ class Output:
     def is_terminal(self) -> bool:
         return self._stream.isatty()
 
-    def rows(self, rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
+    def rows(self, rows: Sequence[OutputRow], *, columns: Sequence[str], empty: str) -> None:
         """A list of similar things. ``columns`` are keys of the rows and headings; ``empty`` is printed for no rows."""
         if self.as_json:
             self._line(_to_json(rows))
@@ -54,7 +54,7 @@ class Output:
             for row in rows:
                 self._line("\t".join(_cell(row[column]) for column in columns))
 
-    def item(self, fields: Row, text: str) -> None:
+    def item(self, fields: OutputRow, text: str) -> None:
         """One thing, or the next of a stream, printed at once."""
         self._line(_to_json(fields) if self.as_json else text)
 
@@ -66,7 +66,7 @@ class Output:
             # A class of its own: typer treats this OSError as its own and exits with code 1.
             raise ReaderGone("the reader of the output has closed it") from None
 
-    def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    def _table(self, rows: Sequence[OutputRow], columns: Sequence[str]) -> None:
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table

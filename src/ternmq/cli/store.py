@@ -23,7 +23,7 @@ from ternmq.errors import ConfigError, StoreLocked
 
 if TYPE_CHECKING:
     from ternmq.store.inspect.sizes import InspectConfig
-    from ternmq.store.inspect.verify import Verdict
+    from ternmq.store.inspect.verify import Verification
     from ternmq.store.inspect.view import StoreView
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, check and repair a store directory. No broker is needed.")
@@ -346,7 +346,7 @@ def _state(view: StoreView) -> str:
     )
 
 
-def _as_fields(verdict: Verdict, seconds: float) -> dict[str, object]:
+def _as_fields(verdict: Verification, seconds: float) -> dict[str, object]:
     return {
         "faults": len(verdict.faults),
         "findings": [dataclasses.asdict(finding) for finding in verdict.findings],
@@ -359,7 +359,7 @@ def _as_fields(verdict: Verdict, seconds: float) -> dict[str, object]:
     }
 
 
-def _print_verdict(verdict: Verdict, seconds: float) -> None:
+def _print_verdict(verdict: Verification, seconds: float) -> None:
     output = Output(as_json=False)
     for finding in verdict.findings:
         output.item({}, f"{'note' if finding.is_note else 'FAULT'}  {finding.path}: {finding.what}")

@@ -49,7 +49,7 @@ class BrokerPlan:
     settings: tuple[str, ...]
 
 
-class Report(msgspec.Struct, omit_defaults=True):
+class BrokerReport(msgspec.Struct, omit_defaults=True):
     """A report of a supervised broker: its address when clients can use it, or why it cannot start; before that, how
     many bytes of its store are recovered, and the total."""
 
@@ -151,7 +151,7 @@ class BrokerProcess:
         """Wait until clients can use the broker, and return its address; raises ``TernError`` with the reason."""
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            report = msgspec.json.decode(line, type=Report)
+            report = msgspec.json.decode(line, type=BrokerReport)
             if report.error:
                 raise TernError(f"{self.name} cannot start: {report.error}")
             if report.ready:

@@ -21,7 +21,7 @@ from ternmq.cli import logs
 from ternmq.cli.output import sentence_of
 from ternmq.cli.progress import LONG_BYTES
 from ternmq.cli.running import serve
-from ternmq.cli.supervise import Report
+from ternmq.cli.supervise import BrokerReport
 from ternmq.config import Settings
 from ternmq.env import Env
 from ternmq.errors import NotRunning, TernError
@@ -42,7 +42,7 @@ def main(log_level: str, flags: Sequence[str]) -> int:
         own = settings.build(StoreConfig), settings.build(ReplicationConfig), settings.build(RaftConfig)
         serve(_broker(config, *own))
     except (TernError, OSError) as error:
-        _tell(Report(error=sentence_of(error)))
+        _tell(BrokerReport(error=sentence_of(error)))
         return 1
     return 0
 
@@ -61,14 +61,14 @@ async def _broker(
     ) as broker:
         if broker.group is not None and not await broker.group.settled(ELECTION_S):
             raise NotRunning(f"the members of the Raft group did not elect a leader within {ELECTION_S:g} s")
-        _tell(Report(ready=broker.address))
+        _tell(BrokerReport(ready=broker.address))
         async with asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(broker.failed())
             await _supervisor_gone()
             failing.cancel()
 
 
-def _steps(tell: Callable[[Report], None]) -> Callable[[int, int], None]:
+def _steps(tell: Callable[[BrokerReport], None]) -> Callable[[int, int], None]:
     """Reports a long recovery in steps of 1 %: the supervisor may not read yet, and a pipe has a small buffer."""
     told = 0
 
@@ -76,12 +76,12 @@ def _steps(tell: Callable[[Report], None]) -> Callable[[int, int], None]:
         nonlocal told
         if total >= LONG_BYTES and (done - told >= total // 100 or done == total):
             told = done
-            tell(Report(done=done, total=total))
+            tell(BrokerReport(done=done, total=total))
 
     return on_progress
 
 
-def _tell(report: Report) -> None:
+def _tell(report: BrokerReport) -> None:
     """Write a line for the supervisor."""
     sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     sys.stdout.flush()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers, TopicArgument
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.cli.times import format_ms
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, inspect and delete topics.")
 
-Topic = Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")]
-
 
 @app.command()
 def create(
-    topic: Topic,
+    topic: TopicArgument,
     queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=65535, help="Queues on each broker.")] = 8,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="Cluster to use; needed if there are several.")
@@ -106,12 +104,12 @@ def list_(
 
 
 @app.command()
-def route(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+def route(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """Show the brokers of a topic and their addresses."""
     from ternmq.admin import Admin
-    from ternmq.wire.bodies.routes import TopicRoute
+    from ternmq.wire.bodies.routes import TopicRouteBody
 
-    async def work() -> TopicRoute:
+    async def work() -> TopicRouteBody:
         async with Admin(name_servers) as admin:
             return await admin.topics.route(topic)
 
@@ -138,7 +136,7 @@ def route(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json
 
 
 @app.command()
-def status(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """Show the queue offsets and the time of the last message of each queue."""
     from ternmq.admin import Admin
     from ternmq.admin.topics import QueueStatus
@@ -166,7 +164,7 @@ def status(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_jso
 
 
 @app.command()
-def delete(topic: Topic, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+def delete(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """Delete a topic and its messages from all brokers and name servers."""
     from ternmq.admin import Admin
 

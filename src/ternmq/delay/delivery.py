@@ -31,7 +31,7 @@ from typing import Final
 from ternmq import names
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.due import HOUR_MS, slot_of, stored_place
-from ternmq.delay.hour_files import Entry, EntryKind, HourFiles
+from ternmq.delay.hour_files import EntryKind, HourFiles, IndexLine
 from ternmq.delay.quick import delivered_at, quick_delivery
 from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
 from ternmq.delay.schedule_log import ScheduleLog
@@ -363,7 +363,7 @@ class Delivery:
         log.error("the delayed message at log offset %d cannot be delivered and is dropped: %s", entry.log_offset, why)
         self._close(entry, record, SETTLED)
 
-    def _delivery(self, record: Record, entry: Entry, topic: str, queue_id: int) -> Draft:
+    def _delivery(self, record: Record, entry: IndexLine, topic: str, queue_id: int) -> Draft:
         """The record under its own topic. Its properties stay, and say that their wish has been fulfilled."""
         properties = (
             f"{props.closed(record.properties)}{Property.TIMER_ENQUEUE_MS}\x01{record.store_time_ms}\x02"
@@ -386,7 +386,7 @@ class Delivery:
         draft.closes = entry.log_offset
         return draft
 
-    def _record(self, files: HourFiles, entry: Entry) -> Record | None:
+    def _record(self, files: HourFiles, entry: IndexLine) -> Record | None:
         """The record of an entry, or its original in the log; None if both are damaged.
 
         Raises ``StoreError`` if it cannot be read now, and the log does not have it.
@@ -408,7 +408,7 @@ class Delivery:
             raise failure
         return None
 
-    def _is_in_log(self, files: HourFiles, entry: Entry) -> bool:
+    def _is_in_log(self, files: HourFiles, entry: IndexLine) -> bool:
         """Whether the log has the record of an entry, or has deleted it."""
         if entry.log_offset < self._store.min_log_offset:
             return True
@@ -427,7 +427,7 @@ class Delivery:
         return False
 
     @staticmethod
-    def _is_original(entry: Entry, page: Buffer) -> bool:
+    def _is_original(entry: IndexLine, page: Buffer) -> bool:
         try:
             record = unpack_record(page)
         except CorruptRecord:
@@ -436,11 +436,11 @@ class Delivery:
         is_same = (record.topic, record.queue_offset) == (names.WHEEL_TOPIC, entry.queue_offset)
         return is_same and place is not None and place[0] == entry.slot_ms
 
-    def _close(self, entry: Entry, record: Record | None, why: str) -> None:
+    def _close(self, entry: IndexLine, record: Record | None, why: str) -> None:
         """Close an entry without delivering it."""
         self._put(entry, closing_draft(entry, record, why, now_ms=self._clock.now_ms()))
 
-    def _put(self, entry: Entry, draft: Draft) -> None:
+    def _put(self, entry: IndexLine, draft: Draft) -> None:
         if entry.log_offset in self._schedule.in_flight:
             return
         placed = self._store.put(draft)
@@ -479,7 +479,7 @@ class Delivery:
         it, as many as have keys of ``_WANTED_MAX``."""
         #: By topic and key: messages with a lower number than this are closed.
         wanted: dict[tuple[str | None, str], int] = {}
-        settled: list[tuple[int, Entry]] = []
+        settled: list[tuple[int, IndexLine]] = []
         length = 0
         while numbers and length <= _WANTED_MAX:
             number = numbers.pop()
@@ -506,7 +506,7 @@ class Delivery:
             if not count % _COMPARED:
                 yield
 
-    def _settled_names(self, files: HourFiles, entry: Entry) -> Iterator[tuple[str | None, str]]:
+    def _settled_names(self, files: HourFiles, entry: IndexLine) -> Iterator[tuple[str | None, str]]:
         """Topic and key of the messages that a special entry takes back or replaces."""
         record = self._record(files, entry)
         if record is None:

@@ -43,7 +43,7 @@ _out_text = props.getter(Property.TIMER_OUT_MS)
 _real_topic = props.getter(Property.REAL_TOPIC)
 
 
-class Wish(msgspec.Struct, frozen=True, gc=False):
+class AskedTime(msgspec.Struct, frozen=True, gc=False):
     """How a message asks for its time."""
 
     #: The property.
@@ -63,7 +63,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     slot_ms: int
     #: The message's own topic.
     topic: str
-    wish: Wish | None
+    wish: AskedTime | None
 
     def due_ms(self, store_time_ms: int) -> int:
         """When the record is due: within its slot, at the end of that if nothing better is known."""
@@ -75,7 +75,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
         return slot_ms + SLOT_MS
 
 
-def asked_time(properties: str) -> Wish | None:
+def asked_time(properties: str) -> AskedTime | None:
     """How a message asks for its time; None if it does not.
 
     Raises ``MessageIllegal`` for an invalid value: not a number, or negative.
@@ -89,7 +89,7 @@ def asked_time(properties: str) -> Wish | None:
                 f"invalid {name} {text[:40]!r}: expected "
                 + ("a delay of 0 or more" if unit_ms else "a time in ms since 1970")
             )
-        return Wish(name, int(text) * (unit_ms or 1), unit_ms > 0)
+        return AskedTime(name, int(text) * (unit_ms or 1), unit_ms > 0)
     return None
 
 

@@ -67,7 +67,7 @@ class EntryKind(enum.IntEnum):
     TAKES_BACK = 3
 
 
-class Entry(NamedTuple):
+class IndexLine(NamedTuple):
     """One line of the index."""
 
     due_ms: int
@@ -270,11 +270,11 @@ class HourFiles:
 
     # --- Reading ------------------------------------------------------------------------------------------------
 
-    def entry(self, number: int) -> Entry | None:
+    def entry(self, number: int) -> IndexLine | None:
         """One entry; None if the disk has damaged it."""
         return _entry(self._index.read(number * ENTRY_BYTES, ENTRY_BYTES))
 
-    def entries(self, first: int, count: int) -> Iterator[Entry | None]:
+    def entries(self, first: int, count: int) -> Iterator[IndexLine | None]:
         """Entries by number, fewer at the end."""
         data = self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES)
         return (_entry(data[at : at + ENTRY_BYTES]) for at in range(0, len(data), ENTRY_BYTES))
@@ -298,7 +298,7 @@ class HourFiles:
         """Log offsets of closed records, in the order in which they were closed."""
         return _words(self._closed.read(first * MARK_BYTES, count * MARK_BYTES))[1::2]
 
-    def record(self, entry: Entry) -> bytes:
+    def record(self, entry: IndexLine) -> bytes:
         """A whole record."""
         return self._records.read(entry.at, entry.size)
 
@@ -326,7 +326,7 @@ class HourFiles:
                 data = read(begin, end - begin) if end <= written else records.read(begin, end - begin)
             yield data, at - begin
 
-    def entries_from(self, log_offset: int) -> Iterator[Entry]:
+    def entries_from(self, log_offset: int) -> Iterator[IndexLine]:
         """The entries of records from a log offset on."""
         if self.last_offset < log_offset:
             return iter(())
@@ -344,7 +344,7 @@ class HourFiles:
             return self.closed_count
         return self._bisect(self._closed, MARK_BYTES, 0, log_offset)
 
-    def find(self, log_offset: int) -> Entry | None:
+    def find(self, log_offset: int) -> IndexLine | None:
         """The entry of the record at a log offset."""
         number = self._bisect(self._index, ENTRY_BYTES, 8, log_offset)
         if number < self.entry_count:
@@ -368,7 +368,7 @@ class HourFiles:
             closed, last = closed + 1, closing
         return Counts(entries, record_bytes, closed)
 
-    def all_entries(self) -> Iterator[Entry | None]:
+    def all_entries(self) -> Iterator[IndexLine | None]:
         """All entries; they are read in portions, as there may be millions."""
         for first in range(0, self.entry_count, _PORTION):
             yield from self.entries(first, _PORTION)
@@ -392,11 +392,11 @@ class HourFiles:
         return low
 
 
-def _entry(line: bytes) -> Entry | None:
+def _entry(line: bytes) -> IndexLine | None:
     if len(line) < ENTRY_BYTES:
         return None
     *fields, crc = _ENTRY.unpack(line)
-    return Entry._make(fields) if crc32(line[: _FIELDS.size]) == crc else None
+    return IndexLine._make(fields) if crc32(line[: _FIELDS.size]) == crc else None
 
 
 def _words(data: bytes) -> array[int]:

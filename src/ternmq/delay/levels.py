@@ -40,7 +40,7 @@ from ternmq.rare_log import RareLog
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
-from ternmq.store.read.query import Entry
+from ternmq.store.read.query import QueueEntry
 from ternmq.store.store import MessageStore
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -142,7 +142,7 @@ class DelayLevels:
             self._progress.move(level.number, queue_offset, log_end=log_end)
         return self._next_wait_ms(level)
 
-    async def _read(self, entry: Entry, read: Future[bytes | None]) -> Buffer | None:
+    async def _read(self, entry: QueueEntry, read: Future[bytes | None]) -> Buffer | None:
         try:
             page = await asyncio.wrap_future(read)
         except StoreError:
@@ -151,7 +151,7 @@ class DelayLevels:
         # The entry of a filler refers to no record or to a wrong one, but its size is never that of a record.
         return page if page is not None and len(page) == entry.size else None
 
-    def _page(self, entry: Entry) -> Buffer | None:
+    def _page(self, entry: QueueEntry) -> Buffer | None:
         return self._store.record_at(entry.log_offset, entry.size)
 
     def _deliver_one(self, level: _Level, queue_offset: int, page: Buffer | None) -> int:
@@ -190,7 +190,7 @@ class DelayLevels:
         self._progress.move(level.number, queue_offset)
         return queue_offset
 
-    def _due(self, level: _Level, queue_offset: int) -> list[Entry]:
+    def _due(self, level: _Level, queue_offset: int) -> list[QueueEntry]:
         """The entries from ``queue_offset`` on that are due, as many as one turn has time for."""
         entries = self._store.entries(names.SCHEDULE_TOPIC, level.queue_id, queue_offset, BATCH)
         record_bytes = 0
@@ -207,7 +207,7 @@ class DelayLevels:
             return self._wait_ms(level, queue_offset, entry)
         return None
 
-    def _wait_ms(self, level: _Level, queue_offset: int, entry: Entry) -> int:
+    def _wait_ms(self, level: _Level, queue_offset: int, entry: QueueEntry) -> int:
         """Time until a message is due."""
         due_ms = entry.tags_code
         if due_ms is None:

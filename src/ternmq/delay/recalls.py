@@ -18,7 +18,7 @@ from typing import Final
 
 from ternmq import names
 from ternmq.delay.due import HOUR_MS
-from ternmq.delay.hour_files import Entry, EntryKind, HourFiles
+from ternmq.delay.hour_files import EntryKind, HourFiles, IndexLine
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Clock
 from ternmq.errors import CorruptRecord, IllegalOperation, InvalidHandle, SystemBusy
@@ -50,7 +50,9 @@ _real_topic = props.getter(Property.REAL_TOPIC)
 _unique_key = props.getter(Property.UNIQUE_KEY)
 
 
-def closing_draft(entry: Entry, record: Record | None, why: str, *, now_ms: int, born_host: bytes = _NO_HOST) -> Draft:
+def closing_draft(
+    entry: IndexLine, record: Record | None, why: str, *, now_ms: int, born_host: bytes = _NO_HOST
+) -> Draft:
     """The record that closes ``entry`` without delivering it; ``record`` is what waits, as far as it can be read."""
     properties = record.properties if record is not None else ""
     key = _unique_key(properties) or str(entry.log_offset)
@@ -130,7 +132,7 @@ class Recalls:
             in_flight.pop(closed, None)
             raise
 
-    async def _waits(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
+    async def _waits(self, files: HourFiles, handle: RecallHandle) -> tuple[IndexLine, Record] | None:
         """What a handle names, if it waits."""
         if handle.log_offset is not None and files.closed_count <= _CLOSED_MAX:
             entry = files.find(handle.log_offset)
@@ -145,7 +147,7 @@ class Recalls:
         finally:
             self._waiting -= 1
 
-    async def _search(self, files: HourFiles, handle: RecallHandle) -> tuple[Entry, Record] | None:
+    async def _search(self, files: HourFiles, handle: RecallHandle) -> tuple[IndexLine, Record] | None:
         if handle.log_offset is not None:
             entry = files.find(handle.log_offset)
             found = _matching(files, entry, handle) if entry is not None else None
@@ -191,7 +193,7 @@ class Recalls:
         return log_offset in offsets
 
 
-def _matching(files: HourFiles, entry: Entry, handle: RecallHandle) -> tuple[Entry, Record] | None:
+def _matching(files: HourFiles, entry: IndexLine, handle: RecallHandle) -> tuple[IndexLine, Record] | None:
     """The entry and its record, if they are what the handle names."""
     if entry.slot_ms != handle.slot_ms or entry.kind == EntryKind.TAKES_BACK:
         return None

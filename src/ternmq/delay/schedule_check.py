@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ternmq.delay.due import HOUR_MS, stored_place, stored_waiting
-from ternmq.delay.hour_files import Entry, HourFiles
+from ternmq.delay.hour_files import HourFiles, IndexLine
 from ternmq.delay.schedule_log import STATE, ScheduleLog, kind_of
 from ternmq.errors import CorruptRecord
 from ternmq.names import WHEEL_TOPIC
@@ -98,7 +98,7 @@ class ScheduleCheck:
                 self._open[hour] += 1
                 return
             due_ms = waiting.due_ms(record.store_time_ms)
-            entry = Entry(
+            entry = IndexLine(
                 due_ms,
                 record.log_offset,
                 0,
@@ -205,7 +205,7 @@ class _HourCheck:
                 self.lost.add(self._next.log_offset)
             self._next = next(self._entries, None)
 
-    def _sound_entries(self) -> Iterator[Entry]:
+    def _sound_entries(self) -> Iterator[IndexLine]:
         for entry in self.files.all_entries():
             if entry is not None:
                 yield entry
@@ -213,13 +213,13 @@ class _HourCheck:
                 # Which one it was shows when its record comes; if none does, the log has it no more.
                 self._damaged += 1
 
-    def _is_whole(self, entry: Entry) -> bool:
+    def _is_whole(self, entry: IndexLine) -> bool:
         try:
             return unpack_record(self.files.record(entry)).log_offset == entry.log_offset
         except CorruptRecord:
             return False
 
-    def expect(self, expected: Entry, data: Buffer) -> None:
+    def expect(self, expected: IndexLine, data: Buffer) -> None:
         """The next record of the log that waits for this hour."""
         self._skip_to(expected.log_offset)
         entry = self._next

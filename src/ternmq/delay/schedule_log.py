@@ -44,9 +44,9 @@ from ternmq.delay.hour_files import (
     NOTHING,
     SUFFIXES,
     Counts,
-    Entry,
     EntryKind,
     HourFiles,
+    IndexLine,
     hour_name,
     parse_hour_name,
 )
@@ -93,7 +93,7 @@ def kind_of(properties: str) -> EntryKind:
     return EntryKind.ROLLED if _roll_times(properties) is not None else EntryKind.WAITS
 
 
-class _State(msgspec.Struct):
+class _ScheduleState(msgspec.Struct):
     log_offset: int
     hours: dict[int, Counts]
     #: Topic → messages that wait.
@@ -106,7 +106,7 @@ class _State(msgspec.Struct):
 class _Snapshot:
     """How much of the files counts at one moment."""
 
-    state: _State
+    state: _ScheduleState
     #: Log offset of the first record that was folded after it.
     next_fold: int | None = None
 
@@ -141,7 +141,7 @@ class ScheduleLog:
         #: What was written out and is not known to be synced, the oldest first.
         self._snapshots: list[_Snapshot] = []
         #: What ``state`` has now, and its checksum.
-        self._saved: _State | None = None
+        self._saved: _ScheduleState | None = None
         self._saved_crc = 0
         #: Log offset of the record that was folded last.
         self._last_folded = 0
@@ -285,7 +285,7 @@ class ScheduleLog:
         snapshots = self._snapshots
         if not snapshots or snapshots[-1].next_fold is not None or snapshots[-1].state.handover != self.handed_over:
             hours = {hour: self._hours[hour].counts for hour in self._order}
-            snapshots.append(_Snapshot(_State(0, hours, dict(self.topics_waiting), self.handed_over)))
+            snapshots.append(_Snapshot(_ScheduleState(0, hours, dict(self.topics_waiting), self.handed_over)))
         unsynced, self._unsynced = self._unsynced, {}
         paths = [path for files in unsynced.values() for path in files.take_unsynced()]
         if self._saved is not None and self._position > self._position_written:
@@ -332,7 +332,7 @@ class ScheduleLog:
                 for path in _paths(self.directory, hour):
                     self._pool.remove(path)
 
-    def _remove_retired(self, state: _State) -> None:
+    def _remove_retired(self, state: _ScheduleState) -> None:
         for hour, counts in list(self._retired.items()):
             files = self._hours.get(hour)
             if files is None or files.counts != counts:
@@ -368,7 +368,7 @@ class ScheduleLog:
 
     # --- For tools ----------------------------------------------------------------------------------------------
 
-    def take_over(self, hour: int, entry: Entry, topic: str, record: bytes) -> None:
+    def take_over(self, hour: int, entry: IndexLine, topic: str, record: bytes) -> None:
         """Take in a message from another schedule log; later ones, and the records of the log, follow."""
         files = self._files(hour)
         files.add(
@@ -493,7 +493,7 @@ class ScheduleLog:
         else:
             self.topics_waiting.pop(topic, None)
 
-    def _topic_of(self, files: HourFiles, entry: Entry) -> str:
+    def _topic_of(self, files: HourFiles, entry: IndexLine) -> str:
         try:
             return _real_topic(unpack_record(files.record(entry)).properties) or ""
         except CorruptRecord:
@@ -508,7 +508,7 @@ class ScheduleLog:
                 if entry is not None and entry.log_offset not in closed:
                     self._count(self._topic_of(files, entry))
 
-    def _read_state(self) -> _State | None:
+    def _read_state(self) -> _ScheduleState | None:
         """What ``state`` tells; None if there is none, or it is damaged."""
         path = self.directory / STATE
         data = self._disk.read(path)
@@ -517,7 +517,7 @@ class ScheduleLog:
         crc, _, text = data.partition(b"\n")
         try:
             if int(crc, 16) == crc32(text):
-                state = msgspec.json.decode(text, type=_State)
+                state = msgspec.json.decode(text, type=_ScheduleState)
                 state.log_offset = max(state.log_offset, self._read_position(crc32(text)))
                 return state
         except (ValueError, msgspec.MsgspecError):

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from ternmq.delay.due import HOUR_MS, stored_waiting
-from ternmq.delay.hour_files import Entry, HourFiles
+from ternmq.delay.hour_files import HourFiles, IndexLine
 from ternmq.delay.schedule_check import load_schedule
 from ternmq.delay.schedule_log import DIRECTORY, ScheduleLog
 from ternmq.errors import CorruptRecord
@@ -57,7 +57,7 @@ def _take_over(view: StoreView, files: HourFiles, fresh: ScheduleLog) -> None:
         )
 
 
-def _topic_of(files: HourFiles, entry: Entry) -> str | None:
+def _topic_of(files: HourFiles, entry: IndexLine) -> str | None:
     """The own topic of a message; None if its record is damaged."""
     try:
         waiting = stored_waiting(unpack_record(files.record(entry)).properties)

@@ -2,8 +2,8 @@
 
 A filter reads a property when it needs it, and returns True, False or None (SQL's null); a message passes only on True.
 Filters do not depend on the wire, so the caller that compiles one provides a function that finds properties
-(``Source``). Property values are always texts. So the types of all other operands are known in advance, and each
-comparison is compiled for its two types:
+(``PropertySource``). Property values are always texts. So the types of all other operands are known in advance, and
+each comparison is compiled for its two types:
 
 ========================= ====================================================================================
 text with text            ``=`` as they are; ``<`` and the like as two doubles
@@ -36,14 +36,14 @@ from ternmq.filter.tree import (
     INT_MAX,
     AsCondition,
     Compare,
-    Comparison,
     Constant,
+    FilterNode,
     In,
     IsNull,
     Logic,
     Negate,
-    Node,
     Not,
+    Operator,
     PropertyValue,
     TextMatch,
     nodes,
@@ -51,11 +51,11 @@ from ternmq.filter.tree import (
 )
 
 #: A filter takes any value that its source can read: the property text of a message, or a dict of properties.
-Message: TypeAlias = Any
-Get: TypeAlias = Callable[[Message], str | None]
+FilterInput: TypeAlias = Any
+Get: TypeAlias = Callable[[FilterInput], str | None]
 #: Returns the function that finds the property of a name in a message.
-Source: TypeAlias = Callable[[str], Get]
-Condition: TypeAlias = Callable[[Message], bool | None]
+PropertySource: TypeAlias = Callable[[str], Get]
+Condition: TypeAlias = Callable[[FilterInput], bool | None]
 
 #: Filters with more terms than this parse the properties of a message once, instead of searching the text for each of
 #: them: 1,000 searches in a text of 32 KB take 10 ms, parsing all of its properties 2 ms at most.
@@ -78,16 +78,16 @@ class SqlFilter:
 
     expression: str
     evaluate: Condition
-    #: See ``sql.Limits``.
+    #: See ``sql.ExpressionLimits``.
     terms: int
 
     @classmethod
     def compile(
         cls,
         expression: str,
-        source: Source = by_name,
+        source: PropertySource = by_name,
         *,
-        read_all: Callable[[Message], Mapping[str, str]] | None = None,
+        read_all: Callable[[FilterInput], Mapping[str, str]] | None = None,
         limits: ExpressionLimits = DEFAULT_LIMITS,
     ) -> SqlFilter:
         """``read_all`` finds all properties of a message at once, which is faster for expressions with many terms.
@@ -101,7 +101,7 @@ class SqlFilter:
         read, of_table = read_all, _Compiler(by_name, root).condition(root)
         return cls(expression, lambda message: of_table(read(message)), count)
 
-    def matches(self, message: Message) -> bool:
+    def matches(self, message: FilterInput) -> bool:
         """Whether a message passes."""
         try:
             return self.evaluate(message) is True
@@ -112,18 +112,18 @@ class SqlFilter:
 class _Compiler:
     """Compiles the nodes below ``root`` to closures."""
 
-    def __init__(self, source: Source, root: Node) -> None:
+    def __init__(self, source: PropertySource, root: FilterNode) -> None:
         self._source = source
         comparisons = sum(isinstance(node, Compare) for node in nodes(root))
         self._values_max = VALUES_MAX // max(comparisons, 1)
 
     # --- Conditions -------------------------------------------------------------------------------------------
 
-    def condition(self, node: Node) -> Condition:
+    def condition(self, node: FilterNode) -> Condition:
         match node:
             case Logic(is_and=is_and, operands=operands):
                 return _chain([self.condition(operand) for operand in operands], decisive=not is_and)
-            case Compare(order=Comparison.EQUAL, left=left, right=right):
+            case Compare(order=Operator.EQUAL, left=left, right=right):
                 return self._equal(left, right)
             case Compare(order=order, left=left, right=right):
                 return self._ordered(_COMPARE[order], left, right)
@@ -144,7 +144,7 @@ class _Compiler:
             case _:
                 raise AssertionError(f"{node} is not a condition")
 
-    def _equal(self, left: Node, right: Node) -> Condition:
+    def _equal(self, left: FilterNode, right: FilterNode) -> Condition:
         same = _same(_type(left), _type(right))
         if isinstance(left, PropertyValue) and isinstance(right, Constant):
             if isinstance(right.value, str):
@@ -152,7 +152,7 @@ class _Compiler:
             return _compares(self._source(left.name), same, _as_is, right.value, self._values_max)
         first, second = self._value(left), self._value(right)
 
-        def equal(message: Message) -> bool | None:
+        def equal(message: FilterInput) -> bool | None:
             one, other = first(message), second(message)
             if one is None:
                 return True if other is None else None
@@ -160,13 +160,13 @@ class _Compiler:
 
         return equal
 
-    def _ordered(self, compare: Callable[[Any, Any], bool], left: Node, right: Node) -> Condition:
+    def _ordered(self, compare: Callable[[Any, Any], bool], left: FilterNode, right: FilterNode) -> Condition:
         first_as, second_as = _alike(_type(left), _type(right))
         first, second = self._value(left), self._value(right)
         if isinstance(left, PropertyValue) and _type(right) in _NUMBERS:
             return _compares(self._source(left.name), compare, first_as, second(None), self._values_max)
 
-        def ordered(message: Message) -> bool | None:
+        def ordered(message: FilterInput) -> bool | None:
             one = first(message)
             if one is None:
                 return None
@@ -177,7 +177,7 @@ class _Compiler:
 
     # --- Values -----------------------------------------------------------------------------------------------
 
-    def _value(self, node: Node) -> Callable[[Message], Any]:
+    def _value(self, node: FilterNode) -> Callable[[FilterInput], Any]:
         match node:
             case PropertyValue(name=name):
                 return self._source(name)
@@ -197,7 +197,7 @@ def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
     """AND, which ends at the first False; or OR, which ends at the first True."""
     otherwise = not decisive
 
-    def chain(message: Message) -> bool | None:
+    def chain(message: FilterInput) -> bool | None:
         result: bool | None = otherwise
         for condition in conditions:
             said = condition(message)
@@ -211,7 +211,7 @@ def _chain(conditions: list[Condition], *, decisive: bool) -> Condition:
 
 
 def _not(condition: Condition) -> Condition:
-    def negated(message: Message) -> bool | None:
+    def negated(message: FilterInput) -> bool | None:
         said = condition(message)
         return None if said is None else not said
 
@@ -219,15 +219,17 @@ def _not(condition: Condition) -> Condition:
 
 
 def _in(get: Get, texts: frozenset[str], *, negated: bool) -> Condition:
-    def is_in(message: Message) -> bool | None:
+    def is_in(message: FilterInput) -> bool | None:
         text = get(message)
         return None if text is None else (text in texts) is not negated
 
     return is_in
 
 
-def _part(value: Callable[[Message], Any], found: Callable[[str, str], bool], text: str, *, negated: bool) -> Condition:
-    def has_part(message: Message) -> bool | None:
+def _part(
+    value: Callable[[FilterInput], Any], found: Callable[[str, str], bool], text: str, *, negated: bool
+) -> Condition:
+    def has_part(message: FilterInput) -> bool | None:
         # For an empty text RocketMQ does not read the property, so no error in it counts.
         said = value(message) if text else None
         return isinstance(said, str) and found(said, text) is not negated
@@ -246,7 +248,7 @@ _PARTS: Final[dict[str, Callable[[str, str], bool]]] = {
 
 
 def _equals_text(get: Get, text: str) -> Condition:
-    def equals(message: Message) -> bool | None:
+    def equals(message: FilterInput) -> bool | None:
         value = get(message)
         return None if value is None else value == text
 
@@ -263,7 +265,7 @@ def _compares(
     """
     known: dict[str, bool] | None = {} if values_max >= VALUES_MIN else None
 
-    def compares(message: Message) -> bool | None:
+    def compares(message: FilterInput) -> bool | None:
         nonlocal known
         text = get(message)
         if text is None:
@@ -280,18 +282,18 @@ def _compares(
     return compares
 
 
-_COMPARE: Final[dict[Comparison, Callable[[Any, Any], bool]]] = {
-    Comparison.GREATER: operator.gt,
-    Comparison.GREATER_EQUAL: operator.ge,
-    Comparison.LESS: operator.lt,
-    Comparison.LESS_EQUAL: operator.le,
+_COMPARE: Final[dict[Operator, Callable[[Any, Any], bool]]] = {
+    Operator.GREATER: operator.gt,
+    Operator.GREATER_EQUAL: operator.ge,
+    Operator.LESS: operator.lt,
+    Operator.LESS_EQUAL: operator.le,
 }
 
 
-def _null_of(value: Callable[[Message], Any]) -> Callable[[Message], None]:
+def _null_of(value: Callable[[FilterInput], Any]) -> Callable[[FilterInput], None]:
     """Null for any value; an error in it counts."""
 
-    def null(message: Message) -> None:
+    def null(message: FilterInput) -> None:
         value(message)
 
     return null
@@ -315,7 +317,7 @@ _NUMBERS: Final = (_Type.INT, _Type.LONG, _Type.DOUBLE)
 _COMPARABLE: Final = (*_NUMBERS, _Type.TEXT)
 
 
-def _type(node: Node) -> _Type:
+def _type(node: FilterNode) -> _Type:
     match node:
         case PropertyValue() | Constant(value=str()):
             return _Type.TEXT

@@ -39,14 +39,14 @@ from ternmq.filter.tree import (
     LONG_MAX,
     AsCondition,
     Compare,
-    Comparison,
     Constant,
+    FilterNode,
     In,
     IsNull,
     Logic,
     Negate,
-    Node,
     Not,
+    Operator,
     PropertyValue,
     TextMatch,
     children,
@@ -194,7 +194,7 @@ def _no_token(rest: str) -> str:
 # --- The parser -----------------------------------------------------------------------------------------------
 
 
-def parse(expression: str, limits: ExpressionLimits = DEFAULT_LIMITS) -> Node:
+def parse(expression: str, limits: ExpressionLimits = DEFAULT_LIMITS) -> FilterNode:
     """The tree of a filter; its root is a condition.
 
     Raises ``InvalidExpression``, or its subclass ``ExpressionTooLarge`` if it exceeds ``limits``.
@@ -226,7 +226,7 @@ class _Parser:
         self._limits = limits
         self._nested = 0
 
-    def filter(self) -> Node:
+    def filter(self) -> FilterNode:
         at = self._tokens.next.at
         root = self._condition(self._chain(is_and=False), at)
         deep = [(root, 1)]
@@ -237,10 +237,10 @@ class _Parser:
             deep.extend((child, depth + 1) for child in children(node))
         return root
 
-    def _chain(self, *, is_and: bool) -> Node:
+    def _chain(self, *, is_and: bool) -> FilterNode:
         """Conditions joined by OR, or (``is_and``) its operands, joined by AND."""
         word = "AND" if is_and else "OR"
-        operands: list[Node] = []
+        operands: list[FilterNode] = []
         while True:
             at = self._tokens.next.at
             node = self._equality() if is_and else self._chain(is_and=True)
@@ -251,7 +251,7 @@ class _Parser:
             if not more:
                 return Logic(is_and, tuple(operands))
 
-    def _equality(self) -> Node:
+    def _equality(self) -> FilterNode:
         left_at = self._tokens.next.at
         left = self._comparison()
         while True:
@@ -265,7 +265,7 @@ class _Parser:
                     raise self._error(
                         right_at, "TRUE and FALSE cannot be compared with a number or text; compare with TRUE or FALSE"
                     )
-                equal = Compare(Comparison.EQUAL, left, right)
+                equal = Compare(Operator.EQUAL, left, right)
                 left = equal if sign.text == "=" else Not(equal)
             elif self._take("IS"):
                 negated = self._take("NOT")
@@ -274,7 +274,7 @@ class _Parser:
             else:
                 return left
 
-    def _comparison(self) -> Node:
+    def _comparison(self) -> FilterNode:
         left_at = self._tokens.next.at
         left = self._unary()
         while True:
@@ -299,7 +299,7 @@ class _Parser:
             else:
                 return left
 
-    def _between(self, value: Node, at: int, *, negated: bool) -> Node:
+    def _between(self, value: FilterNode, at: int, *, negated: bool) -> FilterNode:
         low_at = self._tokens.next.at
         low = self._unary()
         self._need("AND", "BETWEEN needs two bounds: BETWEEN 1 AND 5")
@@ -309,15 +309,15 @@ class _Parser:
             return Logic(
                 False,
                 (
-                    self._ordered(Comparison.LESS, value, at, low, low_at),
-                    self._ordered(Comparison.GREATER, value, at, high, high_at),
+                    self._ordered(Operator.LESS, value, at, low, low_at),
+                    self._ordered(Operator.GREATER, value, at, high, high_at),
                 ),
             )
         between = Logic(
             True,
             (
-                self._ordered(Comparison.GREATER_EQUAL, value, at, low, low_at),
-                self._ordered(Comparison.LESS_EQUAL, value, at, high, high_at),
+                self._ordered(Operator.GREATER_EQUAL, value, at, low, low_at),
+                self._ordered(Operator.LESS_EQUAL, value, at, high, high_at),
             ),
         )
         if isinstance(low, Constant) and isinstance(high, Constant):
@@ -331,7 +331,7 @@ class _Parser:
                 raise self._error(high_at, "the upper bound is below the lower one; swap them")
         return between
 
-    def _in(self, left: Node, at: int, *, negated: bool) -> Node:
+    def _in(self, left: FilterNode, at: int, *, negated: bool) -> FilterNode:
         if not isinstance(left, PropertyValue):
             raise self._error(
                 at, "IN needs a property on its left side; write a NOT IN ('x') instead of (NOT a) IN ('x')"
@@ -343,7 +343,7 @@ class _Parser:
         self._need(")", "the list of IN must end with )")
         return In(left, tuple(texts), negated)
 
-    def _unary(self) -> Node:
+    def _unary(self) -> FilterNode:
         self._nested += 1
         if self._nested > self._limits.depth:
             raise self._too_deep(self._tokens.next.at)
@@ -359,7 +359,7 @@ class _Parser:
         self._nested -= 1
         return node
 
-    def _primary(self) -> Node:
+    def _primary(self) -> FilterNode:
         token = self._tokens.next
         match token.kind, token.text:
             case TokenKind.SIGN, "(":
@@ -397,7 +397,7 @@ class _Parser:
             raise self._error(token.at, "a decimal number must be greater than 0 (RocketMQ refuses 0.0); write 0")
         return Constant(value)
 
-    def _ordered(self, order: Comparison, left: Node, left_at: int, right: Node, right_at: int) -> Compare:
+    def _ordered(self, order: Operator, left: FilterNode, left_at: int, right: FilterNode, right_at: int) -> Compare:
         for node, at in ((left, left_at), (right, right_at)):
             if is_condition(node) or (isinstance(node, Constant) and isinstance(node.value, str)):
                 raise self._error(
@@ -407,11 +407,11 @@ class _Parser:
                 )
         return Compare(order, left, right)
 
-    def _check_equal(self, node: Node, at: int) -> None:
+    def _check_equal(self, node: FilterNode, at: int) -> None:
         if isinstance(node, Constant) and node.value is None:
             raise self._error(at, "NULL cannot be compared by = or <>; use IS NULL or IS NOT NULL")
 
-    def _condition(self, node: Node, at: int) -> Node:
+    def _condition(self, node: FilterNode, at: int) -> FilterNode:
         """An operand of AND, OR or NOT, or the whole filter: it must be a condition."""
         if is_condition(node):
             return node
@@ -453,10 +453,10 @@ class _Parser:
         return InvalidExpression(reason, expression=self._tokens.expression, position=at)
 
 
-_ORDERS: Final = {order.value: order for order in Comparison if order is not Comparison.EQUAL}
+_ORDERS: Final = {order.value: order for order in Operator if order is not Operator.EQUAL}
 
 
-def _is_flag(node: Node) -> bool:
+def _is_flag(node: FilterNode) -> bool:
     return isinstance(node, Constant) and isinstance(node.value, bool)
 
 

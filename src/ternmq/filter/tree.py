@@ -16,7 +16,7 @@ INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 
 
-class Comparison(enum.Enum):
+class Operator(enum.Enum):
     """How two values are compared."""
 
     EQUAL = "="
@@ -40,7 +40,7 @@ class PropertyValue:
 
 @dataclass(slots=True, frozen=True)
 class Negate:
-    operand: Node
+    operand: FilterNode
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,7 +52,7 @@ class AsCondition:
 
 @dataclass(slots=True, frozen=True)
 class Not:
-    operand: Node
+    operand: FilterNode
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,19 +60,19 @@ class Logic:
     """AND (``is_and``) or OR over two or more conditions."""
 
     is_and: bool
-    operands: tuple[Node, ...]
+    operands: tuple[FilterNode, ...]
 
 
 @dataclass(slots=True, frozen=True)
 class Compare:
-    order: Comparison
-    left: Node
-    right: Node
+    order: Operator
+    left: FilterNode
+    right: FilterNode
 
 
 @dataclass(slots=True, frozen=True)
 class IsNull:
-    operand: Node
+    operand: FilterNode
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,15 +87,17 @@ class TextMatch:
     """CONTAINS, STARTSWITH or ENDSWITH, given by ``word``."""
 
     word: str
-    operand: Node
+    operand: FilterNode
     text: str
     negated: bool
 
 
-Node: TypeAlias = Constant | PropertyValue | Negate | AsCondition | Not | Logic | Compare | IsNull | In | TextMatch
+FilterNode: TypeAlias = (
+    Constant | PropertyValue | Negate | AsCondition | Not | Logic | Compare | IsNull | In | TextMatch
+)
 
 
-def children(node: Node) -> tuple[Node, ...]:
+def children(node: FilterNode) -> tuple[FilterNode, ...]:
     """The nodes directly below one."""
     match node:
         case Constant() | PropertyValue():
@@ -108,7 +110,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return (node.operand,)
 
 
-def nodes(root: Node) -> Iterator[Node]:
+def nodes(root: FilterNode) -> Iterator[FilterNode]:
     """A node and all below it."""
     waiting = [root]
     while waiting:
@@ -121,7 +123,7 @@ def nodes(root: Node) -> Iterator[Node]:
 CONTAINS_TERMS: Final = 16
 
 
-def terms(root: Node) -> int:
+def terms(root: FilterNode) -> int:
     """Properties and constants of a tree; each is read at most once per message."""
     count = 0
     for node in nodes(root):
@@ -135,7 +137,7 @@ def terms(root: Node) -> int:
     return count
 
 
-def is_condition(node: Node) -> bool:
+def is_condition(node: FilterNode) -> bool:
     """Whether a node is true, false or null (RocketMQ's ``BooleanExpression``)."""
     match node:
         case Constant(value=value):

@@ -28,7 +28,7 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
     KvTable,
     MemberGroupAnswer,
-    TopicRoute,
+    TopicRouteBody,
     crc_of,
     decode_registration,
 )
@@ -62,7 +62,7 @@ CLIENT_LANE: Final = "client"
 BROKER_LANE: Final = "broker"
 
 
-class Handlers:
+class NameServerHandlers:
     """Functions on the loop; ``routes`` is the table for the server."""
 
     def __init__(self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, clock: Clock) -> None:
@@ -213,7 +213,7 @@ class Handlers:
         topic = request.fields.topic
         if not topic:
             raise NotFound("no such setting")
-        self._registry.put_queues(topic, decode(request.body, TopicRoute).queue_datas if request.body else [])
+        self._registry.put_queues(topic, decode(request.body, TopicRouteBody).queue_datas if request.body else [])
         return Reply()
 
     def delete_topic(self, _peer: Peer, request: Request[DeleteTopic]) -> Reply:

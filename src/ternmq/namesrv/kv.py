@@ -28,7 +28,7 @@ _MARKS_BYTES: Final = 4
 _SHOWN_MAX: Final = 127
 
 
-class _Saved(Body, frozen=True, kw_only=True):
+class _SavedConfig(Body, frozen=True, kw_only=True):
     config_table: dict[str, dict[str, str]] = always(dict)
 
 
@@ -44,7 +44,7 @@ class KvConfig:
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
-        saved = self._file.load(lambda data: decode(data, _Saved)) if self._file is not None else None
+        saved = self._file.load(lambda data: decode(data, _SavedConfig)) if self._file is not None else None
         if saved is not None:
             self._table = {namespace: dict(table) for namespace, table in saved.config_table.items()}
             self._bytes = sum(
@@ -99,7 +99,7 @@ class KvConfig:
 
     def _copy(self) -> Encode:
         table = {namespace: dict(settings) for namespace, settings in self._table.items()}
-        return partial(encode, _Saved(config_table=table))
+        return partial(encode, _SavedConfig(config_table=table))
 
 
 def _size(namespace: str, key: str, value: str) -> int:

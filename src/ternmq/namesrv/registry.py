@@ -34,7 +34,7 @@ from typing import Final
 import msgspec
 
 from ternmq.errors import InvalidParameter
-from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, MemberGroup, QueueData, TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, ClusterInfo, MemberGroup, QueueData, TopicRouteBody
 from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, TopicTable
 
 MASTER: Final = 0
@@ -68,7 +68,7 @@ class Registrant:
 
 
 @dataclass(slots=True, frozen=True)
-class Master:
+class MasterAddresses:
     """The addresses of a master, for its slave."""
 
     address: str
@@ -76,7 +76,7 @@ class Master:
 
 
 @dataclass(slots=True)
-class _Live:
+class _LiveBroker:
     who: Registrant
     seen: float
     silence_max_s: float
@@ -105,7 +105,7 @@ class Registry:
         self._mappings: dict[str, dict[str, QueueMapping]] = {}
         self._brokers: dict[str, _Brokers] = {}
         self._clusters: dict[str, dict[str, None]] = {}
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, _LiveBroker] = {}
         self._filter_servers: dict[str, list[str]] = {}
 
     # --- Registration ------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Registry:
         now: float,
         *,
         takes_back: bool = False,
-    ) -> Master | None:
+    ) -> MasterAddresses | None:
         """Apply a registration; returns the master if a slave registers and its master is known.
 
         With ``takes_back`` the table has all topics of the broker, and its queues of other topics are removed; except
@@ -166,7 +166,7 @@ class Registry:
             # A single topic is an addition to a table that is not known here: its version must not make that table look
             # known. (RocketMQ 5 refuses such a registration.)
             version = DataVersion()
-        self._live[who.address] = _Live(
+        self._live[who.address] = _LiveBroker(
             who,
             seen=now,
             silence_max_s=who.silence_max_s if who.silence_max_s is not None else SILENCE_MAX_S,
@@ -214,7 +214,7 @@ class Registry:
 
     # --- Queries -----------------------------------------------------------------------------------------------
 
-    def route(self, topic: str) -> TopicRoute | None:
+    def route(self, topic: str) -> TopicRouteBody | None:
         """The queues of a topic and their brokers; None if no broker has the topic."""
         queues = self._topics.get(topic)
         if not queues:
@@ -228,7 +228,7 @@ class Registry:
             for address in broker.broker_addrs.values()
             if address in self._filter_servers
         }
-        return TopicRoute(
+        return TopicRouteBody(
             broker_datas=brokers,
             queue_datas=list(queues.values()),
             filter_server_table=filters,
@@ -293,12 +293,12 @@ class Registry:
         live = self._live.get(holder)
         return live is not None and (live.version.state_version or 0) > (version.state_version or 0)
 
-    def _master_of(self, who: Registrant, brokers: _Brokers) -> Master | None:
+    def _master_of(self, who: Registrant, brokers: _Brokers) -> MasterAddresses | None:
         address = brokers.addresses.get(MASTER)
         if who.broker_id == MASTER or address is None:
             return None
         live = self._live.get(address)
-        return Master(address, live.who.ha_address) if live is not None else None
+        return MasterAddresses(address, live.who.ha_address) if live is not None else None
 
     @staticmethod
     def _describes_queues(who: Registrant, brokers: _Brokers) -> bool:

@@ -15,7 +15,7 @@ from ternmq.auth.access import AccessControl
 from ternmq.env import Env
 from ternmq.files import Chores, TableFiles
 from ternmq.namesrv.config import NamesrvConfig
-from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, Handlers
+from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, NameServerHandlers
 from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registry
 from ternmq.net.gate import Gate
@@ -55,7 +55,7 @@ class NameServer:
                 stack.push_async_callback(files.settle)
                 kv = KvConfig(files(path.name), bytes_max=kv_bytes_max)
                 kv.load()
-            handlers = Handlers(self.registry, kv, self._config, self._env.clock)
+            handlers = NameServerHandlers(self.registry, kv, self._config, self._env.clock)
             access = await stack.enter_async_context(
                 AccessControl.running(self._config, self._env.clock, gate=self._gate)
             )
@@ -80,7 +80,7 @@ class NameServer:
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
 
-    async def _tend(self, handlers: Handlers) -> None:
+    async def _tend(self, handlers: NameServerHandlers) -> None:
         while True:
             await asyncio.sleep(self._config.scan_not_active_broker_interval / 1000)
             handlers.tend()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from ternmq.net.endpoint import dial
 from ternmq.net.lanes import Lanes
-from ternmq.net.peer import Peer, Routes, TaskOwner
+from ternmq.net.peer import Peer, RouteTable, TaskOwner
 from ternmq.wire.auth import Credentials
 
 
 async def connect(
     address: str,
     *,
-    routes: Routes,
+    routes: RouteTable,
     lanes: Lanes,
     tasks: TaskOwner,
     on_close: Callable[[Peer], None] | None = None,

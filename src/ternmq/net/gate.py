@@ -105,7 +105,7 @@ class Rule:
 ANY_CALLER: Final = Rule(Action.ANY)
 
 
-class Access(Protocol):
+class Rights(Protocol):
     """What the account of a caller may do."""
 
     def allows(self, need: Need, /) -> bool: ...
@@ -117,7 +117,7 @@ class CallingPeer(Protocol):
     #: ``ip:port``.
     address: str
     #: Of the request that was admitted last; None: all is allowed. Handlers look at it before they first wait.
-    access: Access | None
+    access: Rights | None
     #: The last access key that this connection has proved to have; empty for none.
     proved: str
 
@@ -145,7 +145,7 @@ class Validator(Protocol):
 _RECORD: Final = Rule(Action.SUB, topic="topic", group="group")
 
 
-def check_record(access: Access | None, topic: str, group: str = "") -> None:
+def check_record(access: Rights | None, topic: str, group: str = "") -> None:
     """Check that the caller of a request may read a record of a topic, as a member of a group if it is one.
 
     For requests that find records by their place in the log: which topic that is, only the record tells. Raises
@@ -160,12 +160,12 @@ def check_record(access: Access | None, topic: str, group: str = "") -> None:
 _SEND: Final = Rule(Action.PUB, topic="topic")
 
 
-def may_send(access: Access | None, topic: str) -> bool:
+def may_send(access: Rights | None, topic: str) -> bool:
     """Whether a caller may send to a topic that its request does not name, or names for something else."""
     return access is None or all(map(access.allows, _SEND.needs({"topic": topic}, NO_BODY)))
 
 
-def check_send(access: Access | None, topic: str) -> None:
+def check_send(access: Rights | None, topic: str) -> None:
     """Raise ``NoPermission``, with a sentence that does not name the topic, unless ``may_send``."""
     if not may_send(access, topic):
         raise NoPermission("no permission for the topic of this message; ask the administrator for PUB on it")

@@ -31,7 +31,7 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
-from ternmq.net.gate import Access, Gate, Rule
+from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.limits import OUTGOING, Usage
 from ternmq.net.stream import IDLE_S, Stream
@@ -75,7 +75,7 @@ class Route:
     key: str | None = None
 
 
-Routes = Mapping[int, Route]
+RouteTable = Mapping[int, Route]
 
 
 class TaskOwner(Protocol):
@@ -97,7 +97,7 @@ class Peer(Stream):
 
     def __init__(
         self,
-        routes: Routes,
+        routes: RouteTable,
         lanes: Lanes,
         tasks: TaskOwner,
         *,
@@ -122,7 +122,7 @@ class Peer(Stream):
         self._gate = gate
         self._credentials = credentials
         #: What the gate knows of the other side (``gate.CallingPeer``).
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self._calls_max = calls_max
         self._frame_bytes_max = self._usage.limits.frame_max_length

@@ -18,7 +18,7 @@ from ternmq.net.endpoint import Acceptor, Bound
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.limits import Limits, Usage
-from ternmq.net.peer import Peer, Routes
+from ternmq.net.peer import Peer, RouteTable
 from ternmq.net.tls import LiveTls
 from ternmq.tasks import Tasks
 
@@ -28,7 +28,7 @@ class Server:
 
     def __init__(
         self,
-        routes: Routes,
+        routes: RouteTable,
         lanes: Lanes,
         tasks: Tasks,
         *,
@@ -54,7 +54,7 @@ class Server:
     @asynccontextmanager
     async def running(
         cls,
-        routes: Routes,
+        routes: RouteTable,
         lanes: Lanes | Iterable[LaneConfig],
         *,
         limits: Limits | None = None,

@@ -165,11 +165,11 @@ class Stream(asyncio.Protocol):
         self.recount()
 
     def left_bytes(self) -> int:
-        """How much of what was ever written has left (``limits.Connection``)."""
+        """How much of what was ever written has left (``limits.CountedConnection``)."""
         return self._written_bytes - (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
     def recount(self) -> None:
-        """Look how much still waits (``limits.Connection``)."""
+        """Look how much still waits (``limits.CountedConnection``)."""
         if self._is_full and self._transport is not None:
             self._count_waiting(self._transport.get_write_buffer_size() + sum(map(len, self._out)))
 

@@ -48,7 +48,7 @@ class State(enum.IntEnum):
 
 
 @dataclass(slots=True, frozen=True)
-class Entry:
+class KeyEntry:
     """What a store keeps of a key. Times are in ms since 1970."""
 
     state: State
@@ -86,13 +86,13 @@ class Claim:
 
 #: What is to be done with a key: gets its entry, if it has one, and the store's time; returns a result, and the entry
 #: to store. The entry that it got, unchanged, means that nothing is stored. It may be called again for one change.
-Decide = Callable[[Entry | None, int], tuple[T, Entry | None]]
+Decide = Callable[[KeyEntry | None, int], tuple[T, KeyEntry | None]]
 
 
 def claim(token: str, lease_ms: int) -> Decide[Claim]:
     """Claim a key for ``lease_ms``."""
 
-    def decide(entry: Entry | None, now_ms: int) -> tuple[Claim, Entry | None]:
+    def decide(entry: KeyEntry | None, now_ms: int) -> tuple[Claim, KeyEntry | None]:
         if entry is not None and entry.state is not State.FAILED and entry.until_ms > now_ms:
             if entry.state is State.DONE:
                 return Claim(Verdict.DONE), entry
@@ -100,7 +100,7 @@ def claim(token: str, lease_ms: int) -> Decide[Claim]:
                 entry = replace(entry, until_ms=now_ms + entry.lease_ms)
             return Claim(Verdict.BUSY, entry.until_ms - now_ms), entry
         attempts = 1 if entry is None else entry.attempts + 1
-        return Claim(Verdict.OURS), Entry(State.RUNNING, token, now_ms + lease_ms, lease_ms, attempts, now_ms)
+        return Claim(Verdict.OURS), KeyEntry(State.RUNNING, token, now_ms + lease_ms, lease_ms, attempts, now_ms)
 
     return decide
 
@@ -108,7 +108,7 @@ def claim(token: str, lease_ms: int) -> Decide[Claim]:
 def renew(token: str) -> Decide[bool]:
     """Begin the lease anew; returns whether the key is still ours."""
 
-    def decide(entry: Entry | None, now_ms: int) -> tuple[bool, Entry | None]:
+    def decide(entry: KeyEntry | None, now_ms: int) -> tuple[bool, KeyEntry | None]:
         if entry is None or not is_held(entry, token):
             return False, entry
         return True, replace(entry, until_ms=now_ms + entry.lease_ms)
@@ -119,7 +119,7 @@ def renew(token: str) -> Decide[bool]:
 def settle(token: str, state: State, keep_ms: int) -> Decide[bool]:
     """The work is done, or has failed; returns whether the key was still ours."""
 
-    def decide(entry: Entry | None, now_ms: int) -> tuple[bool, Entry | None]:
+    def decide(entry: KeyEntry | None, now_ms: int) -> tuple[bool, KeyEntry | None]:
         if entry is None or not is_held(entry, token):
             return False, entry
         return True, replace(entry, state=state, until_ms=now_ms + keep_ms, since_ms=now_ms)
@@ -127,7 +127,7 @@ def settle(token: str, state: State, keep_ms: int) -> Decide[bool]:
     return decide
 
 
-def is_held(entry: Entry, token: str) -> bool:
+def is_held(entry: KeyEntry, token: str) -> bool:
     return entry.state is State.RUNNING and entry.token == token
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from ternmq.env import Clock, SystemClock
-from ternmq.once.keystore import Decide, Entry, T
+from ternmq.once.keystore import Decide, KeyEntry, T
 
 
 class MemoryKeys:
@@ -14,7 +14,7 @@ class MemoryKeys:
     def __init__(self, *, clock: Clock | None = None) -> None:
         self.name = "memory"
         self._clock = clock or SystemClock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, KeyEntry] = {}
         self._lock = Lock()
 
     async def change(self, key: str, decide: Decide[T]) -> T:

@@ -15,7 +15,7 @@ import msgspec
 
 from ternmq.env import Clock
 from ternmq.errors import ConfigError, KeyStoreFailed
-from ternmq.once.keystore import ABANDONED_MS, Decide, Entry, State, T
+from ternmq.once.keystore import ABANDONED_MS, Decide, KeyEntry, State, T
 
 try:
     from redis.asyncio import Redis
@@ -83,4 +83,4 @@ class RedisKeys:
         return int(seconds) * 1000 + int(micros) // 1000
 
 
-_ENTRIES: Final = msgspec.json.Decoder(Entry)
+_ENTRIES: Final = msgspec.json.Decoder(KeyEntry)

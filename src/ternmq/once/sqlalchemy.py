@@ -38,7 +38,7 @@ from ternmq.once.guard import (
     keys_of,
     outcome,
 )
-from ternmq.once.keystore import ABANDONED_MS, NAME_LENGTH, TOKEN_LENGTH, Decide, Entry, State
+from ternmq.once.keystore import ABANDONED_MS, NAME_LENGTH, TOKEN_LENGTH, Decide, KeyEntry, State
 
 try:
     from sqlalchemy import (
@@ -194,7 +194,7 @@ class SqlAlchemyKeys:
             select(self._now(), *columns).select_from(one.outerjoin(table, table.c.id == identity))
         ).one()
         now_ms = int(row[0])
-        entry = None if row[1] is None else Entry(State(row[1]), *row[2:])
+        entry = None if row[1] is None else KeyEntry(State(row[1]), *row[2:])
         result, changed = decide(entry, now_ms)
         if changed is None or changed is entry:
             return True, result

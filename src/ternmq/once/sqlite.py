@@ -16,7 +16,7 @@ from typing import Final
 
 from ternmq.env import Clock, SystemClock
 from ternmq.errors import KeyStoreFailed
-from ternmq.once.keystore import ABANDONED_MS, Decide, Entry, State, T
+from ternmq.once.keystore import ABANDONED_MS, Decide, KeyEntry, State, T
 
 _BUSY_S: Final = 10.0
 _CREATE: Final = """\
@@ -64,7 +64,7 @@ class SqliteKeys:
     def _change(self, key: str, decide: Decide[T]) -> T:
         with self._transaction() as connection:
             row = connection.execute(_SELECT, (key,)).fetchone()
-            entry = None if row is None else Entry(State(row[0]), *row[1:])
+            entry = None if row is None else KeyEntry(State(row[0]), *row[1:])
             result, changed = decide(entry, self._clock.now_ms())
             if changed is not None and changed is not entry:
                 connection.execute(

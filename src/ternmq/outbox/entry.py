@@ -12,7 +12,7 @@ message      a JSON object with all else; each member may be left out: ``tags``,
 order_key    rows with the same key are sent in the order of their ids; NULL: in any order
 ===========  ===========================================================================================
 
-An ``Entry`` is a row that is to be inserted, a ``Row`` one that was read. Applications write rows in Python through an
+A ``NewRow`` is a row that is to be inserted, a ``Row`` one that was read. Applications write rows in Python through an
 outbox, and in other languages with their own INSERT; so what is read back is input from outside, and checked.
 """
 
@@ -57,7 +57,7 @@ _decoder: Final = msgspec.json.Decoder(_Details)
 
 
 @dataclass(slots=True, frozen=True)
-class Entry:
+class NewRow:
     """A row to insert."""
 
     message_id: str
@@ -85,7 +85,7 @@ class Row:
     refusals: int = 0
 
     @classmethod
-    def of(cls, row_id: int, entry: Entry) -> Row:
+    def of(cls, row_id: int, entry: NewRow) -> Row:
         """An entry of this process that was committed, without reading it back."""
         return cls(row_id, entry.message_id, entry.topic, entry.body, entry.message, entry.order_key)
 
@@ -113,7 +113,7 @@ class Row:
             ) from None
 
 
-def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> Entry:
+def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> NewRow:
     """Check a message as a producer does, and make it a row: what was saved can be sent.
 
     Raises ``InvalidMessage``, ``InvalidName`` and ``TypeError``, before any database is asked.
@@ -138,7 +138,7 @@ def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> Entry
         text = _encoder.encode(details).decode()
     except (TypeError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"the message to {message.topic!r} cannot be saved: {error}") from None
-    return Entry(message_id, message.topic, bytes(message.body), text, order_key_of(message))
+    return NewRow(message_id, message.topic, bytes(message.body), text, order_key_of(message))
 
 
 def order_key_of(message: Message) -> str | None:

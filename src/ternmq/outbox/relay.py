@@ -27,9 +27,9 @@ from typing import Final, Protocol, TypeVar
 from ternmq.env import Env, unpredictable
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.config import OutboxConfig
-from ternmq.outbox.entry import Entry, Row
-from ternmq.outbox.rules import Failure, Verdict, backoff_ms, failure_of, judge, reason_of
-from ternmq.outbox.sending import Results, Sending
+from ternmq.outbox.entry import NewRow, Row
+from ternmq.outbox.rules import FailedAttempt, Failure, backoff_ms, failure_of, judge, reason_of
+from ternmq.outbox.sending import Results, RowSending
 from ternmq.outbox.table import Execute, OutboxTable
 from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
@@ -103,7 +103,7 @@ class Relay:
         env: Clock.
     """
 
-    def __init__(self, database: Database, sending: Sending, *, config: OutboxConfig, env: Env) -> None:
+    def __init__(self, database: Database, sending: RowSending, *, config: OutboxConfig, env: Env) -> None:
         self.database = database
         self.counters = Counters()
         #: Owner of what this process has inserted; those of takes begin with it.
@@ -111,7 +111,7 @@ class Relay:
         self._sending = sending
         self._config = config
         self._clock = env.clock
-        self._committed: deque[Entry] = deque()
+        self._committed: deque[NewRow] = deque()
         self._committed_bytes = 0
         self._has_committed = asyncio.Event()
         self._is_due = asyncio.Event()
@@ -144,7 +144,7 @@ class Relay:
         """Whether committed messages may be kept in memory. May be called in any thread."""
         return self._committed_bytes < self._config.direct_bytes_max
 
-    def committed(self, entries: Sequence[Entry]) -> None:
+    def committed(self, entries: Sequence[NewRow]) -> None:
         """Send entries that were inserted with ``owner``. On the loop's thread only."""
         self._committed.extend(entries)
         self._committed_bytes += sum(entry.size_bytes for entry in entries)
@@ -166,15 +166,15 @@ class Relay:
         finally:
             self._committed_bytes -= sum(entry.size_bytes for entry in entries)
 
-    def _next_committed(self) -> list[Entry]:
-        entries: list[Entry] = []
+    def _next_committed(self) -> list[NewRow]:
+        entries: list[NewRow] = []
         total = 0
         while self._committed and len(entries) < self._config.rows_max and total < self._config.bytes_max:
             entries.append(self._committed.popleft())
             total += entries[-1].size_bytes
         return entries
 
-    async def _deliver_committed(self, entries: Sequence[Entry]) -> None:
+    async def _deliver_committed(self, entries: Sequence[NewRow]) -> None:
         until = self._end_of_lease(self._config.lease_ms / 2)
         # Inserted up to half a lease ago: what is left must be enough for a send.
         until_ms = self._clock.now_ms() + self._config.lease_ms // 2
@@ -187,7 +187,7 @@ class Relay:
             self.counters.sent_directly += len(results.sent)
             await self._settle(results, owner=self.owner)
 
-    async def deliver(self, entry: Entry) -> bool:
+    async def deliver(self, entry: NewRow) -> bool:
         """Send one entry that was inserted with ``owner`` and committed. False: it waits in the table."""
         table, until_ms = self.database.table, self._clock.now_ms()
         until = self._end_of_lease(self._config.lease_ms)
@@ -269,7 +269,7 @@ class Relay:
         deleted = await self.database.run(work)
         self.counters.leases_lost += len(results.sent) - deleted
 
-    def _count(self, results: Results, verdicts: Sequence[Verdict]) -> None:
+    def _count(self, results: Results, verdicts: Sequence[FailedAttempt]) -> None:
         for (row, error), verdict in zip(results.failed, verdicts, strict=True):
             is_outage = failure_of(error) is Failure.OUTAGE
             self.counters.outages += is_outage

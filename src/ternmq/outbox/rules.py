@@ -45,7 +45,7 @@ class Failure(enum.Enum):
 
 
 @dataclass(slots=True, frozen=True)
-class Verdict:
+class FailedAttempt:
     """What is stored of a failed attempt."""
 
     row_id: int
@@ -66,12 +66,12 @@ def failure_of(error: Exception) -> Failure:
     return Failure.OUTAGE if isinstance(error, _OUTAGES) else Failure.REFUSAL
 
 
-def judge(row: Row, error: Exception, *, now_ms: int, config: OutboxConfig) -> Verdict:
+def judge(row: Row, error: Exception, *, now_ms: int, config: OutboxConfig) -> FailedAttempt:
     """What becomes of ``row`` after ``error``."""
     kind = failure_of(error)
     attempts = min(row.attempts + 1, TIMES_MAX)
     refusals = min(row.refusals + (kind is not Failure.OUTAGE), TIMES_MAX)
-    return Verdict(
+    return FailedAttempt(
         row.id,
         is_dead=kind is Failure.HOPELESS or refusals >= config.refusals_max,
         due_ms=now_ms + backoff_ms(attempts, config),

@@ -51,10 +51,10 @@ class Parcel:
     message: Message
 
 
-Line = list[list[Parcel]]
+ParcelLine = list[list[Parcel]]
 
 
-class Sending:
+class RowSending:
     """Sends rows through a running producer.
 
     Args:
@@ -123,7 +123,7 @@ class Sending:
             parcels[:] = [parcel for parcel, error in failed if error is None]
         return queues
 
-    async def _send_line(self, line: Line, queue: MessageQueue | None, results: Results, until: float) -> None:
+    async def _send_line(self, line: ParcelLine, queue: MessageQueue | None, results: Results, until: float) -> None:
         held: set[str] = set()
         for lot in line:
             free = [parcel for parcel in lot if parcel.row.order_key not in held]
@@ -180,13 +180,13 @@ def plan(
     queues: Mapping[str, list[MessageQueue]],
     batch_bytes: int,
     compress_from_bytes: int,
-) -> tuple[list[tuple[MessageQueue | None, Line]], list[Parcel]]:
+) -> tuple[list[tuple[MessageQueue | None, ParcelLine]], list[Parcel]]:
     """What is sent together, and what after what: lines with their queue. Pure.
 
     Lines do not wait for each other. A row of another program may go to another queue, or topic, than the one before it
     that has the same order key: such a row is left for the next time, and so are those behind it.
     """
-    lines: dict[tuple[object, ...], tuple[MessageQueue | None, Line]] = {}
+    lines: dict[tuple[object, ...], tuple[MessageQueue | None, ParcelLine]] = {}
     open_bytes: dict[tuple[object, ...], int] = {}
     places: dict[str, tuple[object, ...]] = {}
     left: list[Parcel] = []
@@ -225,7 +225,7 @@ def plan(
             line.append([parcel])
             # 0: nothing may join it.
             open_bytes[place] = 0 if alone else size
-    planned: list[tuple[MessageQueue | None, Line]] = []
+    planned: list[tuple[MessageQueue | None, ParcelLine]] = []
     for queue, line in lines.values():
         if queue is None:
             planned += [(None, [lot]) for lot in line]

@@ -13,9 +13,9 @@ from ternmq.client.send.producer import Producer
 from ternmq.env import Env
 from ternmq.errors import OutboxFailed
 from ternmq.outbox.config import OutboxConfig
-from ternmq.outbox.entry import Entry, Row
+from ternmq.outbox.entry import NewRow, Row
 from ternmq.outbox.relay import Database, Relay
-from ternmq.outbox.sending import Sending
+from ternmq.outbox.sending import RowSending
 from ternmq.wire.ids import UniqueIds
 
 #: Brokers list the producer under this name, unless it is given another one.
@@ -60,12 +60,12 @@ class Service:
         self._env = env or Env()
         self._ids = unique_ids(self._env)
         self._stack = AsyncExitStack()
-        self.sending: Sending | None = None
+        self.sending: RowSending | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(self._producer)
-            self.sending = Sending(
+            self.sending = RowSending(
                 producer,
                 namespace=self._client.namespace,
                 new_id=self._ids.next,
@@ -99,7 +99,7 @@ class Service:
 
 
 async def publish(
-    relay: Relay, service: Service, entry: Entry, *, even_unsaved: bool, config: OutboxConfig, env: Env
+    relay: Relay, service: Service, entry: NewRow, *, even_unsaved: bool, config: OutboxConfig, env: Env
 ) -> bool:
     """Save one entry, send it, and delete it."""
     database, now_ms = relay.database, env.clock.now_ms()

@@ -32,7 +32,7 @@ from ternmq.env import Env
 from ternmq.errors import NotRunning, OutboxFailed, OutboxMissing
 from ternmq.message import Message
 from ternmq.outbox.config import OutboxConfig
-from ternmq.outbox.entry import Entry, Row, to_entry
+from ternmq.outbox.entry import NewRow, Row, to_entry
 from ternmq.outbox.relay import Counters, Relay
 from ternmq.outbox.rules import Failure, failure_of
 from ternmq.outbox.schema import TABLE, Dialect, ddl
@@ -233,7 +233,7 @@ class SpoolingProducer:
                 return False
             return await self._send_or_spool(relay, service, entry)
 
-    async def _send_or_spool(self, relay: Relay, service: Service, entry: Entry) -> bool:
+    async def _send_or_spool(self, relay: Relay, service: Service, entry: NewRow) -> bool:
         assert service.sending is not None
         until = self._env.clock.monotonic() + self._config.lease_ms / 1000
         results = await service.sending.send([Row.of(0, entry)], until=until)
@@ -247,7 +247,7 @@ class SpoolingProducer:
         await self._spool(relay, entry)
         return False
 
-    async def _spool(self, relay: Relay, entry: Entry) -> None:
+    async def _spool(self, relay: Relay, entry: NewRow) -> None:
         table, now_ms = relay.database.table, self._env.clock.now_ms()
         await relay.database.run(lambda execute: table.insert(execute, [entry], now_ms=now_ms))
         if entry.order_key is not None:

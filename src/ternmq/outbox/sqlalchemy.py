@@ -35,7 +35,7 @@ from ternmq.errors import ConfigError, NotRunning
 from ternmq.message import Message
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.engines import EngineDatabase, executing
-from ternmq.outbox.entry import Entry, to_entry
+from ternmq.outbox.entry import NewRow, to_entry
 from ternmq.outbox.relay import Counters, Relay
 from ternmq.outbox.schema import TABLE
 from ternmq.outbox.service import GROUP, Service, publish, unique_ids
@@ -97,7 +97,7 @@ class Outbox:
         self._ids = unique_ids(self._env)
         self._ids_pid = os.getpid()
         self._ids_lock = threading.Lock()
-        self._running: _Running | None = None
+        self._running: _RunningOutbox | None = None
         self._relays: list[Relay] = []
         #: Databases whose table was used once.
         self._proven: set[EngineDatabase] = set()
@@ -152,7 +152,7 @@ class Outbox:
         )
         await service.__aenter__()
         self._relays = service.relays
-        self._running = _Running(service, asyncio.get_running_loop())
+        self._running = _RunningOutbox(service, asyncio.get_running_loop())
 
     async def _stop(self) -> None:
         running, self._running = self._running, None
@@ -220,7 +220,7 @@ class Outbox:
             )
         return self._save(session, entries, plain)
 
-    def _save(self, session: Session, entries: Sequence[Entry], engine: Engine | None) -> list[str]:
+    def _save(self, session: Session, entries: Sequence[NewRow], engine: Engine | None) -> list[str]:
         if not entries:
             return []
         database = self._database_of(session, engine)
@@ -249,7 +249,7 @@ class Outbox:
         self,
         connection: Connection,
         database: EngineDatabase,
-        entries: Sequence[Entry],
+        entries: Sequence[NewRow],
         relay: Relay | None,
         saved: _Saved,
     ) -> None:
@@ -329,7 +329,7 @@ class Outbox:
 
     # --- Parts -----------------------------------------------------------------------------------------------
 
-    def _entry(self, message: Message) -> Entry:
+    def _entry(self, message: Message) -> NewRow:
         with self._ids_lock:
             if self._ids_pid != os.getpid():
                 self._ids, self._ids_pid = unique_ids(Env()), os.getpid()
@@ -340,7 +340,7 @@ class Outbox:
         running = self._running
         return running.service.relay_of(database) if running is not None and running.is_here else None
 
-    def _open(self) -> _Running:
+    def _open(self) -> _RunningOutbox:
         if self._running is None or not self._running.is_here:
             raise NotRunning("this outbox sends nothing yet in this process; use it inside `with outbox:`")
         return self._running
@@ -358,7 +358,7 @@ class Outbox:
             raise ConfigError(f"this outbox has an AsyncEngine; use `{instead}`")
 
 
-class _Running:
+class _RunningOutbox:
     """What an outbox has inside its block."""
 
     def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
@@ -384,15 +384,15 @@ class _Saved:
     """What the current transaction of a session has saved, for the relays of this process."""
 
     def __init__(self) -> None:
-        self._leased: dict[Relay, tuple[_Running, list[Entry]]] = {}
+        self._leased: dict[Relay, tuple[_RunningOutbox, list[NewRow]]] = {}
         self._woken: set[Relay] = set()
         self._leased_bytes = 0
         #: Databases that wake other relays at the commit.
         self.notified: set[EngineDatabase] = set()
 
-    def fitting(self, entries: Sequence[Entry], bytes_max: int) -> list[Entry]:
+    def fitting(self, entries: Sequence[NewRow], bytes_max: int) -> list[NewRow]:
         """Those of the entries that may be kept in memory until the commit: a transaction may save gigabytes."""
-        found: list[Entry] = []
+        found: list[NewRow] = []
         total = self._leased_bytes
         for entry in entries:
             if entry.order_key is None and total < bytes_max:
@@ -400,7 +400,9 @@ class _Saved:
                 total += entry.size_bytes
         return found
 
-    def add(self, running: _Running | None, relay: Relay, leased: Sequence[Entry], *, wakes: bool = False) -> None:
+    def add(
+        self, running: _RunningOutbox | None, relay: Relay, leased: Sequence[NewRow], *, wakes: bool = False
+    ) -> None:
         """Tell ``relay`` of entries that are ``leased`` to it; or that others wait in the table."""
         if running is not None:
             self._leased.setdefault(relay, (running, []))[1].extend(leased)

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from ternmq.outbox.entry import Entry, Row
-from ternmq.outbox.rules import TIMES_MAX, Verdict
+from ternmq.outbox.entry import NewRow, Row
+from ternmq.outbox.rules import TIMES_MAX, FailedAttempt
 from ternmq.outbox.schema import DEAD, WAITING, Dialect, check_name
 
 #: Where relays on PostgreSQL listen; a transaction that leaves messages to them notifies it.
@@ -112,7 +112,7 @@ class OutboxTable:
     # --- The application's part ------------------------------------------------------------------------------
 
     def insert(
-        self, execute: Execute, entries: Sequence[Entry], *, now_ms: int, owner: str | None = None, due_ms: int = 0
+        self, execute: Execute, entries: Sequence[NewRow], *, now_ms: int, owner: str | None = None, due_ms: int = 0
     ) -> None:
         """Save messages. With an ``owner`` they are leased to it until ``due_ms``."""
         execute(
@@ -138,7 +138,7 @@ class OutboxTable:
         if self.dialect is Dialect.POSTGRESQL:
             execute("SELECT pg_notify(:channel, '')", {"channel": CHANNEL})
 
-    def held(self, execute: Execute, entries: Sequence[Entry], *, owner: str, until_ms: int) -> list[Row]:
+    def held(self, execute: Execute, entries: Sequence[NewRow], *, owner: str, until_ms: int) -> list[Row]:
         """Those of our entries that are committed, and leased to ``owner`` beyond ``until_ms``."""
         # As text: with SQLAlchemy, hundreds of values cost seven times as much as all else here. The ids are our own.
         assert all(entry.message_id.isalnum() for entry in entries)
@@ -249,7 +249,7 @@ class OutboxTable:
             {"owner": owner},
         )
 
-    def fail(self, execute: Execute, verdicts: Sequence[Verdict], *, owner: str) -> None:
+    def fail(self, execute: Execute, verdicts: Sequence[FailedAttempt], *, owner: str) -> None:
         """Store what became of failed attempts."""
         execute(
             f"UPDATE {self.name} SET owner = NULL, state = :state, due_ms = :due_ms, attempts = :attempts, "

@@ -24,7 +24,7 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.handles import ALL_QUEUES
 
 
-class RequestModes:
+class RequestModeTable:
     """All methods belong to the broker's loop. Call ``load`` once before anything else."""
 
     def __init__(self, file: TableFile, *, default_mode: RequestMode, default_share: int) -> None:

@@ -29,7 +29,7 @@ from typing import Final, Protocol
 
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, NotRunning, StoreError
-from ternmq.pop.checkpoints import CheckPoint, CheckPoints, PoppedQueue, QueueKey
+from ternmq.pop.checkpoints import CheckPoint, CheckPoints, GroupQueue, PoppedQueue
 from ternmq.pop.deadlines import CallLater, Deadlines
 from ternmq.pop.revive_log import PopOffsets, PopStore, ReviveLog
 
@@ -54,7 +54,7 @@ class CanRevive(Protocol):
     async def revive_old(self, check_point: CheckPoint) -> None: ...
 
 
-class Buffer:
+class PopBuffer:
     """All methods belong to the broker's loop. Call ``open`` before, and ``close`` after all else."""
 
     def __init__(
@@ -131,17 +131,17 @@ class Buffer:
 
     # --- Pops ---------------------------------------------------------------------------------------------------
 
-    def next_offset(self, key: QueueKey, committed: int) -> int:
+    def next_offset(self, key: GroupQueue, committed: int) -> int:
         """Where the next pop begins; ``committed`` is what the group's offset says."""
         return self._in_flight.next_offset(key, committed)
 
-    def is_popping(self, key: QueueKey) -> bool:
+    def is_popping(self, key: GroupQueue) -> bool:
         """Whether the group's committed offset in this queue follows check points."""
         return self._in_flight.is_popping(key)
 
     def popped(
         self,
-        key: QueueKey,
+        key: GroupQueue,
         *,
         start_offset: int,
         next_offset: int,
@@ -169,13 +169,13 @@ class Buffer:
         else:
             self.deadlines.add(self._first_deadline(check_point), check_point)
 
-    def skipped(self, key: QueueKey, next_offset: int) -> None:
+    def skipped(self, key: GroupQueue, next_offset: int) -> None:
         """A pop's filter let nothing through up to here."""
         self._advance(self._in_flight.skipped(key, next_offset))
 
     # --- Acks ---------------------------------------------------------------------------------------------------
 
-    def ack(self, key: QueueKey, start_offset: int, pop_time_ms: int, queue_offsets: Sequence[int]) -> int:
+    def ack(self, key: GroupQueue, start_offset: int, pop_time_ms: int, queue_offsets: Sequence[int]) -> int:
         """Messages are done; returns how many of them were in flight. Others are no error: their time is over.
 
         Raises ``StoreError`` or ``NotRunning`` if the ack must be written and cannot.
@@ -191,7 +191,7 @@ class Buffer:
         return bits.bit_count()
 
     def change(
-        self, key: QueueKey, start_offset: int, pop_time_ms: int, queue_offset: int, *, invisible_ms: int
+        self, key: GroupQueue, start_offset: int, pop_time_ms: int, queue_offset: int, *, invisible_ms: int
     ) -> int | None:
         """Hide a message for ``invisible_ms`` from now on; returns the pop time of its new check point.
 
@@ -225,7 +225,7 @@ class Buffer:
 
     # --- What tools do ------------------------------------------------------------------------------------------
 
-    def reset(self, key: QueueKey) -> None:
+    def reset(self, key: GroupQueue) -> None:
         """The group was moved in this queue: pop from its committed offset."""
         self._in_flight.detach(key)
 

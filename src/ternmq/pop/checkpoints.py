@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 #: Group, topic, queue id. The topic is the retry topic for what was popped from there.
-QueueKey = tuple[str, str, int]
+GroupQueue = tuple[str, str, int]
 
 
 class WindowStep:
@@ -156,7 +156,7 @@ class PoppedQueue:
 
     __slots__ = ("check_points", "is_waiting", "key", "next_offset", "window")
 
-    def __init__(self, key: QueueKey) -> None:
+    def __init__(self, key: GroupQueue) -> None:
         self.key = key
         self.window = PopWindow()
         #: Where the next pop begins, while the window has steps; else at the committed offset.
@@ -171,7 +171,7 @@ class CheckPoints:
     """All that is in flight on a broker."""
 
     def __init__(self) -> None:
-        self._queues: dict[QueueKey, PoppedQueue] = {}
+        self._queues: dict[GroupQueue, PoppedQueue] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -181,33 +181,33 @@ class CheckPoints:
         for key in self.queue_keys():
             yield from self.of(key)
 
-    def queue_keys(self) -> list[QueueKey]:
+    def queue_keys(self) -> list[GroupQueue]:
         """Queues of which something is in flight."""
         return list(self._queues)
 
-    def next_offset(self, key: QueueKey, committed: int) -> int:
+    def next_offset(self, key: GroupQueue, committed: int) -> int:
         """Where the next pop begins; ``committed`` is what the group's offset says."""
         queue = self._queues.get(key)
         # Larger than what was popped here if the group has pulled in between.
         return committed if queue is None or not len(queue.window) else max(queue.next_offset, committed)
 
-    def is_popping(self, key: QueueKey) -> bool:
+    def is_popping(self, key: GroupQueue) -> bool:
         """Whether the committed offset follows check points of this queue."""
         queue = self._queues.get(key)
         return queue is not None and len(queue.window) > 0
 
-    def queue(self, key: QueueKey) -> PoppedQueue:
+    def queue(self, key: GroupQueue) -> PoppedQueue:
         """The queue, new if nothing of it was in flight."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = PoppedQueue(key)
         return queue
 
-    def find(self, key: QueueKey, start_offset: int, pop_time_ms: int) -> CheckPoint | None:
+    def find(self, key: GroupQueue, start_offset: int, pop_time_ms: int) -> CheckPoint | None:
         queue = self._queues.get(key)
         return None if queue is None else queue.check_points.get((start_offset, pop_time_ms))
 
-    def of(self, key: QueueKey) -> list[CheckPoint]:
+    def of(self, key: GroupQueue) -> list[CheckPoint]:
         """What is in flight of one queue."""
         queue = self._queues.get(key)
         return [] if queue is None else list(queue.check_points.values())
@@ -231,7 +231,7 @@ class CheckPoints:
         check_point.step = queue.window.add(next_offset)
         queue.next_offset = next_offset
 
-    def skipped(self, key: QueueKey, next_offset: int) -> PoppedQueue:
+    def skipped(self, key: GroupQueue, next_offset: int) -> PoppedQueue:
         """A pop found nothing that its filter lets through up to ``next_offset``."""
         queue = self.queue(key)
         queue.window.add(next_offset).is_settled = True
@@ -249,7 +249,7 @@ class CheckPoints:
                 step.rest_on(safe_at)
         self.forget_if_idle(check_point.queue)
 
-    def detach(self, key: QueueKey) -> None:
+    def detach(self, key: GroupQueue) -> None:
         """The group was moved in this queue: what is in flight stays so, but has no say any more in how far it is."""
         queue = self._queues.get(key)
         if queue is None:

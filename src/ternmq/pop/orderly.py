@@ -23,7 +23,7 @@ from msgspec import Raw
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, RemoteProtocolError
 from ternmq.files import TableFile
-from ternmq.pop.checkpoints import QueueKey
+from ternmq.pop.checkpoints import GroupQueue
 from ternmq.pop.deadlines import CallLater, Deadlines
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.pop import OrderRecord, OrderTable
@@ -58,7 +58,7 @@ class Batch:
 
     def __init__(
         self,
-        key: QueueKey,
+        key: GroupQueue,
         *,
         pop_time_ms: int,
         invisible_ms: int,
@@ -111,12 +111,12 @@ class Orders:
     """All methods belong to the broker's loop. ``on_free`` is told of a queue whose messages are visible again."""
 
     def __init__(
-        self, file: TableFile, clock: Clock, *, call_later: CallLater, on_free: Callable[[QueueKey], None]
+        self, file: TableFile, clock: Clock, *, call_later: CallLater, on_free: Callable[[GroupQueue], None]
     ) -> None:
         self._file = file
         self._now_ms = clock.now_ms
         self._on_free = on_free
-        self._batches: dict[QueueKey, Batch] = {}
+        self._batches: dict[GroupQueue, Batch] = {}
         self.deadlines: Deadlines[_Wake] = Deadlines(
             now_ms=self._now_ms, call_later=call_later, on_due=self._on_due, is_over=_is_over
         )
@@ -170,7 +170,7 @@ class Orders:
 
     # --- Pops and acks ------------------------------------------------------------------------------------------
 
-    def is_blocked(self, key: QueueKey, attempt_id: str | None) -> bool:
+    def is_blocked(self, key: GroupQueue, attempt_id: str | None) -> bool:
         batch = self._batches.get(key)
         if batch is None or (batch.attempt_id is not None and batch.attempt_id == attempt_id):
             return False
@@ -178,7 +178,7 @@ class Orders:
 
     def popped(
         self,
-        key: QueueKey,
+        key: GroupQueue,
         *,
         pop_time_ms: int,
         invisible_ms: int,
@@ -207,7 +207,7 @@ class Orders:
         least = min(batch.counts.values()) if len(batch.counts) == len(queue_offsets) else 0
         return batch.counts, least
 
-    def ack(self, key: QueueKey, queue_offset: int, pop_time_ms: int) -> int | None:
+    def ack(self, key: GroupQueue, queue_offset: int, pop_time_ms: int) -> int | None:
         """A message is done; returns the offset to commit, None for a message of another pop than the last.
 
         Raises ``MessageIllegal`` for one that the last pop did not hand out.
@@ -231,7 +231,7 @@ class Orders:
             self._on_free(key)
         return batch.next_offset
 
-    def change(self, key: QueueKey, queue_offset: int, pop_time_ms: int, visible_ms: int) -> None:
+    def change(self, key: GroupQueue, queue_offset: int, pop_time_ms: int, visible_ms: int) -> None:
         """Hide a message until ``visible_ms``; one of another pop than the last is left alone."""
         batch = self._batches.get(key)
         if batch is not None and batch.pop_time_ms == pop_time_ms and queue_offset in batch.offsets:
@@ -241,7 +241,7 @@ class Orders:
 
     # --- What tools do ------------------------------------------------------------------------------------------
 
-    def reset(self, key: QueueKey) -> None:
+    def reset(self, key: GroupQueue) -> None:
         """The group was moved in this queue: it is free."""
         batch = self._batches.pop(key, None)
         if batch is not None:
@@ -274,7 +274,7 @@ def _is_over(wake: _Wake) -> bool:
     return batch.is_over or number != batch.wake_number
 
 
-def _batch(key: QueueKey, record: OrderRecord) -> Batch:
+def _batch(key: GroupQueue, record: OrderRecord) -> Batch:
     first = record.offsets[0]
     batch = Batch(
         key,

@@ -15,17 +15,18 @@ it, so that such a queue is not passed over for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ternmq.message import Property
-from ternmq.pop.buffer import Buffer
-from ternmq.pop.checkpoints import QueueKey
+from ternmq.pop.buffer import PopBuffer
+from ternmq.pop.checkpoints import GroupQueue
 from ternmq.pop.orderly import Orders
 from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.store.read.records import offsets_of, start_offset
+from ternmq.types import Accepts, IsOver, Matches
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_record
@@ -36,13 +37,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 SCANS_MAX: Final = 4
 
 
-#: Tests that a message must pass: its tags code, its properties; and whether the latter took long enough.
-Matches = Callable[[int], bool]
-Accepts = Callable[[str], bool]
-IsOver = Callable[[], bool]
-
-
-class TakenStore(Protocol):
+class PopTakeStore(Protocol):
     """What taking needs of the message store."""
 
     def get(
@@ -74,7 +69,7 @@ class TakenOffsets(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class Wish:
+class PopWish:
     """What a consumer wants of a topic."""
 
     group: str
@@ -105,7 +100,7 @@ class Left:
 
 
 @dataclass(slots=True)
-class Taken:
+class PopTaken:
     """What it gets, gathered from queue to queue."""
 
     infos: OffsetInfos = field(default_factory=OffsetInfos)
@@ -128,11 +123,11 @@ class Taken:
         return not self.count or self.body_bytes + found.body_bytes <= BYTES_MAX
 
 
-class Taker:
+class PopTaker:
     """All methods belong to the broker's loop."""
 
     def __init__(
-        self, *, store: TakenStore, offsets: TakenOffsets, buffer: Buffer, orders: Orders, broker_name: str
+        self, *, store: PopTakeStore, offsets: TakenOffsets, buffer: PopBuffer, orders: Orders, broker_name: str
     ) -> None:
         self._store = store
         self._offsets = offsets
@@ -142,8 +137,8 @@ class Taker:
 
     def take(
         self,
-        wish: Wish,
-        taken: Taken,
+        wish: PopWish,
+        taken: PopTaken,
         topic: str,
         queue_id: int,
         retry: int = NORMAL,
@@ -215,7 +210,7 @@ class Taker:
             taken.unfinished = True
         taken.rest += max(found.max_offset - found.next_offset, 0)
 
-    def look(self, wish: Wish, taken: Taken, left: Left) -> tuple[int, GetResult]:
+    def look(self, wish: PopWish, taken: PopTaken, left: Left) -> tuple[int, GetResult]:
         """Where one queue continues for this group, and what it has there, whatever their properties are; records that
         are not in memory are named."""
         start = self._start((wish.group, left.topic, left.queue_id), from_last=False)
@@ -228,13 +223,13 @@ class Taker:
             leave_cold=True,
         )
 
-    def pass_over(self, wish: Wish, left: Left, start: int, next_offset: int) -> None:
+    def pass_over(self, wish: PopWish, left: Left, start: int, next_offset: int) -> None:
         """A filter let nothing through from ``start`` on. Does nothing if another pop was there meanwhile."""
         key = wish.group, left.topic, left.queue_id
         if self._start(key, from_last=False) == start and not self._is_blocked(key, wish):
             self._skip(key, next_offset, ordered=wish.ordered)
 
-    def peek(self, group: str, taken: Taken, topic: str, queue_id: int, *, count_max: int) -> None:
+    def peek(self, group: str, taken: PopTaken, topic: str, queue_id: int, *, count_max: int) -> None:
         """Add what a pop would get from one queue now, and hide nothing."""
         start = self._start((group, topic, queue_id), from_last=False)
         if taken.count < count_max and taken.body_bytes < BYTES_MAX:
@@ -254,20 +249,20 @@ class Taker:
             return False
         return self._store.max_offset(topic, queue_id) > self._start(key, from_last=False)
 
-    def reset(self, key: QueueKey) -> None:
+    def reset(self, key: GroupQueue) -> None:
         """The group was moved in this queue: pop from its committed offset."""
         self._buffer.reset(key)
         self._orders.reset(key)
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _is_blocked(self, key: QueueKey, wish: Wish) -> bool:
+    def _is_blocked(self, key: GroupQueue, wish: PopWish) -> bool:
         # In order or not, one way at a time: each would move the committed offset past what the other has in flight.
         if wish.ordered:
             return self._buffer.is_popping(key) or self._orders.is_blocked(key, wish.attempt_id)
         return self._orders.is_blocked(key, None)
 
-    def _start(self, key: QueueKey, *, from_last: bool) -> int:
+    def _start(self, key: GroupQueue, *, from_last: bool) -> int:
         # A pop learns of a reset by beginning where it says; from then on commits count again.
         self._offsets.take_reset(*key)
         start = self._buffer.next_offset(key, self._offsets.get(*key))
@@ -279,13 +274,15 @@ class Taker:
             self._offsets.commit(*key, start)
         return start
 
-    def _skip(self, key: QueueKey, next_offset: int, *, ordered: bool) -> None:
+    def _skip(self, key: GroupQueue, next_offset: int, *, ordered: bool) -> None:
         if ordered:
             self._offsets.commit(*key, next_offset)
         else:
             self._buffer.skipped(key, next_offset)
 
-    def _hand_out(self, wish: Wish, taken: Taken, key: QueueKey, start: int, found: GetResult, retry: int) -> None:
+    def _hand_out(
+        self, wish: PopWish, taken: PopTaken, key: GroupQueue, start: int, found: GetResult, retry: int
+    ) -> None:
         queue_id = key[2]
         queue_offsets: Sequence[int] = range(start, found.next_offset)
         if len(queue_offsets) != found.count:

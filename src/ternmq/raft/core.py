@@ -27,7 +27,7 @@ from random import Random
 from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
-from ternmq.raft.group import Members, RaftConfig
+from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import FollowerStatus, Leadership
 from ternmq.raft.messages import (
     NO_INDEX,
@@ -35,13 +35,13 @@ from ternmq.raft.messages import (
     Append,
     AppendReply,
     HardState,
-    Message,
     NodeId,
+    RaftMessage,
     TransferNow,
-    Vote,
     VoteReply,
+    VoteRequest,
 )
-from ternmq.raft.ready import EntryTerms, Ready, Role, RoleChange
+from ternmq.raft.ready import EntryTerms, RaftRole, Ready, RoleChange
 
 
 def _differences(one: Members, other: Members) -> set[NodeId]:
@@ -58,7 +58,7 @@ class RaftCore:
 
     def __init__(
         self,
-        config: RaftConfig,
+        config: RaftCoreConfig,
         hard_state: HardState,
         terms: EntryTerms,
         random: Random,
@@ -93,7 +93,7 @@ class RaftCore:
         self._stored = last_index if stored is None else min(stored, last_index)
         #: Up to here the log is equal to that of this term's leader.
         self._matched = self._commit
-        self._role = Role.FOLLOWER
+        self._role = RaftRole.FOLLOWER
         self._leader: NodeId | None = None
         self._leadership: Leadership | None = None
         self._told = RoleChange(self._role, self._term, None)
@@ -130,7 +130,7 @@ class RaftCore:
                 self._wait_for_leader(now_ms)
         return self._finish(ready)
 
-    def step(self, message: Message, now_ms: int) -> Ready:
+    def step(self, message: RaftMessage, now_ms: int) -> Ready:
         """A message of another member has arrived; of one that this member has not heard of, too: it may be in a change
         of members that has not come here yet. Messages for other nodes are ignored.
 
@@ -145,7 +145,7 @@ class RaftCore:
                 f"{message.sender} sent term {message.term} to a member in term {self._term}: no group gets so far"
             )
         match message:
-            case Vote():
+            case VoteRequest():
                 self._on_vote(message, now_ms, ready)
             case VoteReply():
                 self._on_vote_reply(message, now_ms, ready)
@@ -154,7 +154,7 @@ class RaftCore:
             case AppendReply():
                 self._on_append_reply(message, now_ms, ready)
             case TransferNow():
-                if message.term == self._term and self._role is Role.FOLLOWER and self._may_lead():
+                if message.term == self._term and self._role is RaftRole.FOLLOWER and self._may_lead():
                     self._campaign(now_ms, ready, is_pre=False)
         return self._finish(ready)
 
@@ -231,7 +231,7 @@ class RaftCore:
         return self._election_ms if self._leadership is None else self._leadership.deadline_ms
 
     @property
-    def role(self) -> Role:
+    def role(self) -> RaftRole:
         return self._role
 
     @property
@@ -285,7 +285,7 @@ class RaftCore:
         term = self._term + 1
         if not is_pre:
             self._term, self._voted_for = term, self._config.self_id
-        self._role, self._leader = Role.CANDIDATE, None
+        self._role, self._leader = RaftRole.CANDIDATE, None
         self._votes, self._is_pre = {self._config.self_id}, is_pre
         # Without a leader the next try comes sooner than the first: a split vote must not cost a second time-out.
         unit_ms = self._config.election_min_ms // 5
@@ -295,7 +295,7 @@ class RaftCore:
         for node in self._members.voters:
             if node != self._config.self_id:
                 ready.messages.append(
-                    Vote(
+                    VoteRequest(
                         sender=self._config.self_id,
                         receiver=node,
                         term=term,
@@ -313,12 +313,12 @@ class RaftCore:
         if self._is_pre:
             self._campaign(now_ms, ready, is_pre=False)
             return
-        self._role, self._leader = Role.LEADER, self._config.self_id
+        self._role, self._leader = RaftRole.LEADER, self._config.self_id
         self._heir = None
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
 
-    def _on_vote(self, vote: Vote, now_ms: int, ready: Ready) -> None:
+    def _on_vote(self, vote: VoteRequest, now_ms: int, ready: Ready) -> None:
         if vote.term > self._term:
             # DLedger's candidates are heirs of their leader, or have heard none, like its voters: they get an answer.
             if (vote.is_pre or not self._config.is_mixed) and self._is_promised(vote.sender, now_ms):
@@ -339,7 +339,7 @@ class RaftCore:
             )
         )
 
-    def _grant(self, vote: Vote) -> bool:
+    def _grant(self, vote: VoteRequest) -> bool:
         # Where it takes all voters to commit, the candidate has all that was committed, and none can replace this vote.
         takes_all = self._members.quorum == len(self._members.voters)
         if self._is_filling and max(vote.commit, self._commit, self._lost) != NO_INDEX and not takes_all:
@@ -348,7 +348,7 @@ class RaftCore:
             return vote.term > self._term and self._is_up_to_date(vote)
         return vote.term == self._term and self._voted_for in (None, vote.sender) and self._is_up_to_date(vote)
 
-    def _is_up_to_date(self, vote: Vote) -> bool:
+    def _is_up_to_date(self, vote: VoteRequest) -> bool:
         """Whether the candidate's log has everything that this one has, if that was committed (Raft's paper, 5.4.1)."""
         last_term = self._last_term()
         return last_term is not None and (vote.last_term, vote.last_index) >= (last_term, self._terms.last_index)
@@ -365,7 +365,7 @@ class RaftCore:
                 self._follow(reply.term, None, now_ms)
             return
         term = self._term + 1 if self._is_pre else self._term
-        if self._role is Role.CANDIDATE and reply.is_pre == self._is_pre and reply.term == term:
+        if self._role is RaftRole.CANDIDATE and reply.is_pre == self._is_pre and reply.term == term:
             if reply.sender in self._members.voters:
                 self._votes.add(reply.sender)
             self._poll(now_ms, ready)
@@ -385,7 +385,7 @@ class RaftCore:
         if self._leadership is not None:
             self._leadership = None
             self._wait_for_leader(now_ms)
-        self._role, self._leader = Role.FOLLOWER, leader
+        self._role, self._leader = RaftRole.FOLLOWER, leader
         # All that was known of a leader's log and clock ends with its term.
         self._matched = self._commit
         self._leader_commit = NO_INDEX

@@ -2,7 +2,7 @@
 
 ::
 
-    VOTE                  Vote                                          VoteReply    ─▶ ACCEPT, or why not
+    VOTE                  VoteRequest                                   VoteReply    ─▶ ACCEPT, or why not
     HEART_BEAT            Append behind no entry                        AppendReply  ─▶ 200, or 403 with a larger term
     PUSH COMPARE          Append without entries, behind this entry     AppendReply  ─▶ 200, or 406 with what we have
     PUSH TRUNCATE         the same; with the entry, if it is the leader's first and we do not have it
@@ -36,9 +36,9 @@ import msgspec
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.raft.dledger_view import CALL_MS, Todo, View
-from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, NodeId, TransferNow, Vote, VoteReply
-from ternmq.raft.ready import Role
-from ternmq.raft.wire import Gone
+from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, NodeId, TransferNow, VoteReply, VoteRequest
+from ternmq.raft.ready import RaftRole
+from ternmq.raft.wire import EntriesGone
 from ternmq.wire.bodies.dledger import (
     ACCEPT,
     ALREADY_HAS_LEADER,
@@ -52,10 +52,10 @@ from ternmq.wire.bodies.dledger import (
     TRUNCATE,
     Base,
     Code,
-    Entry,
+    DLedgerEntry,
+    LeaderTransfer,
     Push,
     PushAnswer,
-    Transfer,
     VoteAnswer,
     VoteCall,
 )
@@ -89,7 +89,7 @@ class _Tail:
     entry_term: int
 
 
-class Answers:
+class DLedgerAnswers:
     """What one other member asks of this one."""
 
     def __init__(self, own_id: NodeId, sender: NodeId, view: View) -> None:
@@ -115,7 +115,7 @@ class Answers:
         self._votes.append(_Pending(told, call, now_ms + CALL_MS))
         return Todo(
             [
-                Vote(
+                VoteRequest(
                     sender=self._sender,
                     receiver=self._own_id,
                     term=call.term,
@@ -159,7 +159,7 @@ class Answers:
         )
         return Todo([compare])
 
-    def transferred(self, told: object, call: Transfer, now_ms: int) -> Todo:
+    def transferred(self, told: object, call: LeaderTransfer, now_ms: int) -> Todo:
         todo = Todo()
         if call.transferee_id != self._own_id:
             # DLedger's command line tells a leader so; ours is `tern raft transfer`.
@@ -171,14 +171,14 @@ class Answers:
         todo += self.tick(now_ms)
         return todo
 
-    def _check(self, call: Push, entries: tuple[Entry, ...]) -> None:
+    def _check(self, call: Push, entries: tuple[DLedgerEntry, ...]) -> None:
         for before, entry in zip((None, *entries), entries, strict=False):
             if before is not None and (entry.index != before.index + 1 or entry.term < before.term):
                 raise RemoteProtocolError(f"entry {entry.index} of term {entry.term} follows {before.index} in a push")
             if not 0 <= entry.term <= call.term:
                 raise RemoteProtocolError(f"entry {entry.index} has term {entry.term} in a push of term {call.term}")
 
-    def _appended(self, told: object, call: Push, entries: tuple[Entry, ...], now_ms: int) -> Todo:
+    def _appended(self, told: object, call: Push, entries: tuple[DLedgerEntry, ...], now_ms: int) -> Todo:
         tail, first, last = self._tail, entries[0].index, entries[-1]
         prev_term: int | None = None
         if tail is not None and tail.term == call.term:
@@ -193,18 +193,20 @@ class Answers:
             self._tail = _Tail(call.term, last.index, last.term)
         return Todo([self._entries(told, call, entries, prev_term, now_ms)])
 
-    def _begun(self, told: object, call: Push, entry: Entry, now_ms: int) -> Todo:
+    def _begun(self, told: object, call: Push, entry: DLedgerEntry, now_ms: int) -> Todo:
         """The leader's first entry, because it found nothing in common, or more than it could compare."""
         if entry.index - 1 > self._view.commit:
             # What is between was deleted there.
             return Todo(
-                [Gone(call.term, entry.index)],
+                [EntriesGone(call.term, entry.index)],
                 answers=[(told, self._push_answer(call, Code.INCONSISTENT_STATE, entry.index, 1))],
             )
         self._tail = _Tail(call.term, entry.index, entry.term)
         return Todo([self._entries(told, call, (entry,), NO_TERM, now_ms)])
 
-    def _entries(self, told: object, call: Push, entries: tuple[Entry, ...], prev_term: int, now_ms: int) -> Append:
+    def _entries(
+        self, told: object, call: Push, entries: tuple[DLedgerEntry, ...], prev_term: int, now_ms: int
+    ) -> Append:
         runs: list[tuple[int, int]] = []
         for entry in entries:
             if not runs or runs[-1][1] != entry.term:
@@ -361,9 +363,9 @@ class Answers:
         if transfer is None:
             return todo
         call = transfer.call
-        assert isinstance(call, Transfer)
+        assert isinstance(call, LeaderTransfer)
         result: Code | None = None
-        if view.role is Role.LEADER and view.term > call.term:
+        if view.role is RaftRole.LEADER and view.term > call.term:
             result = Code.SUCCESS
         elif view.term > call.term + 1 or now_ms >= transfer.until_ms:
             result = Code.TAKE_LEADERSHIP_FAILED

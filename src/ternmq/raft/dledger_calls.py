@@ -2,8 +2,8 @@
 
 ::
 
-    Vote, a pre-vote      METADATA: granted if that member knows no leader
-    Vote                  VOTE; asked again while it says that its term is not ready
+    VoteRequest, pre-vote METADATA: granted if that member knows no leader
+    VoteRequest           VOTE; asked again while it says that its term is not ready
     Append                HEART_BEAT, if the last one is long ago; and
                             not aligned    COMPARE … TRUNCATE, until both logs are equal up to some entry
                             aligned        PUSH APPEND of its entries, or PUSH COMMIT
@@ -30,8 +30,8 @@ from typing import Final
 import msgspec
 
 from ternmq.raft.dledger_view import CALL_MS, Todo, View
-from ternmq.raft.messages import NO_INDEX, Append, AppendReply, NodeId, TransferNow, Vote, VoteReply
-from ternmq.raft.ready import Role
+from ternmq.raft.messages import NO_INDEX, Append, AppendReply, NodeId, TransferNow, VoteReply, VoteRequest
+from ternmq.raft.ready import RaftRole
 from ternmq.wire.bodies.dledger import (
     ACCEPT,
     APPEND,
@@ -42,13 +42,13 @@ from ternmq.wire.bodies.dledger import (
     TERM_SMALL_THAN_LEDGER,
     TRUNCATE,
     Base,
-    Call,
     Code,
-    Entry,
+    DLedgerCode,
+    DLedgerEntry,
+    LeaderTransfer,
     Metadata,
     Push,
     PushAnswer,
-    Transfer,
     VoteAnswer,
     VoteCall,
     split_entries,
@@ -73,7 +73,7 @@ class _Phase(Enum):
 class _Sent:
     """A call that is not answered."""
 
-    code: Call
+    code: DLedgerCode
     term: int
     until_ms: int
     #: The type of a push.
@@ -85,7 +85,7 @@ class _Sent:
     is_pre: bool = False
 
 
-class Calls:
+class DLedgerCalls:
     """What this member asks of one other. The answers come by ``answered``, or not at all."""
 
     def __init__(self, group: str, own_id: NodeId, other: NodeId, view: View) -> None:
@@ -96,7 +96,7 @@ class Calls:
         self._number = 0
         self._sent: dict[int, _Sent] = {}
         # As candidate.
-        self._vote: Vote | None = None
+        self._vote: VoteRequest | None = None
         self._vote_again_ms: int | None = None
         # As leader of a term.
         self._term = -1
@@ -124,29 +124,29 @@ class Calls:
             times.append(self._compare_ms)
         return min(times, default=None)
 
-    def code_of(self, number: int) -> Call | None:
+    def code_of(self, number: int) -> DLedgerCode | None:
         """Which call an answer is for; None if it is not waited for any more."""
         sent = self._sent.get(number)
         return None if sent is None else sent.code
 
     # --- What our core says
 
-    def send(self, message: Vote | Append | TransferNow, now_ms: int) -> Todo:
+    def send(self, message: VoteRequest | Append | TransferNow, now_ms: int) -> Todo:
         todo = Todo()
         match message:
-            case Vote():
+            case VoteRequest():
                 self._ask(message, now_ms, todo)
             case Append():
                 self._append(message, now_ms, todo)
             case TransferNow():
-                if not any(each.code is Call.LEADERSHIP_TRANSFER for each in self._sent.values()):
-                    body = Transfer(
+                if not any(each.code is DLedgerCode.LEADERSHIP_TRANSFER for each in self._sent.values()):
+                    body = LeaderTransfer(
                         term=message.term,
                         transfer_id=self._own_id,
                         transferee_id=self._other,
                         take_leadership_ledger_index=self._view.last_index,
                     )
-                    self._call(Call.LEADERSHIP_TRANSFER, body, now_ms, todo)
+                    self._call(DLedgerCode.LEADERSHIP_TRANSFER, body, now_ms, todo)
         return todo
 
     def lost(self, now_ms: int) -> Todo:
@@ -166,7 +166,7 @@ class Calls:
         if self._vote_again_ms is not None and now_ms >= self._vote_again_ms:
             self._vote_again_ms = None
             vote = self._vote
-            if vote is not None and self._view.role is Role.CANDIDATE and self._view.term == vote.term:
+            if vote is not None and self._view.role is RaftRole.CANDIDATE and self._view.term == vote.term:
                 self._ask(vote, now_ms, todo)
         if self._beat_again_ms is not None and now_ms >= self._beat_again_ms:
             self._beat_again_ms = None
@@ -188,7 +188,7 @@ class Calls:
             self._voted(sent, answer, now_ms, todo)
         elif sent.term != self._term or not self._is_leading:
             pass
-        elif sent.code is Call.HEART_BEAT:
+        elif sent.code is DLedgerCode.HEART_BEAT:
             self._beaten(sent, answer, now_ms, todo)
         elif isinstance(answer, PushAnswer):
             self._heard(sent)
@@ -202,13 +202,13 @@ class Calls:
 
     # --- Votes
 
-    def _ask(self, vote: Vote, now_ms: int, todo: Todo) -> None:
+    def _ask(self, vote: VoteRequest, now_ms: int, todo: Todo) -> None:
         if vote.is_pre:
-            self._call(Call.METADATA, Metadata(term=vote.term), now_ms, todo, is_pre=True)
+            self._call(DLedgerCode.METADATA, Metadata(term=vote.term), now_ms, todo, is_pre=True)
             return
         self._vote = vote
         body = VoteCall(term=vote.term, ledger_end_index=vote.last_index, ledger_end_term=vote.last_term)
-        self._call(Call.VOTE, body, now_ms, todo)
+        self._call(DLedgerCode.VOTE, body, now_ms, todo)
 
     def _voted(self, sent: _Sent, answer: VoteAnswer, now_ms: int, todo: Todo) -> None:
         term = sent.term
@@ -225,7 +225,7 @@ class Calls:
 
     @property
     def _is_leading(self) -> bool:
-        return self._view.role is Role.LEADER and self._view.term == self._term
+        return self._view.role is RaftRole.LEADER and self._view.term == self._term
 
     @property
     def _wants_compare(self) -> bool:
@@ -260,7 +260,7 @@ class Calls:
 
     def _beat(self, now_ms: int, todo: Todo) -> None:
         self._beat_ms = now_ms
-        self._call(Call.HEART_BEAT, Base(term=self._term), now_ms, todo)
+        self._call(DLedgerCode.HEART_BEAT, Base(term=self._term), now_ms, todo)
 
     def _beaten(self, sent: _Sent, answer: Base, now_ms: int, todo: Todo) -> None:
         if answer.code == Code.SUCCESS:
@@ -369,7 +369,7 @@ class Calls:
         return sent.kind in (APPEND, COMPARE, TRUNCATE)
 
     def _call(
-        self, code: Call, body: Base, now_ms: int, todo: Todo, *, index: int = NO_INDEX, is_pre: bool = False
+        self, code: DLedgerCode, body: Base, now_ms: int, todo: Todo, *, index: int = NO_INDEX, is_pre: bool = False
     ) -> None:
         self._number += 1
         kind = body.type if isinstance(body, Push) else ""
@@ -379,7 +379,7 @@ class Calls:
         )
         todo.calls.append((self._number, code, addressed))
 
-    def _push_call(self, kind: str, now_ms: int, todo: Todo, *entries: Entry) -> None:
+    def _push_call(self, kind: str, now_ms: int, todo: Todo, *entries: DLedgerEntry) -> None:
         """DLedger has a field for one entry, and one for several."""
         body = Push(
             term=self._term,
@@ -388,7 +388,7 @@ class Calls:
             entry=entries[0] if len(entries) == 1 else None,
             batch_entry=entries if len(entries) > 1 else (),
         )
-        self._call(Call.PUSH, body, now_ms, todo, index=entries[-1].index if entries else NO_INDEX)
+        self._call(DLedgerCode.PUSH, body, now_ms, todo, index=entries[-1].index if entries else NO_INDEX)
 
     def _vote_reply(self, term: int, *, is_granted: bool, is_pre: bool = False) -> VoteReply:
         return VoteReply(sender=self._other, receiver=self._own_id, term=term, is_granted=is_granted, is_pre=is_pre)

@@ -11,8 +11,8 @@
 
 A member may become the other kind at any time: when its connection is lost, it is asked again.
 
-``Calls`` and ``Answers`` translate; here are sockets and time. Bounds are those of ``raft.links``: what waits for a
-member that does not read is dropped beyond 16 MiB, and nothing is read while the node does not keep up.
+``DLedgerCalls`` and ``DLedgerAnswers`` translate; here are sockets and time. Bounds are those of ``raft.links``: what
+waits for a member that does not read is dropped beyond 16 MiB, and nothing is read while the node does not keep up.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ternmq.errors import LocalProtocolError, RemoteProtocolError, TernError
 from ternmq.net.endpoint import dial
 from ternmq.net.tls import TlsConfig
 from ternmq.raft.config import Member
-from ternmq.raft.dledger_answers import Answers
-from ternmq.raft.dledger_calls import Calls
+from ternmq.raft.dledger_answers import DLedgerAnswers
+from ternmq.raft.dledger_calls import DLedgerCalls
 from ternmq.raft.dledger_view import Todo, View
 from ternmq.raft.greeting import VERSION
-from ternmq.raft.messages import AppendReply, Message, NodeId, VoteReply
-from ternmq.raft.wire import Gone
+from ternmq.raft.messages import AppendReply, NodeId, RaftMessage, VoteReply
+from ternmq.raft.wire import EntriesGone
 from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
 from ternmq.types import Buffer
@@ -40,12 +40,12 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.dledger import (
     ENTRY_BYTES_MAX,
     Base,
-    Call,
     Code,
+    DLedgerCode,
+    LeaderTransfer,
     Metadata,
     Push,
     PushAnswer,
-    Transfer,
     VoteAnswer,
     VoteCall,
 )
@@ -71,22 +71,22 @@ _UNNAMED_MAX: Final = 8
 _ASK_AGAIN_S: Final = 2.0
 
 _REQUESTS: Final[dict[int, type[Base]]] = {
-    Call.METADATA: Metadata,
-    Call.VOTE: VoteCall,
-    Call.HEART_BEAT: Base,
-    Call.PUSH: Push,
-    Call.LEADERSHIP_TRANSFER: Transfer,
+    DLedgerCode.METADATA: Metadata,
+    DLedgerCode.VOTE: VoteCall,
+    DLedgerCode.HEART_BEAT: Base,
+    DLedgerCode.PUSH: Push,
+    DLedgerCode.LEADERSHIP_TRANSFER: LeaderTransfer,
 }
-_RESPONSES: Final[dict[Call, type[Base]]] = {
-    Call.METADATA: Metadata,
-    Call.VOTE: VoteAnswer,
-    Call.HEART_BEAT: Base,
-    Call.PUSH: PushAnswer,
-    Call.LEADERSHIP_TRANSFER: Base,
+_RESPONSES: Final[dict[DLedgerCode, type[Base]]] = {
+    DLedgerCode.METADATA: Metadata,
+    DLedgerCode.VOTE: VoteAnswer,
+    DLedgerCode.HEART_BEAT: Base,
+    DLedgerCode.PUSH: PushAnswer,
+    DLedgerCode.LEADERSHIP_TRANSFER: Base,
 }
 
 
-class Connection(Protocol):
+class MemberConnection(Protocol):
     """A connection that another member has made (``raft.links``)."""
 
     def write(self, data: bytes) -> None: ...
@@ -98,10 +98,10 @@ class Ours(Protocol):
     def is_ours(self, member: NodeId) -> bool:
         """Whether TernMQ's messages flow to a member."""
 
-    def named(self, connection: Connection, sender: NodeId) -> bool:
+    def named(self, connection: MemberConnection, sender: NodeId) -> bool:
         """A connection says whose it is; False if it may not be, and was refused."""
 
-    def refuse(self, connection: Connection, reason: str) -> None:
+    def refuse(self, connection: MemberConnection, reason: str) -> None:
         """Close a connection."""
 
 
@@ -114,7 +114,7 @@ class DledgerLinks:
         own_id: NodeId,
         members: Sequence[Member],
         view: View,
-        deliver: Callable[[Message | Gone, NodeId, int], None],
+        deliver: Callable[[RaftMessage | EntriesGone, NodeId, int], None],
         *,
         now_ms: Callable[[], int],
         client_tls: TlsConfig | None = None,
@@ -133,7 +133,7 @@ class DledgerLinks:
         self._others = {member.id: _Other(self, member) for member in members if member.id != own_id}
         self._ours: Ours | None = None
         #: Connections that have not said whose they are, the oldest first.
-        self._unnamed: dict[Connection, None] = {}
+        self._unnamed: dict[MemberConnection, None] = {}
 
     @property
     def ours(self) -> Ours:
@@ -161,11 +161,11 @@ class DledgerLinks:
         """Wait until a member has said that it is TernMQ."""
         await self._others[member].is_tern.wait()
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: RaftMessage) -> bool:
         """Send a message of our core; False if it is not for a RocketMQ broker."""
         return self._others[message.receiver].send(message)
 
-    def incoming(self, connection: Connection) -> Incoming:
+    def incoming(self, connection: MemberConnection) -> Incoming:
         """Another member has made a connection, and speaks DLedger's protocol, as it seems."""
         self._unnamed[connection] = None
         if len(self._unnamed) > _UNNAMED_MAX:
@@ -174,10 +174,10 @@ class DledgerLinks:
             self.ours.refuse(oldest, f"{_UNNAMED_MAX} newer connections have not said whose they are either")
         return Incoming(self, connection)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: MemberConnection) -> None:
         self._unnamed.pop(connection, None)
 
-    def called(self, connection: Connection, request: Request[object]) -> None:
+    def called(self, connection: MemberConnection, request: Request[object]) -> None:
         """Raises ``RemoteProtocolError``."""
         kind = _REQUESTS.get(request.code)
         if kind is None:
@@ -194,7 +194,7 @@ class DledgerLinks:
             answer = Metadata(group=self.group, leader_id=self.view.leader, peers=peers, ternmq=VERSION)
             connection.write(_reply(request, answer))
             return
-        sender = call.transfer_id if isinstance(call, Transfer) else call.leader_id
+        sender = call.transfer_id if isinstance(call, LeaderTransfer) else call.leader_id
         other = self._others.get(sender or "")
         if other is None:
             connection.write(_reply(request, Base(group=self.group, code=Code.UNKNOWN_MEMBER, term=self.view.term)))
@@ -211,7 +211,7 @@ class DledgerLinks:
 class Incoming:
     """Calls that come over one connection."""
 
-    def __init__(self, links: DledgerLinks, connection: Connection) -> None:
+    def __init__(self, links: DledgerLinks, connection: MemberConnection) -> None:
         self._links = links
         self._connection = connection
         self._decoder = FrameDecoder(bytes_max=_FRAME_BYTES_MAX, typed=False)
@@ -231,7 +231,7 @@ class _Told:
 
     __slots__ = ("_connection", "_request")
 
-    def __init__(self, connection: Connection, request: Request[object]) -> None:
+    def __init__(self, connection: MemberConnection, request: Request[object]) -> None:
         request.release()
         self._connection = connection
         self._request = request
@@ -246,8 +246,8 @@ class _Other:
     def __init__(self, links: DledgerLinks, member: Member) -> None:
         self._links = links
         self.member = member
-        self._calls = Calls(links.group, links.own_id, member.id, links.view)
-        self._answers = Answers(links.own_id, member.id, links.view)
+        self._calls = DLedgerCalls(links.group, links.own_id, member.id, links.view)
+        self._answers = DLedgerAnswers(links.own_id, member.id, links.view)
         #: It has said that it is TernMQ; messages for it are not ours to send.
         self.is_tern = asyncio.Event()
         #: It is a RocketMQ broker, or was when it was last asked.
@@ -267,7 +267,7 @@ class _Other:
 
     # --- Messages and calls
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: RaftMessage) -> bool:
         now_ms = self._links.now_ms()
         if isinstance(message, AppendReply | VoteReply):
             todo = self._answers.replied(message, now_ms)
@@ -286,7 +286,7 @@ class _Other:
                 todo = self._answers.voted(told, call, now_ms)
             case Push():
                 todo = self._answers.pushed(told, call, now_ms)
-            case Transfer():
+            case LeaderTransfer():
                 todo = self._answers.transferred(told, call, now_ms)
             case _:
                 todo = self._answers.heart_beat(told, call, now_ms)
@@ -302,7 +302,7 @@ class _Other:
             links.deliver(message, self.member.id, len(getattr(message, "data", b"")))
         self._set_timer()
 
-    def _write(self, number: int, code: Call, body: Base) -> None:
+    def _write(self, number: int, code: DLedgerCode, body: Base) -> None:
         transport = self._transport
         if transport is None or transport.get_write_buffer_size() > _OUT_BYTES_MAX:
             return
@@ -363,9 +363,9 @@ class _Other:
         links, member = self._links, self.member
         tls = links.client_tls.context() if links.client_tls is not None else None
         self._asked = links.loop.create_future()
-        await dial(member.address, partial(_OutProtocol, self), tls, timeout_ms=_DIAL_MS)
+        await dial(member.address, partial(_DLedgerOutProtocol, self), tls, timeout_ms=_DIAL_MS)
         call = Metadata(group=links.group, remote_id=member.id, local_id=links.own_id)
-        self._write(0, Call.METADATA, call)
+        self._write(0, DLedgerCode.METADATA, call)
         async with asyncio.timeout(_ASK_S):
             answer = await self._asked
         if reason := self._refusal(answer):
@@ -424,7 +424,7 @@ class _Other:
             self._do(self._calls.answered(response.opaque, answer, self._links.now_ms()))
 
 
-class _OutProtocol(asyncio.Protocol):
+class _DLedgerOutProtocol(asyncio.Protocol):
     """A connection that this member has made."""
 
     def __init__(self, other: _Other) -> None:

@@ -8,10 +8,10 @@ from typing import Final, Protocol
 
 from ternmq.raft.core import RaftCore
 from ternmq.raft.log import RaftLog
-from ternmq.raft.messages import Message, NodeId
-from ternmq.raft.ready import Role
-from ternmq.raft.wire import Gone
-from ternmq.wire.bodies.dledger import Base, Call
+from ternmq.raft.messages import NodeId, RaftMessage
+from ternmq.raft.ready import RaftRole
+from ternmq.raft.wire import EntriesGone
+from ternmq.wire.bodies.dledger import Base, DLedgerCode
 
 #: How long DLedger waits for an answer (``DLedgerRpcNettyService``), and so do we.
 CALL_MS: Final = 3_000
@@ -23,7 +23,7 @@ class View(Protocol):
     """This member as it is now. Indexes and terms are those of its log."""
 
     @property
-    def role(self) -> Role: ...
+    def role(self) -> RaftRole: ...
 
     @property
     def term(self) -> int: ...
@@ -54,9 +54,9 @@ class Todo:
     """What the shell must do."""
 
     #: For this member's core, or its node.
-    messages: list[Message | Gone] = field(default_factory=list)
+    messages: list[RaftMessage | EntriesGone] = field(default_factory=list)
     #: Calls of the other member: a number by which the answer is told, code and body.
-    calls: list[tuple[int, Call, Base]] = field(default_factory=list)
+    calls: list[tuple[int, DLedgerCode, Base]] = field(default_factory=list)
     #: Answers to calls of the other member, by what they were told with.
     answers: list[tuple[object, Base]] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class NodeView:
         self.term_of = log.term_of
 
     @property
-    def role(self) -> Role:
+    def role(self) -> RaftRole:
         return self._core().role
 
     @property
@@ -101,7 +101,7 @@ class NodeView:
 
     def is_led(self, now_ms: int) -> bool:
         core = self._core()
-        return core.role is Role.LEADER or now_ms - core.heard_ms < _LED_MS
+        return core.role is RaftRole.LEADER or now_ms - core.heard_ms < _LED_MS
 
     def entries(self, first: int, last: int) -> bytes | None:
         log, end = self._log, self._log.end_of(last)

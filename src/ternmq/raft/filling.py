@@ -114,7 +114,7 @@ class Content(msgspec.Struct, frozen=True, rename="camel"):
     members: Change | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class FillingAnswer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Bytes of a file, or of the content, follow behind it. ``reason``: why there is none; the copy begins anew."""
 
     number: Int64
@@ -131,7 +131,7 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
 
 _encode: Final = msgspec.json.Encoder().encode
 _asks: Final = msgspec.json.Decoder(Ask)
-_answers: Final = msgspec.json.Decoder(Answer)
+_answers: Final = msgspec.json.Decoder(FillingAnswer)
 _openings: Final = msgspec.json.Decoder(Opened)
 _contents: Final = msgspec.json.Decoder(Content)
 _plans: Final = msgspec.json.Decoder(Plan)
@@ -141,7 +141,7 @@ def pack_ask(ask: Ask) -> list[Buffer]:
     return pack_frame(ASK_KIND, _encode(ask))
 
 
-def pack_answer(answer: Answer, data: bytes = b"") -> list[Buffer]:
+def pack_answer(answer: FillingAnswer, data: bytes = b"") -> list[Buffer]:
     text = _encode(answer)
     return pack_frame(ANSWER_KIND, _LENGTH.pack(len(text)) + text, [data], len(data))
 
@@ -154,7 +154,7 @@ def unpack_ask(body: bytes) -> Ask:
         raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
 
 
-def unpack_answer(body: bytes) -> tuple[Answer, bytes]:
+def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
     """Raises ``RemoteProtocolError``."""
     try:
         (size,) = _LENGTH.unpack_from(body)
@@ -166,7 +166,7 @@ def unpack_answer(body: bytes) -> tuple[Answer, bytes]:
     return answer, body[_LENGTH.size + size :]
 
 
-class Source(Protocol):
+class FillingSource(Protocol):
     """What a leader has for a member that begins anew."""
 
     def begin(self) -> tuple[int, int, int]:
@@ -184,10 +184,10 @@ class Source(Protocol):
         """The newest entry up to ``index`` that names the members."""
 
 
-class Sender:
+class FillingSender:
     """The leader's side. ``answer`` belongs to the loop, one call at a time."""
 
-    def __init__(self, disk: Disk, root: Path, source: Source, *, segment_bytes: int) -> None:
+    def __init__(self, disk: Disk, root: Path, source: FillingSource, *, segment_bytes: int) -> None:
         self._disk = disk
         self._root = root
         self._source = source
@@ -196,14 +196,14 @@ class Sender:
         #: Of the newest snapshot: path and length of each file, or its bytes.
         self._files: dict[str, tuple[Path, int] | bytes] = {}
 
-    async def answer(self, ask: Ask) -> tuple[Answer, bytes]:
+    async def answer(self, ask: Ask) -> tuple[FillingAnswer, bytes]:
         try:
             if not ask.name:
                 content = _encode(await self._snapshot())
                 self._files[_CONTENT] = content
                 data = _encode(Opened(self._copy, len(content)))
             elif ask.copy != self._copy or (file := self._files.get(ask.name)) is None:
-                return Answer(ask.number, reason="the files have changed; begin anew"), b""
+                return FillingAnswer(ask.number, reason="the files have changed; begin anew"), b""
             elif isinstance(file, bytes):
                 data = file[ask.at : ask.at + CHUNK_BYTES]
             else:
@@ -211,10 +211,10 @@ class Sender:
                 wanted = max(min(CHUNK_BYTES, length_bytes - ask.at), 0)
                 data = await asyncio.to_thread(self._disk.read_at, path, max(ask.at, 0), wanted)
                 if len(data) < wanted:
-                    return Answer(ask.number, reason=f"{ask.name} was deleted; begin anew"), b""
+                    return FillingAnswer(ask.number, reason=f"{ask.name} was deleted; begin anew"), b""
         except StoreError as error:
-            return Answer(ask.number, reason=str(error)), b""
-        return Answer(ask.number, crc32(data)), data
+            return FillingAnswer(ask.number, reason=str(error)), b""
+        return FillingAnswer(ask.number, crc32(data)), data
 
     def forget(self) -> None:
         """No member copies any more."""
@@ -260,7 +260,7 @@ class Sender:
         return path.relative_to(self._root).as_posix()
 
 
-class Places:
+class FillingPlaces:
     """Where the files of this member are, and how they are exchanged. Methods block; any one thread at a time."""
 
     def __init__(
@@ -427,13 +427,13 @@ class Filling:
     """Both sides for one member. Belongs to the loop; ``ask_for`` may be called again and again.
 
     ``may_begin`` asks the member's core, at the last moment, whether its log is to be dropped.
-    ``on_ready``: the broker is to close, call ``Places.carry_out``, and open again.
+    ``on_ready``: the broker is to close, call ``FillingPlaces.carry_out``, and open again.
     """
 
     def __init__(
         self,
-        places: Places,
-        sender: Sender,
+        places: FillingPlaces,
+        sender: FillingSender,
         *,
         send: Callable[[str, list[Buffer]], object],
         may_begin: Callable[[str, Content], bool],
@@ -451,7 +451,7 @@ class Filling:
         self._wanted = asyncio.Event()
         self._leader = ""
         self._number = 0
-        self._waiting: asyncio.Future[tuple[Answer, bytes]] | None = None
+        self._waiting: asyncio.Future[tuple[FillingAnswer, bytes]] | None = None
         self._asked: asyncio.Queue[tuple[str, Ask]] = asyncio.Queue(maxsize=16)
         self._logs = RareLog(log, asyncio.get_running_loop().time)
         #: What is going on, for tools; empty if nothing is.
@@ -568,7 +568,7 @@ class Filling:
         loop = asyncio.get_running_loop()
         for _ in range(_TRIES):
             self._number += 1
-            waiting: asyncio.Future[tuple[Answer, bytes]] = loop.create_future()
+            waiting: asyncio.Future[tuple[FillingAnswer, bytes]] = loop.create_future()
             self._waiting = waiting
             self._send(leader, pack_ask(msgspec.structs.replace(ask, number=self._number)))
             try:

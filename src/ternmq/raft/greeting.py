@@ -60,14 +60,14 @@ class Welcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     nonce: str = ""
 
 
-class Proof(msgspec.Struct, frozen=True, rename="camel"):
+class LinkProof(msgspec.Struct, frozen=True, rename="camel"):
     """The ext fields of a signed request."""
 
     fields: dict[str, str]
 
 
-Text = Hello | Welcome | Proof
-T = TypeVar("T", Hello, Welcome, Proof)
+Greeting = Hello | Welcome | LinkProof
+T = TypeVar("T", Hello, Welcome, LinkProof)
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -78,7 +78,7 @@ def statement(hello: Hello) -> bytes:
     )
 
 
-def pack(text: Text) -> bytes:
+def pack(text: Greeting) -> bytes:
     """The bytes of a text; a hello begins with the magic."""
     data = _encode(text)
     return (MAGIC if isinstance(text, Hello) else b"") + _LENGTH.pack(len(data)) + data
@@ -89,12 +89,12 @@ class TextReader:
 
     __slots__ = ("_kept", "_kind", "_magic")
 
-    def __init__(self, kind: type[Text]) -> None:
+    def __init__(self, kind: type[Greeting]) -> None:
         self._kind = kind
         self._magic = MAGIC if kind is Hello else b""
         self._kept = b""
 
-    def feed(self, data: bytes) -> tuple[Text, bytes] | None:
+    def feed(self, data: bytes) -> tuple[Greeting, bytes] | None:
         """The text and the bytes behind it; None if it is not complete yet. Raises ``RemoteProtocolError``."""
         kept = self._kept = self._kept + data
         if kept.startswith(b"\0") and self._magic:

@@ -36,7 +36,7 @@ class Members:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class RaftConfig:
+class RaftCoreConfig:
     self_id: NodeId
     members: Members
     #: A leader that is not one of these hands over to one of them that keeps up (RocketMQ: preferredLeaderIds).

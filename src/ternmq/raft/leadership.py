@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq.errors import InvalidParameter, ServiceNotAvailable
-from ternmq.raft.group import Members, RaftConfig
+from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, NodeId, TransferNow
 from ternmq.raft.progress import Pace, Progress
 from ternmq.raft.ready import EntryTerms, Ready
@@ -41,7 +41,7 @@ class FollowerStatus:
 
 class Leadership:
     def __init__(
-        self, config: RaftConfig, members: Members, term: int, terms: EntryTerms, now_ms: int, *, commit: int
+        self, config: RaftCoreConfig, members: Members, term: int, terms: EntryTerms, now_ms: int, *, commit: int
     ) -> None:
         self._config = config
         self._members = members

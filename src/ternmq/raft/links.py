@@ -30,12 +30,12 @@ import msgspec
 from ternmq.errors import RemoteProtocolError, TernError
 from ternmq.net import proof
 from ternmq.net.endpoint import Acceptor, Bound, dial, listen, split_address
-from ternmq.net.gate import Access, Gate
+from ternmq.net.gate import Gate, Rights
 from ternmq.net.tls import LiveTls, TlsConfig
 from ternmq.raft.config import MEMBER_ID, MEMBERS_MAX, Member
-from ternmq.raft.dledger_links import Connection, DledgerLinks, Incoming
-from ternmq.raft.greeting import MAGIC, Hello, Proof, TextReader, Welcome, pack, refusal, statement
-from ternmq.raft.wire import FrameDecoder
+from ternmq.raft.dledger_links import DledgerLinks, Incoming, MemberConnection
+from ternmq.raft.greeting import MAGIC, Hello, LinkProof, TextReader, Welcome, pack, refusal, statement
+from ternmq.raft.wire import LinkDecoder
 from ternmq.rare_log import RareLog, one_line
 from ternmq.tasks import Tasks
 from ternmq.types import Buffer
@@ -62,7 +62,7 @@ LEAVING_S: Final = 10.0
 _ANXIOUS_S: Final = 5.0
 
 #: Gets the member that sent it, the kind of a frame and its body.
-Deliver = Callable[[str, int, bytes], None]
+OnFrame = Callable[[str, int, bytes], None]
 
 
 class Links:
@@ -72,7 +72,7 @@ class Links:
         self,
         hello: Hello,
         others: Sequence[Member],
-        deliver: Deliver,
+        deliver: OnFrame,
         *,
         frame_bytes_max: int,
         on_link: Callable[[str], None] | None = None,
@@ -304,7 +304,7 @@ class Links:
             return None
         return proof.new_nonce() if self._gate is not None else ""
 
-    def is_proved(self, connection: _In, hello: Hello, nonce: str, given: Proof) -> bool:
+    def is_proved(self, connection: _In, hello: Hello, nonce: str, given: LinkProof) -> bool:
         """Whether a connection has signed what it was asked to; if not, it is refused."""
         assert self._gate is not None, "a proof was asked for"
         try:
@@ -332,7 +332,7 @@ class Links:
             connection.pause()
         return True
 
-    def named(self, connection: Connection, sender: str) -> bool:
+    def named(self, connection: MemberConnection, sender: str) -> bool:
         """A connection over which calls of DLedger come says whose they are."""
         assert isinstance(connection, _In), "connections are ours"
         if self._in.get(sender) is connection:
@@ -356,7 +356,7 @@ class Links:
         self._refuse(connection, "its address is not in dLegerPeers; with access control only members may connect")
         return True
 
-    def refuse(self, connection: Connection, reason: str) -> None:
+    def refuse(self, connection: MemberConnection, reason: str) -> None:
         assert isinstance(connection, _In), "connections are ours"
         self._refuse(connection, reason)
 
@@ -366,7 +366,7 @@ class Links:
             older.end()
         self._in[sender] = connection
 
-    def heard(self, connection: _In, sender: str, decoder: FrameDecoder, data: bytes) -> None:
+    def heard(self, connection: _In, sender: str, decoder: LinkDecoder, data: bytes) -> None:
         """Bytes of a member."""
         out = self._out.get(sender)
         if out is None:
@@ -390,8 +390,8 @@ class Links:
                 # It only said that it was a member. If that is so, it comes back.
                 self._leave(out)
 
-    def decoder(self) -> FrameDecoder:
-        return FrameDecoder(self._frame_bytes_max)
+    def decoder(self) -> LinkDecoder:
+        return LinkDecoder(self._frame_bytes_max)
 
     def _refuse(self, connection: _In, reason: str) -> None:
         self.logs.warning("refused", f"closing a Raft connection from {connection.address}: {reason}")
@@ -535,7 +535,7 @@ class _OutProtocol(asyncio.Protocol):
             raise RemoteProtocolError("it asks for a second proof")
         self._has_proved = True
         self._reader = TextReader(Welcome)
-        self._transport.write(pack(Proof(proof.prove(nonce, credentials, statement(self._hello())))))
+        self._transport.write(pack(LinkProof(proof.prove(nonce, credentials, statement(self._hello())))))
 
     def connection_lost(self, error: Exception | None) -> None:
         out = self._out
@@ -567,7 +567,7 @@ class _In(asyncio.Protocol):
         self._hello: Hello | None = None
         self._nonce = ""
         #: For validators (``net.gate.CallingPeer``).
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self.certificate: Mapping[str, object] = {}
         self.remote_ip = ""
@@ -608,12 +608,12 @@ class _In(asyncio.Protocol):
             if found is None:
                 return
             text, data = found
-            if not self._is_admitted(cast("Hello | Proof", text)):
+            if not self._is_admitted(cast("Hello | LinkProof", text)):
                 return
         if data and self._hello is not None:
             self._links.heard(self, self._hello.sender, self._decoder, data)
 
-    def _is_admitted(self, text: Hello | Proof) -> bool:
+    def _is_admitted(self, text: Hello | LinkProof) -> bool:
         """Whether what this connection says lets it go on; ``_reader`` is what it has to say next, None if nothing."""
         links = self._links
         if isinstance(text, Hello):
@@ -622,7 +622,7 @@ class _In(asyncio.Protocol):
                 return False
             self._hello, self._nonce = text, nonce
             if nonce:
-                self._reader = TextReader(Proof)
+                self._reader = TextReader(LinkProof)
                 self.write(pack(Welcome(nonce=nonce)))
                 return True
         elif self._hello is None or not links.is_proved(self, self._hello, self._nonce, text):

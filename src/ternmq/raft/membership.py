@@ -40,7 +40,7 @@ from ternmq.wire.requests import Int64
 MEMBERS_FLAG: Final = 0x7E524D42
 
 
-class Peer(msgspec.Struct, frozen=True, rename="camel"):
+class ListedMember(msgspec.Struct, frozen=True, rename="camel"):
     """A member of a group, as an entry names it."""
 
     id: str
@@ -56,7 +56,7 @@ class Peer(msgspec.Struct, frozen=True, rename="camel"):
 class MembersRecord(msgspec.Struct, frozen=True, rename="camel"):
     """The body of a record: all members."""
 
-    members: tuple[Peer, ...]
+    members: tuple[ListedMember, ...]
 
 
 class Change(msgspec.Struct, frozen=True, rename="camel"):
@@ -64,7 +64,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
     index: Int64
     term: Int64
-    members: tuple[Peer, ...]
+    members: tuple[ListedMember, ...]
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -72,12 +72,12 @@ _records: Final = msgspec.json.Decoder(MembersRecord)
 _changes: Final = msgspec.json.Decoder(tuple[Change, ...])
 
 
-def pack_body(peers: Sequence[Peer]) -> bytes:
+def pack_body(peers: Sequence[ListedMember]) -> bytes:
     """The body of the record that names these members."""
     return _encode(MembersRecord(tuple(peers)))
 
 
-def peers_in(record: Buffer) -> tuple[Peer, ...] | None:
+def peers_in(record: Buffer) -> tuple[ListedMember, ...] | None:
     """The members that a record names; None if it is not such a record, or names none that could be.
 
     All nodes must find the same: so what it depends on is in the record only.
@@ -93,7 +93,7 @@ def peers_in(record: Buffer) -> tuple[Peer, ...] | None:
     return peers
 
 
-def check_peers(peers: Sequence[Peer]) -> None:
+def check_peers(peers: Sequence[ListedMember]) -> None:
     """Raises ``ConfigError`` for what is no group."""
     for values in ([peer.id for peer in peers], [peer.address for peer in peers]):
         if doubled := next((value for value in values if values.count(value) > 1), None):
@@ -108,12 +108,12 @@ def check_peers(peers: Sequence[Peer]) -> None:
         split_address(peer.address)
 
 
-def describe(peers: Sequence[Peer]) -> str:
+def describe(peers: Sequence[ListedMember]) -> str:
     """Who they are, for people."""
     return ", ".join(f"{peer.id} ({peer.address}{'' if peer.votes else ', learner'})" for peer in peers)
 
 
-def members_of(peers: Sequence[Peer]) -> Members:
+def members_of(peers: Sequence[ListedMember]) -> Members:
     """The same for the core, which knows no addresses."""
     return Members(tuple(peer.id for peer in peers if peer.votes), tuple(peer.id for peer in peers if not peer.votes))
 

@@ -34,7 +34,7 @@ class HardState:
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
-class Vote:
+class VoteRequest:
     """A candidate asks for a vote. ``is_pre``: it asks whether it would get one in ``term``, which has not begun."""
 
     sender: NodeId
@@ -142,4 +142,4 @@ class TransferNow:
     term: int
 
 
-Message: TypeAlias = Vote | VoteReply | Append | AppendReply | TransferNow
+RaftMessage: TypeAlias = VoteRequest | VoteReply | Append | AppendReply | TransferNow

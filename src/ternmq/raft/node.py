@@ -42,15 +42,15 @@ from ternmq.raft.config import RaftConfig
 from ternmq.raft.core import RaftCore
 from ternmq.raft.filling import ANSWER_KIND, ASK_KIND, Content
 from ternmq.raft.group import Members
-from ternmq.raft.group import RaftConfig as GroupConfig
+from ternmq.raft.group import RaftCoreConfig as GroupConfig
 from ternmq.raft.links import Links
 from ternmq.raft.log import BeginsElsewhere, RaftLog
-from ternmq.raft.membership import MEMBERS_FLAG, Change, Peer, check_peers, describe, members_of, pack_body
-from ternmq.raft.messages import Append, HardState, Message, NodeId
-from ternmq.raft.ready import Ready, Role, RoleChange
+from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, check_peers, describe, members_of, pack_body
+from ternmq.raft.messages import Append, HardState, NodeId, RaftMessage
+from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from ternmq.raft.status import status_of
 from ternmq.raft.term_file import TermFile
-from ternmq.raft.wire import Gone, check_entries, pack_gone, pack_message, unpack_message
+from ternmq.raft.wire import EntriesGone, check_entries, pack_gone, pack_message, unpack_message
 from ternmq.rare_log import RareLog
 from ternmq.store.durable.safety import Level
 from ternmq.store.durable.watermark import Watermark
@@ -91,7 +91,7 @@ _LEAVE_AGAIN_S: Final = 60.0
 _RETRY_S: Final = 0.2
 
 
-class Listener(Protocol):
+class RoleListener(Protocol):
     """What depends on the role of this member. Both calls come in the turn in which it changes, and must not wait."""
 
     def lost(self, reason: NotMaster) -> None:
@@ -101,7 +101,7 @@ class Listener(Protocol):
         """Role, term or leader have changed. As LEADER, wait for ``RaftNode.led`` first."""
 
 
-class Files(Protocol):
+class FillingFiles(Protocol):
     """What gets this member what no entry can bring (``raft.filling``)."""
 
     @property
@@ -137,7 +137,7 @@ class RaftNode:
         commit_log: RaftLog,
         term_file: TermFile,
         links: Callable[[RaftNode], Links],
-        listener: Listener,
+        listener: RoleListener,
         env: Env,
         store_host: bytes,
         is_sync: bool,
@@ -177,7 +177,7 @@ class RaftNode:
         store.safety.add(self.level)
         store.confirm(self.committed.value)
         self.links = links(self)
-        self._inbox: deque[tuple[Message, int]] = deque()
+        self._inbox: deque[tuple[RaftMessage, int]] = deque()
         self._inbox_bytes = 0
         self._is_held = False
         #: A turn is on its way; a term is being written; folding is on its way; the disk is waited for.
@@ -213,7 +213,7 @@ class RaftNode:
         #: The change of members that ``links`` know of.
         self._seen_change: Change | None = None
         #: Set by the owner before the first turn; None: files are an operator's business.
-        self.files: Files | None = None
+        self.files: FillingFiles | None = None
 
     async def __aenter__(self) -> Self:
         await self.links.__aenter__()
@@ -248,7 +248,7 @@ class RaftNode:
 
     @property
     def is_leader(self) -> bool:
-        return self.core.role is Role.LEADER and not self.trouble
+        return self.core.role is RaftRole.LEADER and not self.trouble
 
     def has_lease(self) -> bool:
         """Whether no other member can be leader at this moment. In a group with RocketMQ brokers none can promise
@@ -296,15 +296,17 @@ class RaftNode:
         return max(linked, default=(0, None))[1]
 
     @property
-    def peers(self) -> tuple[Peer, ...]:
+    def peers(self) -> tuple[ListedMember, ...]:
         """The members by the newest entry that names them, committed or not; by the settings if none does."""
         newest = self.log.membership.newest
         if newest is not None:
             return newest.members
         joins = self.config.raft_join
-        return tuple(Peer(each.id, each.address, votes=not joins or each.id != self.id) for each in self.config.members)
+        return tuple(
+            ListedMember(each.id, each.address, votes=not joins or each.id != self.id) for each in self.config.members
+        )
 
-    def change_members(self, peers: Sequence[Peer]) -> int:
+    def change_members(self, peers: Sequence[ListedMember]) -> int:
         """As leader: make these the members. Returns the position up to which the log must be committed for that.
 
         Raises ``BrokerRefused`` if that cannot be now, ``ConfigError`` for what is no group, ``StoreError``.
@@ -349,7 +351,7 @@ class RaftNode:
         peers, now_ms = self.peers, self._now_ms()
         for learner in peers:
             if not learner.votes and self.core.keeps_up(learner.id, now_ms):
-                promoted = tuple(Peer(each.id, each.address) if each is learner else each for each in peers)
+                promoted = tuple(ListedMember(each.id, each.address) if each is learner else each for each in peers)
                 with contextlib.suppress(BrokerRefused, StoreError):
                     self.change_members(promoted)
                     log.info("%s keeps up, and votes from now on", learner.id)
@@ -408,11 +410,11 @@ class RaftNode:
             return
         self.take(unpack_message(kind, body, sender=sender, receiver=self.id), sender, len(body))
 
-    def take(self, message: Message | Gone, sender: NodeId, body_bytes: int) -> None:
+    def take(self, message: RaftMessage | EntriesGone, sender: NodeId, body_bytes: int) -> None:
         """A message of another member."""
         if self.trouble:
             return
-        if isinstance(message, Gone):
+        if isinstance(message, EntriesGone):
             self._told_gone(sender, message)
             return
         size = body_bytes + _MESSAGE_BYTES
@@ -423,7 +425,7 @@ class RaftNode:
             self.links.hold()
         self.wake()
 
-    def _told_gone(self, sender: NodeId, gone: Gone) -> None:
+    def _told_gone(self, sender: NodeId, gone: EntriesGone) -> None:
         """The leader has deleted what this member needs next."""
         core = self.core
         if (sender, gone.term) == (core.leader, core.term) and core.lacks(gone.first_index):
@@ -536,7 +538,7 @@ class RaftNode:
         if self._inbox and not self._is_saving and not self.trouble:
             self.wake()
 
-    def _step(self, message: Message, now_ms: int) -> None:
+    def _step(self, message: RaftMessage, now_ms: int) -> None:
         if self._awaits_tables is None and isinstance(message, Append):
             # In a young group there is nothing yet that is worth waiting for.
             self._awaits_tables = self.core.awaits_tables = self.core.is_filling and message.commit > YOUNG_MAX
@@ -580,7 +582,7 @@ class RaftNode:
     # --- What the core wants ------------------------------------------------------------------------------------------
 
     def _carry_out(self, ready: Ready) -> None:
-        if ready.role is not None and ready.role.role is not Role.LEADER:
+        if ready.role is not None and ready.role.role is not RaftRole.LEADER:
             self._change_role(ready.role)
         if ready.hard_state is not None:
             self._is_saving = True
@@ -608,7 +610,7 @@ class RaftNode:
         self.wake()
 
     def _finish(self, ready: Ready) -> None:
-        if ready.role is not None and ready.role.role is Role.LEADER:
+        if ready.role is not None and ready.role.role is RaftRole.LEADER:
             self._change_role(ready.role)
         if ready.truncate_from is not None:
             self._truncate(ready.truncate_from)
@@ -622,13 +624,13 @@ class RaftNode:
             if theirs is None or not theirs.send(message):
                 self.links.send(message.receiver, pack_message(message, self._entries_of(message)))
         for node in ready.needs_copy:
-            self.links.send(node, pack_gone(Gone(self.core.term, self.log.first_index)))
+            self.links.send(node, pack_gone(EntriesGone(self.core.term, self.log.first_index)))
         if ready.commit is not None:
             self._commit(ready.commit)
 
     def _change_role(self, change: RoleChange) -> None:
         self._term_end = None
-        if change.role is Role.LEADER:
+        if change.role is RaftRole.LEADER:
             log.info("%s leads the group in term %d", self.id, change.term)
             self.log.term = change.term
             self._announced = self.log.last_index
@@ -690,7 +692,7 @@ class RaftNode:
         self._see_members()
         return True
 
-    def _entries_of(self, message: Message) -> Sequence[Buffer]:
+    def _entries_of(self, message: RaftMessage) -> Sequence[Buffer]:
         if not isinstance(message, Append) or message.last_index == message.prev_index:
             return ()
         first, last = message.first_index, message.last_index
@@ -825,7 +827,7 @@ class RaftNode:
         self.store.safety.give_up()
         # It is not registered as the master any more: the next leader is.
         self._changed.set()
-        self._listener.changed(RoleChange(Role.FOLLOWER, self.core.term, None))
+        self._listener.changed(RoleChange(RaftRole.FOLLOWER, self.core.term, None))
         self.links.cut()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from ternmq.raft.group import RaftConfig
+from ternmq.raft.group import RaftCoreConfig
 from ternmq.raft.messages import NO_INDEX
 
 
@@ -41,7 +41,7 @@ class Progress:
         "sent_ms",
     )
 
-    def __init__(self, config: RaftConfig, next_index: int) -> None:
+    def __init__(self, config: RaftCoreConfig, next_index: int) -> None:
         self.pace = Pace.PROBE
         #: Equal to the leader's log, and where it counts, up to here.
         self.match = NO_INDEX

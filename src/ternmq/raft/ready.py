@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from ternmq.raft.group import Members
-from ternmq.raft.messages import Append, HardState, Message, NodeId
+from ternmq.raft.messages import Append, HardState, NodeId, RaftMessage
 
 
 class EntryTerms(Protocol):
@@ -36,7 +36,7 @@ class EntryTerms(Protocol):
         """The last of the entries from ``first_index`` on that fit into ``bytes_max``, one at least; their bytes."""
 
 
-class Role(Enum):
+class RaftRole(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
     LEADER = "leader"
@@ -44,7 +44,7 @@ class Role(Enum):
 
 @dataclass(slots=True, frozen=True)
 class RoleChange:
-    role: Role
+    role: RaftRole
     term: int
     #: Who leads, as far as this member knows.
     leader: NodeId | None
@@ -65,7 +65,7 @@ class Ready:
     append: Append | None = None
     append_from: int = 0
     #: Send. An ``Append`` with entries still needs its data.
-    messages: list[Message] = field(default_factory=list)
+    messages: list[RaftMessage] = field(default_factory=list)
     #: All entries up to this index are committed.
     commit: int | None = None
     #: Followers that need entries which this leader has deleted; told with each of their replies until they are back.

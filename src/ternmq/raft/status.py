@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ternmq.raft.core import RaftCore
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog
-from ternmq.raft.membership import Peer
-from ternmq.raft.ready import Role
+from ternmq.raft.membership import ListedMember
+from ternmq.raft.ready import RaftRole
 from ternmq.wire.bodies.raft import RaftMember, RaftStatus
 
 
 def status_of(
     own_id: str,
-    peers: Sequence[Peer],
+    peers: Sequence[ListedMember],
     core: RaftCore,
     log: RaftLog,
     links: Links,
@@ -45,7 +45,7 @@ def status_of(
     return RaftStatus(
         group=links.hello.group,
         id=own_id,
-        role=(Role.FOLLOWER if has_failed else core.role).value,
+        role=(RaftRole.FOLLOWER if has_failed else core.role).value,
         term=core.term,
         leader=(not has_failed and core.leader) or "",
         first_index=log.first_index,

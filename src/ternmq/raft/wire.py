@@ -26,7 +26,17 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, Message, NodeId, TransferNow, Vote, VoteReply
+from ternmq.raft.messages import (
+    NO_INDEX,
+    NO_TERM,
+    Append,
+    AppendReply,
+    NodeId,
+    RaftMessage,
+    TransferNow,
+    VoteReply,
+    VoteRequest,
+)
 from ternmq.types import Buffer
 from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES, unpack_entry_header
 
@@ -47,7 +57,7 @@ _TRANSFER: Final = struct.Struct(">q")
 _GONE: Final = struct.Struct(">qq")
 
 
-class Gone(NamedTuple):
+class EntriesGone(NamedTuple):
     """A leader has deleted entries that the receiver needs: its log begins with ``first_index`` now."""
 
     term: int
@@ -59,14 +69,14 @@ def pack_frame(kind: int, fields: bytes, data: Sequence[Buffer] = (), data_bytes
     return [_HEAD.pack(1 + len(fields) + data_bytes, kind) + fields, *data]
 
 
-def pack_gone(gone: Gone) -> list[Buffer]:
+def pack_gone(gone: EntriesGone) -> list[Buffer]:
     return pack_frame(_GONE_KIND, _GONE.pack(*gone))
 
 
-def pack_message(message: Message, data: Sequence[Buffer] = ()) -> list[Buffer]:
+def pack_message(message: RaftMessage, data: Sequence[Buffer] = ()) -> list[Buffer]:
     """The frame of a message. ``data`` are the entries of an append, in place of its own ``data``."""
     match message:
-        case Vote():
+        case VoteRequest():
             fields = _VOTE.pack(message.term, message.last_index, message.last_term, message.commit, message.is_pre)
             return pack_frame(_VOTE_KIND, fields)
         case VoteReply():
@@ -105,7 +115,7 @@ def pack_message(message: Message, data: Sequence[Buffer] = ()) -> list[Buffer]:
             return pack_frame(_TRANSFER_KIND, _TRANSFER.pack(message.term))
 
 
-def unpack_message(kind: int, body: bytes, *, sender: NodeId, receiver: NodeId) -> Message | Gone:
+def unpack_message(kind: int, body: bytes, *, sender: NodeId, receiver: NodeId) -> RaftMessage | EntriesGone:
     """The message in a frame. Raises ``RemoteProtocolError``."""
     try:
         message = _unpack(kind, body, sender, receiver)
@@ -118,12 +128,12 @@ def unpack_message(kind: int, body: bytes, *, sender: NodeId, receiver: NodeId) 
     return message
 
 
-def _unpack(kind: int, body: bytes, sender: NodeId, receiver: NodeId) -> Message | Gone | None:
+def _unpack(kind: int, body: bytes, sender: NodeId, receiver: NodeId) -> RaftMessage | EntriesGone | None:
     match kind:
         case 1:
             term, last_index, last_term, commit, is_pre = _VOTE.unpack(body)
             _check(term >= 0 and last_index >= commit >= NO_INDEX and last_term >= NO_TERM and is_pre < 2)
-            return Vote(
+            return VoteRequest(
                 sender=sender,
                 receiver=receiver,
                 term=term,
@@ -160,7 +170,7 @@ def _unpack(kind: int, body: bytes, sender: NodeId, receiver: NodeId) -> Message
             _check(term >= 0)
             return TransferNow(sender=sender, receiver=receiver, term=term)
         case 6:
-            gone = Gone(*_GONE.unpack(body))
+            gone = EntriesGone(*_GONE.unpack(body))
             _check(gone.term >= 0 and gone.first_index >= 0)
             return gone
     return None
@@ -219,7 +229,7 @@ def check_entries(message: Append, from_index: int | None = None) -> int:
     return found
 
 
-class FrameDecoder:
+class LinkDecoder:
     """Bytes in, kinds and bodies out. Keeps at most one frame."""
 
     __slots__ = ("_bytes_max", "_kept")

@@ -29,8 +29,8 @@ import msgspec
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.net import proof as proofs
 from ternmq.net.gate import CallingPeer, Gate
-from ternmq.replication.config import Network
-from ternmq.replication.handshake import Place
+from ternmq.replication.config import IpNetwork
+from ternmq.replication.handshake import BrokerNode
 from ternmq.wire.auth import Credentials
 
 _PURPOSE: Final = b"follow the log: "
@@ -47,7 +47,7 @@ class Proof(msgspec.Struct, frozen=True, rename="camel"):
     """The ext fields of a signed request, and what they cover."""
 
     fields: dict[str, str]
-    place: Place
+    place: BrokerNode
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -65,7 +65,7 @@ def read_challenge(data: bytes) -> Challenge:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
 
 
-def prove(challenge: Challenge, credentials: Credentials, place: Place) -> bytes:
+def prove(challenge: Challenge, credentials: Credentials, place: BrokerNode) -> bytes:
     """The answer of a slave. Raises ``RemoteProtocolError`` for a challenge that no master makes."""
     return encode(Proof(proofs.prove(challenge.nonce, credentials, _signed(place)), place))
 
@@ -78,7 +78,7 @@ class Admission:
     by a gate or by certificates.
     """
 
-    networks: Sequence[Network] = ()
+    networks: Sequence[IpNetwork] = ()
     gate: Gate | None = None
     is_guarded: bool = False
 
@@ -114,5 +114,5 @@ class Admission:
         return any(address in network for network in self.networks)
 
 
-def _signed(place: Place) -> bytes:
+def _signed(place: BrokerNode) -> bytes:
     return _PURPOSE + _encode(place)

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from ternmq.errors import ConfigError
 from ternmq.replication.stream import BATCH_BYTES, BODY_BYTES_MAX
 
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _MIB: Final = 1 << 20
 
@@ -89,7 +89,7 @@ class ReplicationConfig:
         """How many slaves a send of a SYNC_MASTER waits for."""
         return 1 if self.in_sync_replicas is None else self.in_sync_replicas - 1
 
-    def allowed_networks(self) -> tuple[Network, ...]:
+    def allowed_networks(self) -> tuple[IpNetwork, ...]:
         """What ``ha_allowed_addresses`` says."""
         networks = []
         for text in self.ha_allowed_addresses:

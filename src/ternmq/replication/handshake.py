@@ -6,7 +6,7 @@
       | ── probe ─────────────────────────────────▶ |
       | ◀─────────────── MasterHello ────────────── |   who it is, from where to where its log reaches
       | ── SlaveHello ────────────────────────────▶ |   the same, and samples of the log (``replication.history``)
-      | ◀─────────────── Verdict ────────────────── |   where the log flows from, or why it does not
+      | ◀─────────── HandshakeVerdict ───────────── |   where the log flows from, or why it does not
 
 A slave is refused when it would keep or overwrite records that the master does not have: when its log is longer, or
 holds other records. A refusal has a code for programs and a sentence with the cure.
@@ -54,7 +54,7 @@ class Refusal(enum.Enum):
     OLD_MASTER = "OLD_MASTER"
 
 
-class Place(msgspec.Struct, frozen=True, rename="camel"):
+class BrokerNode(msgspec.Struct, frozen=True, rename="camel"):
     """A node of a broker set."""
 
     cluster: str
@@ -66,7 +66,7 @@ class Place(msgspec.Struct, frozen=True, rename="camel"):
 
 class MasterHello(msgspec.Struct, frozen=True, rename="camel"):
     version: Int64
-    place: Place
+    place: BrokerNode
     segment_bytes: Int64
     begin: Int64
     end: Int64
@@ -77,7 +77,7 @@ class MasterHello(msgspec.Struct, frozen=True, rename="camel"):
 
 class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
     version: Int64
-    place: Place
+    place: BrokerNode
     segment_bytes: Int64
     #: Both 0 while there is no log at all; equal where a log has begun, and has no record yet.
     begin: Int64
@@ -90,7 +90,7 @@ class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
     only_asks: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class HandshakeVerdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """``start`` is where the log flows from; below 0 it does not, and ``refusal`` says why."""
 
     start: Int64 = -1
@@ -98,7 +98,7 @@ class Verdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     reason: str = ""
 
 
-T = TypeVar("T", MasterHello, SlaveHello, Verdict)
+T = TypeVar("T", MasterHello, SlaveHello, HandshakeVerdict)
 
 encode: Final = msgspec.json.Encoder().encode
 
@@ -119,34 +119,34 @@ def epochs_of(hello: MasterHello | SlaveHello) -> Epochs:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
 
 
-def first_check(slave: SlaveHello, master: MasterHello) -> Verdict | None:
+def first_check(slave: SlaveHello, master: MasterHello) -> HandshakeVerdict | None:
     """What is refused whatever the logs hold; None if they must be compared."""
     ours, theirs = master.place, slave.place
     if slave.version != VERSION:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.VERSION,
             reason=f"the slave speaks version {slave.version} of the handshake and the master version {VERSION}; "
             "install the same version of TernMQ on both",
         )
     is_same_set = (theirs.cluster, theirs.broker) == (ours.cluster, ours.broker)
     if not is_same_set or theirs.broker_id < 0 or theirs.broker_id == ours.broker_id:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.OTHER_BROKER,
             reason=f"{theirs.broker[:100]!r} of cluster {theirs.cluster[:100]!r} with id {theirs.broker_id} cannot be "
             f"a slave of {ours.broker!r} of cluster {ours.cluster!r} with id {ours.broker_id}; give it the same "
             "brokerName and brokerClusterName, a brokerId of its own above 0, and the address of its own master",
         )
     if slave.segment_bytes != master.segment_bytes:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.OTHER_SEGMENTS,
             reason=f"the slave has log files of {slave.segment_bytes} bytes and the master of {master.segment_bytes}; "
             "set mappedFileSizeCommitLog of an empty slave to the master's value",
         )
     if slave.begin < 0 or slave.end < slave.begin:
-        return Verdict(refusal=Refusal.OTHER_HISTORY, reason="the log of the slave ends before it begins")
+        return HandshakeVerdict(refusal=Refusal.OTHER_HISTORY, reason="the log of the slave ends before it begins")
     ours_newest, theirs_newest = epochs_of(master).newest, epochs_of(slave).newest
     if theirs_newest > ours_newest:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.OLD_MASTER,
             reason=f"the slave has records of epoch {theirs_newest}, and its master is of epoch {ours_newest}: another "
             "broker was promoted since. Start that one as master; or promote the slave, if its messages count",
@@ -154,22 +154,22 @@ def first_check(slave: SlaveHello, master: MasterHello) -> Verdict | None:
     return None
 
 
-def same_id(slave: SlaveHello, other: str) -> Verdict:
+def same_id(slave: SlaveHello, other: str) -> HandshakeVerdict:
     """Two brokers with one id would count as one copy, and take each other's connection."""
-    return Verdict(
+    return HandshakeVerdict(
         refusal=Refusal.SAME_ID,
         reason=f"{other} follows already with the id {slave.place.broker_id}; give this slave another brokerId. If "
         "it has moved, it can follow when the old connection has been silent for some seconds",
     )
 
 
-def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Verdict:
+def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> HandshakeVerdict:
     """Whether a slave follows, and from where; ``comparison`` is of its samples and the master's log."""
     if not slave.end:
         last = max(master.begin, (master.end - 1) // master.segment_bytes * master.segment_bytes)
-        return Verdict(start=last if slave.from_last_file else master.begin)
+        return HandshakeVerdict(start=last if slave.from_last_file else master.begin)
     if comparison.differs_at >= 0:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.OTHER_HISTORY,
             reason=f"the logs differ: equal up to log offset {comparison.equal_up_to} at most, and different at "
             f"{comparison.differs_at}. Both nodes were masters at some time, or one was restored from a copy. Keep the "
@@ -177,7 +177,7 @@ def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Ver
             "with `tern store cut`",
         )
     if slave.end > master.end:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.AHEAD,
             reason=f"the slave has {slave.end - master.end} bytes that the master does not have (its log ends at "
             f"{slave.end}, the master's at {master.end}): the master lost the end of its log. To keep these messages, "
@@ -185,15 +185,15 @@ def judge(slave: SlaveHello, master: MasterHello, comparison: Comparison) -> Ver
             f"`tern store cut DIR --at {master.end}`",
         )
     if slave.end < master.begin:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.GONE,
             reason=f"the slave needs the log from {slave.end} on, and the master has deleted all before "
             f"{master.begin}; empty the directory of the slave, which then copies all that the master has",
         )
     if not comparison.equal and slave.begin < slave.end:
-        return Verdict(
+        return HandshakeVerdict(
             refusal=Refusal.OTHER_HISTORY,
             reason=f"no part of the slave's log up to {slave.end} can be compared with the master's, which begins at "
             f"{master.begin}; empty the directory of the slave, which then copies all that the master has",
         )
-    return Verdict(start=slave.end)
+    return HandshakeVerdict(start=slave.end)

@@ -17,12 +17,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ternmq.errors import NoPermission, RemoteProtocolError, StoreError
-from ternmq.net.gate import Access
+from ternmq.net.gate import Rights
 from ternmq.replication import admission, beside, handshake, history
 from ternmq.replication.admission import Challenge
 from ternmq.replication.beside import Ends, FileBegins, FilesEnd, TopicDeleted
 from ternmq.replication.feed import Feed, LogGone
-from ternmq.replication.handshake import Refusal, SlaveHello, Verdict
+from ternmq.replication.handshake import HandshakeVerdict, Refusal, SlaveHello
 from ternmq.replication.stream import FILE, Probe, Report, ReportDecoder, Text, pack_header, pack_text
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.protocol import Piece
@@ -71,7 +71,7 @@ class SlaveStatus(NamedTuple):
     broker_id: int
 
 
-class Line(asyncio.Protocol):
+class SlaveConnection(asyncio.Protocol):
     """A connection of a slave, or of any program that found the port."""
 
     def __init__(self, master: Master) -> None:
@@ -101,7 +101,7 @@ class Line(asyncio.Protocol):
         self.ip = ""
         self.address = "?"
         #: For validators (``net.gate.CallingPeer``).
-        self.access: Access | None = None
+        self.access: Rights | None = None
         self.proved = ""
         self.certificate: Mapping[str, object] = {}
         #: It may have the log; what it has to sign before.
@@ -320,7 +320,7 @@ class Line(asyncio.Protocol):
             self._wants_files = not slave.end
             self._begin(verdict.start, acked=slave.end)
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: HandshakeVerdict) -> None:
         self._write(pack_text(handshake.encode(verdict)))
         if verdict.refusal is not None:
             self._refuse(f"{verdict.refusal.value}: {verdict.reason}")

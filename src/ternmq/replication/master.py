@@ -1,9 +1,10 @@
 """The master's side of replication: a port where slaves fetch the log (O1, O2).
 
-Each connection is a ``Line`` (``replication.line``). Until it has said what it wants, a line is an entry in a table and
-costs nothing else: the oldest of those is closed when there are too many, and each after ``haHousekeepingInterval``.
-Then it has one task, which sends batches of the log while the connection takes them. What waits for a slow slave is one
-batch more than what the transport keeps (64 KiB), and a MiB of the log if it is far behind.
+Each connection is a ``SlaveConnection`` (``replication.line``). Until it has said what it wants, it is an entry in a
+table and costs nothing else: the oldest of those is closed when there are too many, and each after
+``haHousekeepingInterval``. Then it has one task, which sends batches of the log while the connection takes them. What
+waits for a slow slave is one batch more than what the transport keeps (64 KiB), and a MiB of the log if it is far
+behind.
 
 A slave is refused, with a log line that names the cure, if it asks for what this log does not have: bytes behind its
 end (the slave has more than its master) or before its beginning. TernMQ slaves are told so, and their logs are compared
@@ -28,8 +29,8 @@ from ternmq.replication.admission import Admission
 from ternmq.replication.beside import Beside
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.epochs import Epochs
-from ternmq.replication.handshake import MasterHello, Place
-from ternmq.replication.line import Line, LineState, SlaveStatus
+from ternmq.replication.handshake import BrokerNode, MasterHello
+from ternmq.replication.line import LineState, SlaveConnection, SlaveStatus
 from ternmq.replication.replicas import LINES_MAX, Replicas
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.protocol import Log
@@ -53,7 +54,7 @@ class Master:
         commit_log: Log,
         disk: Disk,
         config: ReplicationConfig,
-        place: Place,
+        place: BrokerNode,
         replicas: Replicas | None = None,
         *,
         epochs: Epochs | None = None,
@@ -80,8 +81,8 @@ class Master:
         self._tls = tls
         self._acceptor: Acceptor | None = None
         #: Connections that have not said what they want, the oldest first; those that have.
-        self._new: dict[Line, None] = {}
-        self._lines: dict[Line, None] = {}
+        self._new: dict[SlaveConnection, None] = {}
+        self._lines: dict[SlaveConnection, None] = {}
         #: One comparison of logs at a time: it reads up to 24 MiB.
         self.comparing = asyncio.Lock()
         #: Where the log ended at some times, and the store time of its last record: how late a slave is.
@@ -112,7 +113,7 @@ class Master:
 
     async def accept(self, bound: Bound) -> None:
         """The same for a caller that runs ``look``."""
-        self._acceptor = await listen(bound, lambda: Line(self), self._tls, tasks=self.tasks)
+        self._acceptor = await listen(bound, lambda: SlaveConnection(self), self._tls, tasks=self.tasks)
 
     def wake(self) -> None:
         """There are new records; cheap to call after each of them."""
@@ -146,7 +147,7 @@ class Master:
 
     # --- For the lines ----------------------------------------------------------------------------------------------
 
-    def opened(self, line: Line) -> bool:
+    def opened(self, line: SlaveConnection) -> bool:
         """Whether a connection may stay."""
         reason = self.admission.refusal(line.ip)
         if reason:
@@ -159,7 +160,7 @@ class Master:
             oldest.end(f"{NEW_LINES_MAX} newer connections have not said what they want either")
         return True
 
-    def begins(self, line: Line) -> bool:
+    def begins(self, line: SlaveConnection) -> bool:
         """Whether a connection that has said what it wants may get it.
 
         When there are too many, the address that has the most of them loses its oldest: a program that opens
@@ -180,7 +181,7 @@ class Master:
         self._lines[line] = None
         return True
 
-    def rival(self, line: Line) -> Line | None:
+    def rival(self, line: SlaveConnection) -> SlaveConnection | None:
         """Another broker that is connected under the same id. One that moved has not been heard for a while."""
         silent_s = self.config.ha_send_heartbeat_interval / 1000
         for other in self._same(line):
@@ -188,12 +189,12 @@ class Master:
                 return other
         return None
 
-    def replaces(self, line: Line) -> None:
+    def replaces(self, line: SlaveConnection) -> None:
         """A replica has connected anew: what is left of its older connections would only take its share."""
         for other in self._same(line):
             other.end("the slave has connected again")
 
-    def _same(self, line: Line) -> list[Line]:
+    def _same(self, line: SlaveConnection) -> list[SlaveConnection]:
         """Other connections of the same replica that have got as far as being sent the log."""
         return [
             other
@@ -201,7 +202,7 @@ class Master:
             if other is not line and other.replica == line.replica and other.state is LineState.SENDING
         ]
 
-    def closed(self, line: Line) -> None:
+    def closed(self, line: SlaveConnection) -> None:
         self._new.pop(line, None)
         self._lines.pop(line, None)
         self.replicas.left(line)

@@ -44,7 +44,7 @@ _LOOK_S: Final = 1.0
 
 
 @dataclass(slots=True, frozen=True)
-class Caller:
+class MasterCaller:
     """How a slave calls its master: its signature, and TLS; None: without."""
 
     credentials: Credentials | None = None
@@ -56,7 +56,7 @@ class Caller:
         return await connect(address, routes={}, lanes=lanes, tasks=tasks, credentials=self.credentials, tls=tls)
 
 
-async def log_range(address: str, caller: Caller) -> tuple[int, int] | None:
+async def log_range(address: str, caller: MasterCaller) -> tuple[int, int] | None:
     """Where the log of the broker at ``address`` begins and ends, by the numbers for tools; None if it does not say."""
     async with Tasks() as tasks:
         try:
@@ -99,7 +99,7 @@ class MetadataSync:
         self,
         tables: Sequence[Table],
         master_address: Callable[[], str | None],
-        caller: Caller,
+        caller: MasterCaller,
         reached: Callable[[int], Awaitable[object]],
         *,
         on_copied: Callable[[int], object] = lambda _log_end: None,

@@ -37,7 +37,7 @@ COUNT_MAX: Final = 1_000
 TIMEOUT_MS: Final = 10_000
 
 
-class Owner(Protocol):
+class SlaveOffsets(Protocol):
     """The table of a slave."""
 
     @property
@@ -51,7 +51,7 @@ class Owner(Protocol):
 class Returning:
     """Belongs to the loop. ``may`` says whether the slave follows its master."""
 
-    def __init__(self, owner: Owner, clock: Clock, *, may: Callable[[], bool]) -> None:
+    def __init__(self, owner: SlaveOffsets, clock: Clock, *, may: Callable[[], bool]) -> None:
         self._owner = owner
         self._clock = clock
         self._may = may

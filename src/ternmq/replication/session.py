@@ -17,7 +17,7 @@ from ternmq.replication.admission import Challenge
 from ternmq.replication.beside import Adoption, Ends, FileBegins, FilesEnd, TopicDeleted
 from ternmq.replication.config import ReplicationConfig
 from ternmq.replication.epochs import Epochs, common_end
-from ternmq.replication.handshake import MasterHello, Place, Refusal, SlaveHello, Verdict
+from ternmq.replication.handshake import BrokerNode, HandshakeVerdict, MasterHello, Refusal, SlaveHello
 from ternmq.replication.memory import Memory
 from ternmq.replication.stream import PROBE, FilePart, Text, Transfer, TransferDecoder, pack_report, pack_text
 from ternmq.store.config import FlushDiskType
@@ -57,14 +57,14 @@ class MustCut(TernError):
 
 
 @dataclass(slots=True, frozen=True)
-class Copy:
+class SlaveLog:
     """The log that a slave has, and who it is."""
 
     store: MessageStore
     log: Log
     disk: Disk
     config: ReplicationConfig
-    place: Place
+    place: BrokerNode
     memory: Memory
     #: What it signs with, if its master wants that.
     credentials: Credentials | None = None
@@ -100,7 +100,7 @@ class Copy:
         return end if end > self.log.begin else 0
 
 
-class Owner(Protocol):
+class SessionOwner(Protocol):
     """What a session tells."""
 
     #: Set when the connection has brought anything.
@@ -128,7 +128,9 @@ class Owner(Protocol):
 class Session(asyncio.Protocol):
     """One connection to a master."""
 
-    def __init__(self, copy: Copy, owner: Owner, address: str, tasks: Tasks, *, ask_from: int | None = None) -> None:
+    def __init__(
+        self, copy: SlaveLog, owner: SessionOwner, address: str, tasks: Tasks, *, ask_from: int | None = None
+    ) -> None:
         """``ask_from``: only ask whether the log could flow from there; ``run`` then raises ``MustCut`` if so."""
         self._copy = copy
         self._ask_from = ask_from
@@ -275,7 +277,7 @@ class Session(asyncio.Protocol):
         if self._flows:
             self._noticed(beside.decode(data))
             return
-        verdict = handshake.decode(data, Verdict)
+        verdict = handshake.decode(data, HandshakeVerdict)
         assert self._master is not None, "the master has greeted"
         epochs = handshake.epochs_of(self._master)
         if verdict.refusal is not None:

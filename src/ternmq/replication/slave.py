@@ -31,10 +31,10 @@ from ternmq.env import Env
 from ternmq.errors import CorruptFile, StoreError, TernError
 from ternmq.net.endpoint import dial
 from ternmq.replication.config import ReplicationConfig
-from ternmq.replication.handshake import MasterHello, Place, Refusal
+from ternmq.replication.handshake import BrokerNode, MasterHello, Refusal
 from ternmq.replication.memory import Memory
-from ternmq.replication.metadata import Caller
-from ternmq.replication.session import FOLD_S, Copy, MustCut, Refused, Session
+from ternmq.replication.metadata import MasterCaller
+from ternmq.replication.session import FOLD_S, MustCut, Refused, Session, SlaveLog
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.protocol import Log
 from ternmq.store.store import MessageStore
@@ -76,7 +76,7 @@ class Slave:
         commit_log: Log,
         disk: Disk,
         config: ReplicationConfig,
-        place: Place,
+        place: BrokerNode,
         master_address: Callable[[], str | None],
         env: Env,
         *,
@@ -84,7 +84,7 @@ class Slave:
         ask_range: Callable[[], Awaitable[tuple[int, int] | None]] | None = None,
         on_cut: Callable[[MustCut], None] | None = None,
         on_deleted: Callable[[str], object] = lambda _topic: None,
-        caller: Caller | None = None,
+        caller: MasterCaller | None = None,
     ) -> None:
         """``memory`` has the epochs of the log; None: it is loaded from the store's directory.
 
@@ -96,8 +96,8 @@ class Slave:
         ``on_deleted`` is told of each topic that a TernMQ master has deleted. ``caller`` is what it connects with.
         """
         memory = memory or Memory(disk, store.config.store_path_root_dir)
-        caller = caller or Caller()
-        self._copy = Copy(store, commit_log, disk, config, place, memory, caller.credentials)
+        caller = caller or MasterCaller()
+        self._copy = SlaveLog(store, commit_log, disk, config, place, memory, caller.credentials)
         self._tls = caller.tls if config.ha_tls_enable else None
         self._on_cut = on_cut
         #: Where the log parts from the master's: the next connection asks whether it could flow from there.
@@ -108,7 +108,7 @@ class Slave:
         #: The last refusal of a TernMQ master, until one lets it follow.
         self.refusal: Refusal | None = None
         #: Who the master is, and its role, once a TernMQ master has said so.
-        self.master: Place | None = None
+        self.master: BrokerNode | None = None
         self.master_role = ""
         #: Whether the current connection has brought anything.
         self.has_fetched = False
@@ -182,7 +182,7 @@ class Slave:
             self.is_following.clear()
             session.close()
 
-    # --- For the session (``session.Owner``) --------------------------------------------------------------------------
+    # --- For the session (``session.SessionOwner``) -------------------------------------------------------------------
 
     def greets(self) -> None:
         if self.state is not SlaveState.REFUSED:

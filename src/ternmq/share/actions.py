@@ -11,7 +11,7 @@ tag   action       what it says
 2     ``Pull``     a consumer was given messages, numbered from ``first`` on; the cursors are behind them now
 3     ``Ack``      these numbers of a consumer are confirmed
 4     ``Hold``     these numbers of a consumer have another time limit
-5     ``Move``     these numbers of a consumer are another's now, or of none (``LOST``): to be written again
+5     ``MoveRuns`` these numbers of a consumer are another's now, or of none (``LOST``): to be written again
 6     ``Gone``     a consumer is forgotten
 7     ``Forget``   a group or a topic was deleted
 8     ``Holding``  all that one consumer holds, in a checkpoint; ``is_more``: and this, behind the record before
@@ -39,13 +39,13 @@ Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
 #: A number, or -1 for none.
 Before: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=_MAX)]
 QueueId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+MessageCount: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 #: Queue id, and the queue offset of the next message to hand out.
-Cursor: TypeAlias = tuple[QueueId, Number]
+QueueCursor: TypeAlias = tuple[QueueId, Number]
 #: Queue id, first queue offset, how many: neighbours in one queue.
-Stretch: TypeAlias = tuple[QueueId, Number, Count]
+Stretch: TypeAlias = tuple[QueueId, Number, MessageCount]
 #: First number, queue id, first queue offset, how many, life, time limit.
-HeldRun: TypeAlias = tuple[Number, QueueId, Number, Count, Number, Number]
+HeldRun: TypeAlias = tuple[Number, QueueId, Number, MessageCount, Number, Number]
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -57,7 +57,7 @@ class Cursors(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     group: str
     topic: str
-    cursors: list[Cursor]
+    cursors: list[QueueCursor]
     ordered: bool | None = None
 
 
@@ -71,7 +71,7 @@ class Pull(msgspec.Struct, frozen=True, array_like=True, tag=2):
     life: Number
     due_ms: Number
     runs: list[Stretch]
-    cursors: list[Cursor]
+    cursors: list[QueueCursor]
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -91,7 +91,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, tag=4):
     due_ms: Number
 
 
-class Move(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class MoveRuns(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """``at`` is the first number that the messages get as ``to``'s. ``runs`` says which messages: in a fold that begins
     with a checkpoint, what the first consumer holds may come later."""
 
@@ -129,16 +129,16 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, tag=8):
     is_more: bool = False
 
 
-Action: TypeAlias = Mark | Cursors | Pull | Ack | Hold | Move | Gone | Forget | Holding
+ShareAction: TypeAlias = Mark | Cursors | Pull | Ack | Hold | MoveRuns | Gone | Forget | Holding
 
 encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Action).decode
+_decode: Final = msgspec.msgpack.Decoder(ShareAction).decode
 
 
-def decode(body: Buffer) -> Action:
+def decode(body: Buffer) -> ShareAction:
     """The action that a record's body is; raises ``RemoteProtocolError``."""
     try:
-        action: Action = _decode(body)
+        action: ShareAction = _decode(body)
     except (msgspec.MsgspecError, ValueError) as error:
         raise RemoteProtocolError(f"a record is no action of shared consumption: {error}") from None
     return action

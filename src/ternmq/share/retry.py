@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from ternmq.errors import GroupMissing, MessageIllegal, SystemFailure
-from ternmq.share.actions import LOST, Ack, Action
+from ternmq.share.actions import LOST, Ack, ShareAction
 from ternmq.share.pull_log import Run
 from ternmq.share.state import Place
 from ternmq.store.log.draft import Placed
-from ternmq.store.read.query import Entry
+from ternmq.store.read.query import QueueEntry
 from ternmq.wire.layouts.queue_entry import FILLER_SIZE
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ TURN_MAX: Final = 32
 class LostStore(Protocol):
     """What rewriting needs of the message store."""
 
-    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]: ...
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[QueueEntry]: ...
 
     def min_offset(self, topic: str, queue_id: int) -> int: ...
 
@@ -51,7 +51,7 @@ class Rewriter:
         *,
         store: LostStore,
         resend: Resend,
-        do: Callable[[Action], Placed],
+        do: Callable[[ShareAction], Placed],
         done: Callable[[int, int], None],
         is_current: Callable[[Place], bool],
         pass_on: Callable[[Place, Run], bool],
@@ -95,7 +95,7 @@ class Rewriter:
         self._confirm(place, first, len(entries), gone=len(entries) - written)
         return True
 
-    async def _write(self, place: Place, entry: Entry) -> int:
+    async def _write(self, place: Place, entry: QueueEntry) -> int:
         if entry.size == FILLER_SIZE or entry.log_offset < self._store.min_log_offset:
             return 0
         try:

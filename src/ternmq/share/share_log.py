@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import RemoteProtocolError
-from ternmq.share.actions import Action, Mark, decode, encode
+from ternmq.share.actions import Mark, ShareAction, decode, encode
 from ternmq.share.state import ShareState
 from ternmq.store.durable.safety import Lowest
 from ternmq.store.log.draft import Draft, Placed
@@ -115,7 +115,7 @@ class ShareLog:
         self._mark_at = self._store.written
         return state
 
-    def write(self, action: Action) -> Placed:
+    def write(self, action: ShareAction) -> Placed:
         """Append an action. It counts when this returns, and not before."""
         draft = Draft(
             topic=names.SHARE_TOPIC,

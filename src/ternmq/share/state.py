@@ -20,15 +20,15 @@ from typing import Final, TypeAlias
 
 from ternmq.share.actions import (
     Ack,
-    Action,
     Cursors,
     Forget,
     Gone,
     Hold,
     Holding,
     Mark,
-    Move,
+    MoveRuns,
     Pull,
+    ShareAction,
 )
 from ternmq.share.pull_log import PullLog, Run
 
@@ -101,7 +101,7 @@ class ShareState:
         place = self.places.get((group, topic))
         return place.consumers.get(consumer) if place is not None else None
 
-    def apply(self, action: Action) -> None:
+    def apply(self, action: ShareAction) -> None:
         """Take in the next action."""
         match action:
             case Mark():
@@ -118,7 +118,7 @@ class ShareState:
                     self.run_count -= len(log.runs)
                     log.hold(action.first, action.last, action.due_ms)
                     self.run_count += len(log.runs)
-            case Move():
+            case MoveRuns():
                 self._move(action)
             case Gone():
                 self._drop(action.group, action.topic, action.consumer)
@@ -127,7 +127,7 @@ class ShareState:
             case Holding():
                 self._hold_all(action)
 
-    def checkpoint(self) -> Iterator[list[Action]]:
+    def checkpoint(self) -> Iterator[list[ShareAction]]:
         """Actions that make the same state. Each list must be written at once; between two of them the state may
         change."""
         for key in list(self.places):
@@ -185,18 +185,18 @@ class ShareState:
         log.restore(action.runs)
         self.run_count += len(log.runs)
 
-    def _remove(self, action: Ack | Move) -> None:
+    def _remove(self, action: Ack | MoveRuns) -> None:
         log = self.find(action.group, action.topic, action.consumer)
         if log is not None:
             self.run_count -= len(log.runs)
             log.remove(action.first, action.last)
             self.run_count += len(log.runs)
 
-    def _move(self, action: Move) -> None:
+    def _move(self, action: MoveRuns) -> None:
         self._remove(action)
         self._give(action, action.to, action.at)
 
-    def _give(self, action: Pull | Move, consumer: str, first: int) -> None:
+    def _give(self, action: Pull | MoveRuns, consumer: str, first: int) -> None:
         """Add messages to a pull log, numbered from ``first`` on."""
         log = self._log(action.group, action.topic, consumer, first)
         self.run_count -= len(log.runs)

@@ -4,8 +4,8 @@
    an earlier start of the same consumer: it comes first, with the numbers that it has.
 2. New messages are read from the group's cursors, in all queues of the topic. The ``Pull`` action is written, and only
    then the cursors move: a crash in between hands the messages out again. If it cannot be written, nothing happened.
-3. Records that are probably not in memory are not touched: they are named (``Taken.cold``), must be read by another
-   thread, and are taken by a second call, if the cursor is still there.
+3. Records that are probably not in memory are not touched: they are named (``ShareTaken.cold``), must be read by
+   another thread, and are taken by a second call, if the cursor is still there.
 
 **A key at a time** (``ordered``). Where one consumer at a time may hold messages of a key, a message whose key another
 consumer holds goes into *its* pull log: it finds it there with its next pull, as it finds what it never saw. So keys
@@ -21,13 +21,14 @@ from itertools import pairwise
 from typing import Final, Protocol
 
 from ternmq.message import Property
-from ternmq.share.actions import LOST, Ack, Action, Cursors, Hold, Pull, Stretch
+from ternmq.share.actions import LOST, Ack, Cursors, Hold, Pull, ShareAction, Stretch
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.state import Place, ShareState
 from ternmq.store.log.draft import Placed
 from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.store.read.records import offsets_of, start_offset
+from ternmq.types import Accepts, IsOver, Matches
 from ternmq.wire import properties as props
 from ternmq.wire.record import peek_properties, unpack_place
 
@@ -42,12 +43,8 @@ _KEY_BYTES: Final = 300
 #: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
 UNSEEN_MAX: Final = 256
 
-Matches = Callable[[int], bool]
-Accepts = Callable[[str], bool]
-IsOver = Callable[[], bool]
 
-
-class TakenStore(Protocol):
+class ShareTakeStore(Protocol):
     """What taking needs of the message store."""
 
     def get(
@@ -76,7 +73,7 @@ class StartOffsets(Protocol):
 
 
 @dataclass(slots=True, frozen=True)
-class Wish:
+class ShareWish:
     """What a consumer wants of a topic."""
 
     group: str
@@ -110,7 +107,7 @@ class ColdPlace:
 
 
 @dataclass(slots=True)
-class Taken:
+class ShareTaken:
     """What it gets. The messages have the numbers ``first``, ``first`` + 1 …"""
 
     first: int = -1
@@ -133,7 +130,7 @@ class Taken:
     others: list[str] = field(default_factory=list)
 
 
-class Keys:
+class KeyHolders:
     """Of one place: which consumer holds messages of which key, and how many."""
 
     __slots__ = ("_by_key", "_of", "count")
@@ -172,17 +169,17 @@ class Keys:
         return removed
 
 
-class Taker:
+class ShareTaker:
     """All methods belong to the broker's loop. ``do`` writes an action and applies it to ``state``."""
 
     def __init__(
         self,
         *,
-        store: TakenStore,
+        store: ShareTakeStore,
         offsets: StartOffsets,
         state: ShareState,
         life: int,
-        do: Callable[[Action], Placed],
+        do: Callable[[ShareAction], Placed],
         next_number: Callable[[str, str, str], int],
         expired: Callable[[int], None],
     ) -> None:
@@ -196,7 +193,7 @@ class Taker:
         self._next_number = next_number
         self._expired = expired
         #: Of the places where a key is held by one consumer at a time.
-        self.keys: dict[tuple[str, str], Keys] = {}
+        self.keys: dict[tuple[str, str], KeyHolders] = {}
         #: Those of them where messages wait for a consumer that has too many.
         self.blocked: set[tuple[str, str]] = set()
 
@@ -207,7 +204,7 @@ class Taker:
 
     # --- What it was given before ----------------------------------------------------------------------------------
 
-    def take_again(self, wish: Wish, taken: Taken, *, read: ColdPlace | None = None) -> bool:
+    def take_again(self, wish: ShareWish, taken: ShareTaken, *, read: ColdPlace | None = None) -> bool:
         """Give a consumer what it was given and does not have; False if there is nothing of the kind.
 
         ``read`` was read by another thread, and is in memory now.
@@ -224,7 +221,7 @@ class Taker:
                 break
         return taken.count > 0 or taken.cold is not None
 
-    def _take_run(self, wish: Wish, taken: Taken, log: PullLog, first: Run, read: ColdPlace | None) -> bool:
+    def _take_run(self, wish: ShareWish, taken: ShareTaken, log: PullLog, first: Run, read: ColdPlace | None) -> bool:
         """Add a run and those behind it; True if some of it was deleted and is confirmed now: try again."""
         expected = first.first
         for run in [first, *log.behind(first.last)]:
@@ -265,20 +262,22 @@ class Taker:
             taken.end_offset = self._do(hold).end_offset
         return False
 
-    def _confirm_deleted(self, wish: Wish, run: Run, found: GetResult) -> None:
+    def _confirm_deleted(self, wish: ShareWish, run: Run, found: GetResult) -> None:
         """Confirm what retention has deleted of a run of which nothing could be read."""
         behind = max(found.next_offset, self._store.min_offset(wish.topic, run.queue_id))
         gone = min(max(behind - run.offset, 1), run.count)
         self._give_up(wish, run.part(run.first, run.first + gone - 1))
 
-    def _give_up(self, wish: Wish, run: Run) -> None:
+    def _give_up(self, wish: ShareWish, run: Run) -> None:
         self._do(Ack(wish.group, wish.topic, wish.consumer, run.first, run.last))
         self.release(wish.group, wish.topic, wish.consumer, run.first, run.last)
         self._expired(run.count)
 
     # --- New ones --------------------------------------------------------------------------------------------------
 
-    def take_new(self, wish: Wish, taken: Taken, queue_ids: Sequence[int], *, read: ColdPlace | None = None) -> None:
+    def take_new(
+        self, wish: ShareWish, taken: ShareTaken, queue_ids: Sequence[int], *, read: ColdPlace | None = None
+    ) -> None:
         """Give a consumer the next messages of these queues, in this order."""
         state = self._state
         place = state.places.get((wish.group, wish.topic))
@@ -293,7 +292,7 @@ class Taker:
             # Members say with each pull what they are. The first one of a term decides, and one that keeps the order.
             self._do(Cursors(wish.group, wish.topic, [], wish.ordered))
         keys = self._keys_of(place) if place.is_ordered else None
-        gathered = _Gathered()
+        gathered = _HandedOut()
         for queue_id in queue_ids:
             start, end = place.cursors[queue_id], self._store.max_offset(wish.topic, queue_id)
             count_max = min(wish.count_max - taken.count, room - taken.count)
@@ -303,7 +302,7 @@ class Taker:
                 self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
         self._hand_out(wish, taken, gathered, keys)
 
-    def _begin(self, wish: Wish, queue_ids: Sequence[int]) -> Place:
+    def _begin(self, wish: ShareWish, queue_ids: Sequence[int]) -> Place:
         """Where the group begins is noted, so that what comes between two pulls that find nothing is not left out."""
         place = self._state.places.get((wish.group, wish.topic))
         cursors = []
@@ -318,13 +317,13 @@ class Taker:
 
     def _take_queue(
         self,
-        wish: Wish,
-        taken: Taken,
-        gathered: _Gathered,
+        wish: ShareWish,
+        taken: ShareTaken,
+        gathered: _HandedOut,
         place: Place,
         queue_id: int,
         count_max: int,
-        keys: Keys | None,
+        keys: KeyHolders | None,
         read: ColdPlace | None,
     ) -> None:
         start = place.cursors[queue_id]
@@ -367,8 +366,8 @@ class Taker:
 
     def _read(
         self,
-        wish: Wish,
-        taken: Taken,
+        wish: ShareWish,
+        taken: ShareTaken,
         queue_id: int,
         queue_offset: int,
         count_max: int,
@@ -397,7 +396,7 @@ class Taker:
             taken.cold = ColdPlace(queue_id, queue_offset, max(found.next_offset - queue_offset, 1), found.cold)
         return None
 
-    def _hand_out(self, wish: Wish, taken: Taken, gathered: _Gathered, keys: Keys | None) -> None:
+    def _hand_out(self, wish: ShareWish, taken: ShareTaken, gathered: _HandedOut, keys: KeyHolders | None) -> None:
         # What others get comes first, and the cursors last: a crash in between repeats, and loses nothing.
         for consumer, stretches in gathered.others.items():
             first = self._next_number(wish.group, wish.topic, consumer)
@@ -422,11 +421,11 @@ class Taker:
 
     def _sort_keys(
         self,
-        wish: Wish,
-        taken: Taken,
-        gathered: _Gathered,
+        wish: ShareWish,
+        taken: ShareTaken,
+        gathered: _HandedOut,
         place: Place,
-        keys: Keys,
+        keys: KeyHolders,
         queue_id: int,
         found: GetResult,
     ) -> int:
@@ -454,12 +453,12 @@ class Taker:
             stretches.add(queue_id, queue_offset, key)
         return found.next_offset
 
-    def _keys_of(self, place: Place) -> Keys:
+    def _keys_of(self, place: Place) -> KeyHolders:
         """The keys of a place; of what is held from before, they are read from the records."""
         known = self.keys.get((place.group, place.topic))
         if known is not None:
             return known
-        keys = self.keys[place.group, place.topic] = Keys()
+        keys = self.keys[place.group, place.topic] = KeyHolders()
         for consumer, log in place.consumers.items():
             for run in log.runs if consumer != LOST else ():
                 at = 0
@@ -496,7 +495,7 @@ def key_of(properties: str) -> str:
     return key if len(key) <= _KEY_MAX else f"#{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def _note_keys(keys: Keys, consumer: str, first: int, names: Sequence[str]) -> None:
+def _note_keys(keys: KeyHolders, consumer: str, first: int, names: Sequence[str]) -> None:
     for number, key in enumerate(names, first):
         if key:
             keys.add(consumer, number, key)
@@ -546,7 +545,7 @@ class _Stretches:
         self.runs.append((queue_id, offset, count))
 
 
-class _Gathered:
+class _HandedOut:
     """What one pull hands out."""
 
     __slots__ = ("cursors", "holders", "others", "own")

@@ -25,7 +25,7 @@ from ternmq.store.derived.queue_ext import QueueExts
 from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.derived.trouble import Trouble
-from ternmq.store.disk.base import Disk, Held
+from ternmq.store.disk.base import Disk, HeldLock
 from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.durable.deleted import DeletedTopics
 from ternmq.store.durable.recovery import recover
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 _TELL_S: Final = 5.0
 
 
-def lock_directory(config: StoreConfig, disk: Disk) -> Held:
+def lock_directory(config: StoreConfig, disk: Disk) -> HeldLock:
     """Lock a store's directory, and make it if it does not exist. Raises ``StoreLocked``."""
     return disk.lock(config.store_path_root_dir / "lock")
 

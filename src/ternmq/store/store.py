@@ -31,35 +31,35 @@ from ternmq.store.derived.dispatch import Dispatcher, OnArrival
 from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.follower import OnProgress
 from ternmq.store.derived.parts import Derived
-from ternmq.store.disk.base import Disk, Held
+from ternmq.store.disk.base import Disk, HeldLock
 from ternmq.store.disk.file_disk import FileDisk
-from ternmq.store.durable.mailbox import Job, JobBox
+from ternmq.store.durable.mailbox import JobBox, StoreJob
 from ternmq.store.durable.safety import Lowest
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.loading import LoadedStore, lock_directory
-from ternmq.store.log.batch import BatchWriter, Parcel, PlacedBatch
+from ternmq.store.log.batch import BatchPart, BatchWriter, PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log
 from ternmq.store.log.writer import RecordWriter
 from ternmq.store.read.cold import ColdReads
-from ternmq.store.read.query import Entry, GetResult, GetStatus, Query, QueryResult
+from ternmq.store.read.query import GetResult, GetStatus, Query, QueryResult, QueueEntry
 from ternmq.store.replica import Replica
 from ternmq.store.upkeep import Upkeep
 from ternmq.types import Buffer
 
 __all__ = [
+    "BatchPart",
     "Derived",
     "Draft",
-    "Entry",
     "Fact",
     "GetResult",
     "GetStatus",
     "MessageStore",
-    "Parcel",
     "Placed",
     "PlacedBatch",
     "QueryResult",
+    "QueueEntry",
     "StoreConfig",
 ]
 
@@ -72,7 +72,7 @@ class MessageStore:
     def __init__(
         self,
         loaded: LoadedStore,
-        held: Held,
+        held: HeldLock,
         *,
         store_host: bytes,
         clock: Clock,
@@ -164,13 +164,13 @@ class MessageStore:
         store_host: bytes,
         clock: Clock,
         disk: Disk | None = None,
-        held: Held | None = None,
+        held: HeldLock | None = None,
         log: Log | None = None,
         derived: Sequence[Derived] = (),
         on_arrival: OnArrival | None = None,
         is_batch: Callable[[str], bool] | None = None,
         bits: Callable[[Fact], bytes] | None = None,
-        notify: Callable[[Job], object] | None = None,
+        notify: Callable[[StoreJob], object] | None = None,
         on_progress: OnProgress | None = None,
         threads: bool = True,
     ) -> Self:

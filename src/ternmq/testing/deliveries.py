@@ -33,7 +33,7 @@ LATE_S: Final = 1.0
 #: A broker counts in whole milliseconds.
 TICK_S: Final = 0.001
 
-Place = tuple[MessageQueue, int]
+QueuePlace = tuple[MessageQueue, int]
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,10 +80,10 @@ class Deliveries:
         self._due: dict[bytes, float] = {}
         self._seen: set[bytes] = set()
         #: When it was finished, and by which member.
-        self._done: dict[Place, tuple[float, str]] = {}
+        self._done: dict[QueuePlace, tuple[float, str]] = {}
         #: By message, since a retry has another place; and by place, for messages that are retried there.
         self._failures: dict[bytes, list[_Failure]] = defaultdict(list)
-        self._failed: dict[Place, _Failure] = {}
+        self._failed: dict[QueuePlace, _Failure] = {}
         #: By member and queue: the offsets in progress, and since when.
         self._running: dict[tuple[str, MessageQueue], dict[int, float]] = defaultdict(dict)
 
@@ -153,7 +153,7 @@ class Deliveries:
 
     # --- Invariants -------------------------------------------------------------------------------------------------
 
-    def _check_once(self, place: Place) -> None:
+    def _check_once(self, place: QueuePlace) -> None:
         if place in self._done:
             at, member = self._done[place]
             if not any(excuse.begin <= at <= excuse.end and member not in excuse.but_for for excuse in self._excuses):
@@ -183,7 +183,7 @@ class Deliveries:
         if self._promises.prompt and self.steady_since <= due < now - LATE_S:
             raise Broken(f"{key!r} was delivered {now - due:.3f} s late, without faults")
 
-    def _check_again(self, place: Place, message: ReceivedMessage) -> None:
+    def _check_again(self, place: QueuePlace, message: ReceivedMessage) -> None:
         """A message that is retried in place has the right count."""
         failure = self._failed.get(place)
         if failure is not None and failure.at >= self.steady_since and message.reconsume_times != failure.times + 1:

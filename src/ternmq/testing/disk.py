@@ -24,7 +24,7 @@ from random import Random
 from typing import Final, TypeAlias
 
 from ternmq.errors import DiskFull, StoreError, StoreLocked
-from ternmq.store.disk.base import PAGE_BYTES, FileEntry, Usage
+from ternmq.store.disk.base import PAGE_BYTES, DiskUsage, FileEntry
 from ternmq.testing.image import Image, UnreservedStore
 from ternmq.types import Buffer
 
@@ -231,9 +231,9 @@ class SimulatedDisk:
     def modified_ms(self, path: Path) -> int:
         return self._image(path).modified_ms
 
-    def usage(self, path: Path) -> Usage:  # noqa: ARG002 - one disk for all paths
+    def usage(self, path: Path) -> DiskUsage:  # noqa: ARG002 - one disk for all paths
         used_bytes = self._used_bytes()
-        return Usage(used_bytes, (self.capacity_bytes or _PLENTY_BYTES) - used_bytes)
+        return DiskUsage(used_bytes, (self.capacity_bytes or _PLENTY_BYTES) - used_bytes)
 
     def boot_id(self) -> str:
         return f"boot-{self._boots}"

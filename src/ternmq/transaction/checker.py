@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ternmq.env import Clock
 from ternmq.errors import NetworkError, NotRunning, RecordRefused, StoreError, TernError, TooManyCalls
-from ternmq.net.gate import Access
+from ternmq.net.gate import Rights
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import Half
 from ternmq.transaction.ledger import page_of
@@ -55,7 +55,7 @@ class ProducerPeer(Protocol):
     """The connection of a producer; a ``Peer``."""
 
     @property
-    def access(self) -> Access | None: ...
+    def access(self) -> Rights | None: ...
 
     @property
     def is_full(self) -> bool: ...
@@ -71,7 +71,7 @@ class _Waiting(NamedTuple):
     since_ms: int
 
 
-class Checker:
+class TransactionChecker:
     """The runner of one term (``broker.roles.Runner``)."""
 
     def __init__(

@@ -36,7 +36,7 @@ import msgspec
 from ternmq import names
 from ternmq.errors import CorruptRecord, SystemBusy
 from ternmq.message import Property
-from ternmq.store.log.batch import Parcel
+from ternmq.store.log.batch import BatchPart
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.rewrite import rewrite
 from ternmq.types import Buffer
@@ -248,7 +248,7 @@ def op_record(queue_offset: int, *, now_ms: int, host: bytes) -> Draft:
     return Draft(names.OP_HALF_TOPIC, QUEUE_ID, b"%d" % queue_offset, _OP_PROPERTIES, now_ms, host)
 
 
-def op_parcels(queue_offsets: Iterable[int]) -> list[Parcel]:
+def op_parcels(queue_offsets: Iterable[int]) -> list[BatchPart]:
     """The same for many halves, a record each (``MessageStore.put_batch``)."""
     return [(0, b"%d" % queue_offset, _OP_PROPERTIES_DATA) for queue_offset in queue_offsets]
 

@@ -35,7 +35,7 @@ def page_of(queue_offset: int) -> int:
     return queue_offset >> _PAGE_BITS
 
 
-class Ledger:
+class HalfLedger:
     """Starts where an older one's ``progress`` was."""
 
     def __init__(self, half_offset: int, op_offset: int) -> None:

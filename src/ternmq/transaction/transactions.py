@@ -45,11 +45,11 @@ from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, 
 from ternmq.message import Outcome, Property
 from ternmq.rare_log import RareLog
 from ternmq.store.log.draft import Draft, Placed
-from ternmq.store.read.query import Entry
+from ternmq.store.read.query import QueueEntry
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import GROUP, QUEUE_ID, Half
-from ternmq.transaction.ledger import Ledger
+from ternmq.transaction.ledger import HalfLedger
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, unpack_record, unpack_records
@@ -127,7 +127,7 @@ class Transactions:
         self._make_discard_topic = make_discard_topic
         self._clock = clock
         self._host = host
-        self.ledger = Ledger(
+        self.ledger = HalfLedger(
             self._begin_of(names.HALF_TOPIC),
             self._begin_of(names.OP_HALF_TOPIC),
         )
@@ -566,7 +566,7 @@ class Transactions:
         if self._to_note is None:
             self._to_note = (*self.ledger.progress(keep=self._unclosed), self.store.written)
 
-    def _page(self, entry: Entry) -> memoryview | None:
+    def _page(self, entry: QueueEntry) -> memoryview | None:
         return self.store.record_at(entry.log_offset, entry.size)
 
 

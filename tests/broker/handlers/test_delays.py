@@ -13,7 +13,7 @@ from ternmq.broker.handlers.delays import DelayHandlers
 from ternmq.broker.services.intake import Intake
 from ternmq.delay import recalls
 from ternmq.delay.alarm import Alarm
-from ternmq.delay.hour_files import Entry, HourFiles
+from ternmq.delay.hour_files import HourFiles, IndexLine
 from ternmq.delay.overview import Overview
 from ternmq.delay.recalls import Recalls
 from ternmq.delay.schedule_log import ScheduleLog
@@ -110,10 +110,10 @@ async def test_a_peek_reads_no_more_records_than_it_shows(world: World, monkeypa
     """I2: each may have megabytes."""
     for number in range(50):
         world.send(f"K{number}")
-    read: list[Entry] = []
+    read: list[IndexLine] = []
     original = HourFiles.record
 
-    def counting(files: HourFiles, entry: Entry) -> bytes:
+    def counting(files: HourFiles, entry: IndexLine) -> bytes:
         read.append(entry)
         return original(files, entry)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.services import polls as polls_module
-from ternmq.broker.services.polls import Kind, Poll, Polls
+from ternmq.broker.services.polls import Poll, PollKind, Polls
 from ternmq.broker.tables.filters import ARRIVAL_TERMS_MAX, PROPERTIES_LENGTH_MAX, Wanted
 from ternmq.errors import NotMaster, SystemBusy, TernError
 
@@ -52,7 +52,7 @@ class Waiting:
         return self.ends[topic, queue_id]
 
     def __len__(self) -> int:
-        return self.polls.waiting(Kind.PULL)
+        return self.polls.waiting(PollKind.PULL)
 
     def add(
         self,
@@ -247,7 +247,7 @@ async def test_polls_of_a_kind_are_given_up_at_once_and_others_stay(waiting: Wai
 
     waiting.polls.answer_all(reason)
     assert 2 == len(waiting)
-    waiting.polls.answer_all(reason, [Kind.PULL])
+    waiting.polls.answer_all(reason, [PollKind.PULL])
     assert 0 == len(waiting)
     waiting.arrive()
     await turn()

@@ -9,7 +9,7 @@ import pytest
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.services import polls as polls_module
-from ternmq.broker.services.polls import Kind, Poll, Polls
+from ternmq.broker.services.polls import Poll, PollKind, Polls
 from ternmq.broker.tables.filters import ALL, Wanted
 from ternmq.errors import NotMaster, TernError
 from ternmq.wire.handles import ALL_QUEUES
@@ -53,7 +53,7 @@ class Waiting:
         self.polls = Polls(config, max_offset=lambda topic, queue_id: 0, run_lanes=lambda: None)
 
     def __len__(self) -> int:
-        return self.polls.waiting(Kind.POP)
+        return self.polls.waiting(PollKind.POP)
 
     def add(
         self,
@@ -64,7 +64,7 @@ class Waiting:
         wanted: Wanted = ALL,
         owner: object = None,
         timeout_ms: int = FAR_MS,
-        kind: Kind = Kind.POP,
+        kind: PollKind = PollKind.POP,
     ) -> bool:
         popper = Popper(self, number)
         popper.poll = self.polls.park(
@@ -81,7 +81,7 @@ class Waiting:
         return popper.poll is not None
 
     def wake(self, queue_id: int) -> None:
-        self.polls.wake(Kind.POP, "g", "orders", queue_id)
+        self.polls.wake(PollKind.POP, "g", "orders", queue_id)
 
     def arrive(self, topic: str = "orders", queue_id: int = 0, tags_code: int = 0) -> None:
         self.polls.arrived(topic, queue_id, 1, tags_code, "")
@@ -114,7 +114,7 @@ async def test_a_burst_wakes_one_of_each_group_the_longest_first(waiting: Waitin
     waiting.wake(ALL_QUEUES)
     await turn()
     assert [1, 4, 2] == waiting.resumed
-    assert (1, 1) == (len(waiting), waiting.polls.waiting_at(Kind.POP, "g", "orders", ALL_QUEUES))
+    assert (1, 1) == (len(waiting), waiting.polls.waiting_at(PollKind.POP, "g", "orders", ALL_QUEUES))
 
 
 async def test_one_message_is_for_every_group_and_for_every_way_to_ask_for_it(waiting: Waiting) -> None:
@@ -238,24 +238,24 @@ async def test_notices_have_bounds_of_their_own_and_are_woken_beside_pops(waitin
     """F8: a notification takes nothing away."""
     for number in range(4):
         assert waiting.add(number)
-    assert waiting.add(7, kind=Kind.NOTICE)
+    assert waiting.add(7, kind=PollKind.NOTICE)
 
     waiting.arrive()
     await turn()
 
     assert [0, 7] == waiting.resumed
-    assert 0 == waiting.polls.waiting(Kind.NOTICE)
+    assert 0 == waiting.polls.waiting(PollKind.NOTICE)
 
 
 async def test_all_are_given_up_in_one_turn(waiting: Waiting) -> None:
     """House: the end of a term answers what is parked; no message wakes it any more."""
     waiting.add(1)
     waiting.add(2)
-    waiting.add(3, kind=Kind.NOTICE)
+    waiting.add(3, kind=PollKind.NOTICE)
     reason = NotMaster("another broker is the master")
 
     waiting.polls.answer_all(reason)
-    assert (0, 0) == (len(waiting), waiting.polls.waiting(Kind.NOTICE))
+    assert (0, 0) == (len(waiting), waiting.polls.waiting(PollKind.NOTICE))
     waiting.arrive()
     await turn()
 

@@ -18,8 +18,8 @@ from ternmq.wire.codes import ResponseCode
 from ternmq.wire.header import Response
 
 
-def data_of(*brokers: str, perm: int = 6, queues: int = 2, order: str | None = None) -> bodies.TopicRoute:
-    return bodies.TopicRoute(
+def data_of(*brokers: str, perm: int = 6, queues: int = 2, order: str | None = None) -> bodies.TopicRouteBody:
+    return bodies.TopicRouteBody(
         broker_datas=[bodies.BrokerData(broker_name=name, broker_addrs={0: f"{name}:10911"}) for name in brokers],
         queue_datas=[
             bodies.QueueData(broker_name=name, perm=perm, read_queue_nums=queues + 1, write_queue_nums=queues)
@@ -53,7 +53,7 @@ def test_permissions_decide_who_may_use_a_queue(perm: int, writable: int, readab
 
 def test_a_broker_without_a_master_can_be_read_only() -> None:
     """A3: master down, a slave stays readable."""
-    data = bodies.TopicRoute(
+    data = bodies.TopicRouteBody(
         broker_datas=[bodies.BrokerData(broker_name="a", broker_addrs={1: "slave:10911"})],
         queue_datas=data_of("a").queue_datas,
     )
@@ -63,14 +63,14 @@ def test_a_broker_without_a_master_can_be_read_only() -> None:
 
 
 def test_queues_of_a_broker_without_addresses_do_not_exist() -> None:
-    data = bodies.TopicRoute(broker_datas=[], queue_datas=data_of("a").queue_datas)
+    data = bodies.TopicRouteBody(broker_datas=[], queue_datas=data_of("a").queue_datas)
     assert () == build_route("orders", data).to_read
 
 
 @pytest.mark.parametrize("queues", [2**31 - 1, 10**30, QUEUES_MAX])
 def test_an_absurd_number_of_queues_is_not_expanded(queues: int) -> None:
     """Issue 13, point 7: it takes nothing away from other brokers, and the route says what is missing."""
-    data = bodies.TopicRoute(
+    data = bodies.TopicRouteBody(
         broker_datas=data_of("a", "b").broker_datas,
         queue_datas=[
             bodies.QueueData(broker_name="a", perm=6, read_queue_nums=queues, write_queue_nums=queues),
@@ -106,7 +106,7 @@ def test_a_route_of_too_many_brokers_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="'orders' names 4097 brokers, more than 4096"):
         build_route("orders", data)
     addresses = {number: f"10.0.0.1:{number + 1}" for number in range(BROKERS_MAX + 1)}
-    one = bodies.TopicRoute(broker_datas=[bodies.BrokerData(broker_name="broker-a", broker_addrs=addresses)])
+    one = bodies.TopicRouteBody(broker_datas=[bodies.BrokerData(broker_name="broker-a", broker_addrs=addresses)])
     with pytest.raises(RemoteProtocolError, match="'orders' names 4097 brokers, more than 4096"):
         build_route("orders", one)
 
@@ -131,7 +131,7 @@ def test_an_answer_of_old_name_servers_is_read() -> None:
         b'"filterServerTable":{},"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":1,"topicSysFlag":0,'
         b'"writeQueueNums":1}]}'
     )
-    route = build_route("orders", decode(answer, bodies.TopicRoute))
+    route = build_route("orders", decode(answer, bodies.TopicRouteBody))
     assert ("10.0.0.1:10911", "10.0.0.2:10911") == (route.address("a"), route.address("a", 1))
 
 
@@ -141,7 +141,7 @@ def test_an_answer_of_old_name_servers_is_read() -> None:
 class Registry:
     """A name server's answers, and the questions it got."""
 
-    def __init__(self, **topics: bodies.TopicRoute) -> None:
+    def __init__(self, **topics: bodies.TopicRouteBody) -> None:
         self.topics = topics
         self.questions: list[str] = []
         self.failure: Exception | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume.acks import SPAN_MAX, Ack, Acks, batched, single
+from ternmq.client.consume.acks import SPAN_MAX, Acks, PopAck, batched, single
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
@@ -18,15 +18,15 @@ from ternmq.net.server import Server
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import BatchAcks
 from ternmq.wire.bodies.codec import decode, encode
-from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRoute
+from ternmq.wire.bodies.routes import BrokerData, QueueData, TopicRouteBody
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import Handle
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import AckMessage
 
 
-def ack(queue_offset: int, *, start: int = 100, queue_id: int = 0, retry: int = 0, pop_time_ms: int = 5) -> Ack:
-    return Ack("orders", Handle(start, pop_time_ms, 60_000, 3, retry, "broker-a", queue_id, queue_offset))
+def ack(queue_offset: int, *, start: int = 100, queue_id: int = 0, retry: int = 0, pop_time_ms: int = 5) -> PopAck:
+    return PopAck("orders", Handle(start, pop_time_ms, 60_000, 3, retry, "broker-a", queue_id, queue_offset))
 
 
 def test_acks_of_one_check_point_are_bits() -> None:
@@ -88,7 +88,7 @@ class Broker:
         return routes
 
     def _route(self, _: Peer, _request: Request[Any]) -> Reply:
-        route = TopicRoute(
+        route = TopicRouteBody(
             broker_datas=[BrokerData(cluster="c", broker_name="broker-a", broker_addrs={0: self.address})],
             queue_datas=[QueueData(broker_name="broker-a", perm=6, read_queue_nums=1, write_queue_nums=1)],
         )

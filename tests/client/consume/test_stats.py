@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ternmq.client.consume.stats import ConsumeStats
+from ternmq.client.consume.stats import ConsumerCounts
 from ternmq.wire.bodies.clients import ConsumeStatus
 from tests.manual_clock import ManualClock
 
@@ -10,7 +10,7 @@ from tests.manual_clock import ManualClock
 def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour() -> None:
     """F10: as RocketMQ's tools show them."""
     clock = ManualClock()
-    stats = ConsumeStats(clock)
+    stats = ConsumerCounts(clock)
     stats.consumed("orders", done=0, failed=5, took_s=9.0)
     clock.advance(3_000)
     stats.pulled("orders", 32, took_s=0.25)
@@ -39,7 +39,7 @@ def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour(
 def test_a_young_consumer_is_not_taken_for_a_slow_one() -> None:
     """F10: it has not seen a minute yet."""
     clock = ManualClock()
-    stats = ConsumeStats(clock)
+    stats = ConsumerCounts(clock)
     clock.advance(2)
     stats.consumed("orders", done=100, failed=0, took_s=1.0)
     assert 50.0 == stats.by_topic()["orders"].consume_ok_tps

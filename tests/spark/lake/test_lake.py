@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import ConfigError, CorruptFile
 from ternmq.message import MessageQueue
-from ternmq.spark.lake.covered import Covered, Span
+from ternmq.spark.lake.covered import Covered, OffsetSpan
 from ternmq.spark.lake.lake import Lake
 from tests.spark.lakes import HOURS, QUEUE, add, merge, numbers, write
 
@@ -25,7 +25,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 
 
 @given(SPANS, st.tuples(st.integers(0, 30), st.integers(0, 30)))
-def test_spans_are_sets_of_offsets(spans: list[Span], asked: Span) -> None:
+def test_spans_are_sets_of_offsets(spans: list[OffsetSpan], asked: OffsetSpan) -> None:
     """U4: against a set of numbers."""
     covered = Covered({QUEUE: spans})
     expected = {offset for start, end in spans for offset in range(start, end)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.errors import ConfigError
-from ternmq.spark.pipelines.sql_script import Command, ScriptError, ScriptQuery, Target, TopicView, statements_of
+from ternmq.spark.pipelines.sql_script import ScriptError, ScriptQuery, SparkStatement, Target, TopicView, statements_of
 
 
 def test_a_view_of_a_topic_says_columns_watermark_and_options() -> None:
@@ -62,9 +62,9 @@ def test_what_spark_gets_stands_at_its_place_in_the_script() -> None:
     """U4: a position that Spark names is one of the user's file."""
     script = "SET a.b = 1;\n  INSERT INTO TOPIC alerts\n    SELECT x FROM y; CREATE TEMP VIEW z AS SELECT 1"
     settings, query, view = statements_of(script)
-    assert isinstance(settings, Command)
+    assert isinstance(settings, SparkStatement)
     assert isinstance(query, ScriptQuery)
-    assert isinstance(view, Command)
+    assert isinstance(view, SparkStatement)
     assert "SET a.b = 1" == settings.sql
     assert query.sql.index("SELECT x FROM y") == script.index("SELECT x FROM y")
     assert "SELECT x FROM y" == query.sql.strip()

@@ -11,14 +11,14 @@ from ternmq.spark.sink.ledger_entries import (
     STAGE_TOPIC,
     UNKNOWN,
     BatchConflict,
-    Claim,
-    Decision,
     Done,
-    Entry,
     Found,
-    Mark,
+    LedgerDecision,
+    LedgerEntry,
+    LedgerMark,
+    RunIdentity,
+    SinkWork,
     Staged,
-    Work,
     WorkKind,
     check_same,
     decode,
@@ -34,20 +34,20 @@ STAGE = MessageQueue(STAGE_TOPIC, "a", 0)
 ORDERS = MessageQueue("orders", "b", 1)
 CHUNK = Staged(STAGE, 7, "0" * 28, "orders", ORDERS, 0, 10, 12345)
 OTHERS = [msgspec.structs.replace(CHUNK, checksum=54321)]
-DECISION = Decision([CHUNK], [(ORDERS, 99)], "orders", "/checkpoints/orders")
-WORK = Work("q", 5)
-CLAIM = Claim("orders", "/checkpoints/orders")
+DECISION = LedgerDecision([CHUNK], [(ORDERS, 99)], "orders", "/checkpoints/orders")
+WORK = SinkWork("q", 5)
+CLAIM = RunIdentity("orders", "/checkpoints/orders")
 
 
-def found(*entries: tuple[str, Entry], batch: int = 5) -> list[Found]:
+def found(*entries: tuple[str, LedgerEntry], batch: int = 5) -> list[Found]:
     return [Found(1_000, at, LEDGER, entry_id, batch, entry) for at, (entry_id, entry) in enumerate(entries)]
 
 
 # --- Records ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", [Mark(["a", "b"]), DECISION, Done("D")])
-def test_an_entry_is_what_it_was(entry: Entry) -> None:
+@pytest.mark.parametrize("entry", [LedgerMark(["a", "b"]), DECISION, Done("D")])
+def test_an_entry_is_what_it_was(entry: LedgerEntry) -> None:
     assert entry == decode(encode(entry))
 
 
@@ -58,7 +58,7 @@ def test_entries_of_earlier_builds_are_read() -> None:
         b'["orders","b",1],0,10]],"ends":[[["orders","b",1],99]]}'
     )
     entry = decode(old)
-    assert Decision([msgspec.structs.replace(CHUNK, checksum=UNKNOWN)], [(ORDERS, 99)]) == entry
+    assert LedgerDecision([msgspec.structs.replace(CHUNK, checksum=UNKNOWN)], [(ORDERS, 99)]) == entry
     assert Done() == decode(b'{"kind":"done"}')
     check_same(WORK, CLAIM, [CHUNK], entry, 5)
     known = outcome(found(("D", entry), ("D", entry), ("E", Done())), 5)
@@ -76,15 +76,15 @@ def test_entries_of_earlier_builds_are_read() -> None:
         b'{"kind":"verdict"}',
         b'{"kind":"decision"}',
         b'{"kind":"mark","brokers":"a"}',
-        encode(Decision([msgspec.structs.replace(CHUNK, queue=None)], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, topic="other")], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, stage=ORDERS)], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, stage_offset=-1)], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, chunk_id="short")], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, rows=10**11)], [(ORDERS, 99)])),
-        encode(Decision([msgspec.structs.replace(CHUNK, delay=10**9)], [(ORDERS, 99)])),
-        encode(Decision([CHUNK], [])),
-        encode(Decision([CHUNK], [(ORDERS, -1)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, queue=None)], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, topic="other")], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, stage=ORDERS)], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, stage_offset=-1)], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, chunk_id="short")], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, rows=10**11)], [(ORDERS, 99)])),
+        encode(LedgerDecision([msgspec.structs.replace(CHUNK, delay=10**9)], [(ORDERS, 99)])),
+        encode(LedgerDecision([CHUNK], [])),
+        encode(LedgerDecision([CHUNK], [(ORDERS, -1)])),
     ],
 )
 def test_what_cannot_be_true_is_not_an_entry(body: bytes) -> None:
@@ -113,8 +113,8 @@ def test_a_key_names_query_and_batch(key: str, batch: int | None) -> None:
 
 
 def test_the_first_decision_counts_unless_another_replaces_it() -> None:
-    second = Decision([], [], "orders")
-    known = outcome(found(("M", Mark(["a"])), ("A", DECISION), ("B", second)), 5)
+    second = LedgerDecision([], [], "orders")
+    known = outcome(found(("M", LedgerMark(["a"])), ("A", DECISION), ("B", second)), 5)
     assert known is not None
     assert (DECISION, "A", False) == (known.decision, known.decision_id, known.is_done)
     replacing = msgspec.structs.replace(second, replaces="A")
@@ -127,7 +127,7 @@ def test_the_first_decision_counts_unless_another_replaces_it() -> None:
 def test_a_decision_that_came_second_does_not_count_when_the_first_is_replaced() -> None:
     """Two drivers decided, and later a broker with rows of the first decision was retired. The run that replaced it
     has published its own; another one, finishing the second, would write all rows once more."""
-    second, third = Decision([], [], "orders"), Decision([], [], "orders", replaces="A")
+    second, third = LedgerDecision([], [], "orders"), LedgerDecision([], [], "orders", replaces="A")
     known = outcome(found(("A", DECISION), ("B", second), ("C", third), ("D", Done("C"))), 5)
     assert known is not None
     assert ("C", True) == (known.decision_id, known.is_done)
@@ -139,7 +139,7 @@ def test_done_counts_with_its_decision_only() -> None:
     assert known is not None
     assert known.is_done
     for forged in (Done(), Done("A")):
-        entries = found(("M", Mark(["a"])), ("D", forged))
+        entries = found(("M", LedgerMark(["a"])), ("D", forged))
         assert None is outcome(entries, 5)
         assert ["D"] == [one.entry_id for one in orphans(entries, 5)]
     known = outcome(found(("A", DECISION), ("D", Done("another"))), 5)
@@ -154,9 +154,9 @@ def test_done_counts_with_its_decision_only() -> None:
 
 def test_only_decisions_make_a_batch_the_latest() -> None:
     """Marks of an empty batch say nothing of rows."""
-    entries = [*found(("A", DECISION)), *found(("B", DECISION), batch=7), *found(("M", Mark([])), batch=9)]
+    entries = [*found(("A", DECISION)), *found(("B", DECISION), batch=7), *found(("M", LedgerMark([])), batch=9)]
     assert 7 == latest_decided(entries)
-    assert None is latest_decided(found(("M", Mark([]))))
+    assert None is latest_decided(found(("M", LedgerMark([]))))
 
 
 # --- Two runs of a batch --------------------------------------------------------------------------------------------
@@ -176,18 +176,30 @@ def test_rows_are_the_same_however_they_are_divided() -> None:
 @pytest.mark.parametrize(
     ("claim", "staged", "decision", "latest", "sentence"),
     [
-        (Claim("bills", CLAIM.checkpoint), [CHUNK], DECISION, 5, "for the topic 'orders' before, and .* topic 'bills'"),
-        (Claim("", CLAIM.checkpoint), [CHUNK], DECISION, 5, "this run writes to the topics that rows name"),
-        (Claim("orders", "/copy"), [CHUNK], DECISION, 5, "set the option checkpointMovedFrom to /checkpoints/orders"),
+        (
+            RunIdentity("bills", CLAIM.checkpoint),
+            [CHUNK],
+            DECISION,
+            5,
+            "for the topic 'orders' before, and .* topic 'bills'",
+        ),
+        (RunIdentity("", CLAIM.checkpoint), [CHUNK], DECISION, 5, "this run writes to the topics that rows name"),
+        (
+            RunIdentity("orders", "/copy"),
+            [CHUNK],
+            DECISION,
+            5,
+            "set the option checkpointMovedFrom to /checkpoints/orders",
+        ),
         (CLAIM, OTHERS, DECISION, 5, "decided with 10 rows before, and this run has 10 others; .* replayedRows to any"),
         (CLAIM, [], DECISION, 5, "decided with 10 rows before, and this run has 0;"),
-        (Claim("orders", any_rows=True), OTHERS, DECISION, 6, "this run has 10 others"),
+        (RunIdentity("orders", any_rows=True), OTHERS, DECISION, 6, "this run has 10 others"),
         (CLAIM, [CHUNK], None, 6, "never written, but the later q/6 was"),
         (CLAIM, [], None, 6, "the later q/6 was"),
     ],
 )
 def test_a_copied_or_rewound_checkpoint_is_told_with_the_cure(
-    claim: Claim, staged: list[Staged], decision: Decision | None, latest: int, sentence: str
+    claim: RunIdentity, staged: list[Staged], decision: LedgerDecision | None, latest: int, sentence: str
 ) -> None:
     with pytest.raises(BatchConflict, match=rf"the batch q/5 was .*{sentence}.*with the option txnAppId"):
         check_same(WORK, claim, staged, decision, latest)
@@ -196,18 +208,18 @@ def test_a_copied_or_rewound_checkpoint_is_told_with_the_cure(
 @pytest.mark.parametrize(
     "claim",
     [
-        Claim("orders", "/new", moved_from="file:/checkpoints/orders"),
-        Claim("orders", "file:///checkpoints/orders/"),
-        Claim("orders"),
+        RunIdentity("orders", "/new", moved_from="file:/checkpoints/orders"),
+        RunIdentity("orders", "file:///checkpoints/orders/"),
+        RunIdentity("orders"),
     ],
 )
-def test_a_checkpoint_may_be_moved_or_spelled_otherwise(claim: Claim) -> None:
+def test_a_checkpoint_may_be_moved_or_spelled_otherwise(claim: RunIdentity) -> None:
     check_same(WORK, claim, [CHUNK], DECISION, 5)
 
 
 def test_queries_that_compute_other_rows_each_time_say_so() -> None:
     """As long as it is the last batch, which Spark may repeat."""
-    check_same(WORK, Claim("orders", any_rows=True), OTHERS, DECISION, 5)
+    check_same(WORK, RunIdentity("orders", any_rows=True), OTHERS, DECISION, 5)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +227,7 @@ def test_queries_that_compute_other_rows_each_time_say_so() -> None:
 )
 def test_batch_writes_have_cures_of_their_own(kind: WorkKind, cure: str) -> None:
     with pytest.raises(BatchConflict, match=f"Nothing was written by this run; use {cure}"):
-        check_same(Work("q", 5, kind), CLAIM, OTHERS, DECISION, 5)
+        check_same(SinkWork("q", 5, kind), CLAIM, OTHERS, DECISION, 5)
 
 
 @pytest.mark.parametrize(

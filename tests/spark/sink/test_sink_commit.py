@@ -17,15 +17,23 @@ from ternmq.message import MessageQueue
 from ternmq.names import SCHEDULE_TOPIC, WHEEL_TOPIC
 from ternmq.spark.sink import ledger as ledgers
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, STAGE_TOPIC, BatchConflict, Claim, Staged, Work, WorkKind
-from ternmq.spark.sink.logs import Parcel, Stored
+from ternmq.spark.sink.ledger_entries import (
+    LEDGER_TOPIC,
+    STAGE_TOPIC,
+    BatchConflict,
+    RunIdentity,
+    SinkWork,
+    Staged,
+    WorkKind,
+)
+from ternmq.spark.sink.logs import AppendData, Stored
 from ternmq.spark.sink.publish import Committer, HalfWritten, stage_key
 from ternmq.spark.sink.rows import Packer
 from tests.spark.memory_logs import Crash, Driver, MemoryBroker, World
 
 STAGE = MessageQueue(STAGE_TOPIC, "a", 0)
 TOPICS = {"orders": 2, STAGE_TOPIC: 1}
-CLAIM = Claim("orders", "/checkpoints/orders")
+CLAIM = RunIdentity("orders", "/checkpoints/orders")
 TARGETS = ("orders", SCHEDULE_TOPIC, WHEEL_TOPIC)
 
 
@@ -60,7 +68,7 @@ def stage(world: World, bodies: Sequence[bytes], *, chunk_bytes: int = 200) -> l
     for chunk in [*packer.add(batch), *packer.rest()]:
         broker = world.brokers["a"]
         text = f"UNIQ_KEY\x01{stage_key(chunk.chunk_id)}\x02"
-        at = broker.take(STAGE, Parcel(chunk.body, text), int(world.now_s * 1000))
+        at = broker.take(STAGE, AppendData(chunk.body, text), int(world.now_s * 1000))
         staged.append(
             Staged(STAGE, at, chunk.chunk_id, chunk.topic, chunk.queue, chunk.delay, chunk.rows, chunk.checksum)
         )
@@ -69,10 +77,10 @@ def stage(world: World, bodies: Sequence[bytes], *, chunk_bytes: int = 200) -> l
 
 def commit(
     driver: Driver,
-    work: Work,
+    work: SinkWork,
     staged: Sequence[Staged],
     *,
-    claim: Claim = CLAIM,
+    claim: RunIdentity = CLAIM,
     retired: Sequence[str] = (),
     is_new: bool = False,
     timeout_ms: int = 60_000,
@@ -83,7 +91,7 @@ def commit(
     asyncio.run(committer.commit(staged, is_new=is_new))
 
 
-def run(driver: Driver, work: Work, staged: Sequence[Staged]) -> bool:
+def run(driver: Driver, work: SinkWork, staged: Sequence[Staged]) -> bool:
     """One run of a commit; whether it lived to the end. Then its rows are safe."""
     try:
         commit(driver, work, staged)
@@ -101,7 +109,7 @@ def bodies(world: World) -> list[bytes]:
 def calls_of_a_run(rows: int) -> int:
     world = World(0, topics=TOPICS)
     driver = Driver(world)
-    assert run(driver, Work("q", 0), stage(world, numbered(0, rows)))
+    assert run(driver, SinkWork("q", 0), stage(world, numbered(0, rows)))
     return driver.calls
 
 
@@ -111,9 +119,9 @@ def test_a_driver_that_dies_at_any_call_leaves_a_batch_that_the_next_one_finishe
     last = calls_of_a_run(20)
     for crash_at in range(last):
         world = World(seed * 1_000 + crash_at, topics=TOPICS)
-        run(Driver(world, crash_at=crash_at), Work("q", 0), stage(world, numbered(0, 20)))
+        run(Driver(world, crash_at=crash_at), SinkWork("q", 0), stage(world, numbered(0, 20)))
         # The second run has other tasks, and so other chunks.
-        assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 20), chunk_bytes=150))
+        assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20), chunk_bytes=150))
         assert numbered(0, 20) == bodies(world), f"seed {seed}, call {crash_at}"
 
 
@@ -129,7 +137,7 @@ def test_a_stream_whose_drivers_die_and_whose_brokers_break_writes_each_row_once
         for _ in count():
             crash_at = chance.choice((None, chance.randrange(60)))
             driver = Driver(world, crash_at=crash_at, faults=chance.choice((0.0, 0.2)))
-            if run(driver, Work("q", batch), stage(world, rows, chunk_bytes=chance.choice((80, 150, 1_000)))):
+            if run(driver, SinkWork("q", batch), stage(world, rows, chunk_bytes=chance.choice((80, 150, 1_000)))):
                 break
     assert expected == bodies(world), f"seed {seed}"
 
@@ -141,8 +149,8 @@ def test_rows_of_one_key_stay_in_order_whatever_breaks() -> None:
         rows = [body for body in numbered(0, 60) if int(body) % 5 and int(body) % 7]
         staged = stage(world, rows, chunk_bytes=120)
         crash_at = world.chance.randrange(100)
-        if not run(Driver(world, crash_at=crash_at, faults=0.1), Work("q", 0), staged):
-            assert run(Driver(world, faults=0.1), Work("q", 0), stage(world, rows))
+        if not run(Driver(world, crash_at=crash_at, faults=0.1), SinkWork("q", 0), staged):
+            assert run(Driver(world, faults=0.1), SinkWork("q", 0), stage(world, rows))
         world.settle()
         by_queue: dict[MessageQueue, list[int]] = {}
         for broker in world.brokers.values():
@@ -156,9 +164,9 @@ def test_rows_of_one_key_stay_in_order_whatever_breaks() -> None:
 def test_a_batch_that_was_finished_is_not_looked_at_again() -> None:
     """U2: «done» spares the reading of what was published."""
     world = World(1, topics=TOPICS)
-    assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 20)))
+    assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20)))
     again = Driver(world)
-    assert run(again, Work("q", 0), stage(world, numbered(0, 20)))
+    assert run(again, SinkWork("q", 0), stage(world, numbered(0, 20)))
     assert numbered(0, 20) == bodies(world)
     assert {LEDGER_TOPIC} == again.has_read
 
@@ -168,16 +176,16 @@ def test_a_broker_that_may_hold_the_decision_is_missed() -> None:
     for seed in range(20):
         world = World(seed, topics={**TOPICS, LEDGER_TOPIC: 16})
         staged = stage(world, numbered(0, 20))
-        run(Driver(world, crash_at=world.chance.randrange(25, 60)), Work("q", 0), staged)
+        run(Driver(world, crash_at=world.chance.randrange(25, 60)), SinkWork("q", 0), staged)
         world.settle()
         decided = {name for name, broker in world.brokers.items() if any(s.tags == "decision" for _, s in broker.log)}
         if decided != {"b"}:
             continue
         world.away = {"b"}
         with pytest.raises(NetworkError, match="b may have the decision of batch q/0"):
-            commit(Driver(world), Work("q", 0), staged)
+            commit(Driver(world), SinkWork("q", 0), staged)
         world.away = set()
-        assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 20)))
+        assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20)))
         assert numbered(0, 20) == bodies(world)
         return
     pytest.fail("no seed decided on the second broker")
@@ -189,7 +197,7 @@ def test_a_chunk_that_left_the_stage_is_told_and_nothing_is_sent_in_its_place() 
     staged = stage(world, numbered(1, 1))
     broken = [Staged(STAGE, staged[0].stage_offset, "F" * 28, "orders", None, 0, 1)]
     with pytest.raises(ConfigError, match="1 staged rows for 'orders' are missing"):
-        commit(Driver(world), Work("q", 0), broken)
+        commit(Driver(world), SinkWork("q", 0), broken)
     assert [] == bodies(world)
 
 
@@ -198,7 +206,7 @@ def test_a_write_without_an_id_looks_for_nothing() -> None:
     for seed in range(20):
         world = World(seed, topics=TOPICS)
         driver = Driver(world, faults=0.2)
-        commit(driver, Work("w", 0, WorkKind.WRITE), stage(world, numbered(0, 20)), is_new=True)
+        commit(driver, SinkWork("w", 0, WorkKind.WRITE), stage(world, numbered(0, 20)), is_new=True)
         assert numbered(0, 20) == bodies(world), f"seed {seed}"
         assert LEDGER_TOPIC not in driver.has_read
 
@@ -210,10 +218,10 @@ def test_what_lay_in_an_inbox_is_behind_the_fence(marks: int, is_enough: bool, m
     results = []
     for seed in range(150):
         world = World(seed, topics=TOPICS)
-        run(Driver(world, crash_at=world.chance.randrange(40, 80)), Work("q", 0), stage(world, numbered(0, 20)))
+        run(Driver(world, crash_at=world.chance.randrange(40, 80)), SinkWork("q", 0), stage(world, numbered(0, 20)))
         if any(broker.stragglers for broker in world.brokers.values()):
             world.shows = (0,) * 6 + (1,)
-            assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 20)))
+            assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20)))
             results.append(numbered(0, 20) == bodies(world))
     assert results
     assert is_enough == all(results)
@@ -223,7 +231,7 @@ def test_small_batches_take_turns_over_the_queues() -> None:
     """U2: a stream of one chunk a batch does not fill one queue."""
     world = World(5, topics={**TOPICS, "orders": 3})
     for batch in range(40):
-        assert run(Driver(world), Work("q", batch), stage(world, [b"%04d" % (22 + batch * 70)]))
+        assert run(Driver(world), SinkWork("q", batch), stage(world, [b"%04d" % (22 + batch * 70)]))
     used = {queue for broker in world.brokers.values() for queue, _ in broker.log if queue.topic == "orders"}
     assert 6 == len(used)
 
@@ -231,7 +239,7 @@ def test_small_batches_take_turns_over_the_queues() -> None:
 # --- Copies, forgeries, lost brokers: issue 13, point 11 ------------------------------------------------------------
 
 
-def ledger_place(world: World, work: Work) -> MessageQueue:
+def ledger_place(world: World, work: SinkWork) -> MessageQueue:
     """Where the records of a work are that was decided."""
     return next(
         queue
@@ -243,30 +251,30 @@ def ledger_place(world: World, work: Work) -> MessageQueue:
 
 def forge(world: World, queue: MessageQueue, key: str, body: bytes, tag: str) -> None:
     text = f"UNIQ_KEY\x01{world.new_id()}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02"
-    world.brokers[queue.broker_name].take(queue, Parcel(body, text), int(world.now_s * 1000))
+    world.brokers[queue.broker_name].take(queue, AppendData(body, text), int(world.now_s * 1000))
 
 
 @pytest.mark.parametrize("crash_at", [None, 40, 50, 60])
 @pytest.mark.parametrize(
     ("claim", "sentence"),
     [
-        (Claim("bills", CLAIM.checkpoint), "decided for the topic 'orders' before"),
-        (Claim("orders", "/copy"), "by a query with the checkpoint /checkpoints/orders, and this one has /copy"),
+        (RunIdentity("bills", CLAIM.checkpoint), "decided for the topic 'orders' before"),
+        (RunIdentity("orders", "/copy"), "by a query with the checkpoint /checkpoints/orders, and this one has /copy"),
     ],
 )
 def test_a_copy_of_a_checkpoint_neither_drops_its_rows_nor_finishes_the_batch_of_the_other(
-    claim: Claim, sentence: str, crash_at: int | None
+    claim: RunIdentity, sentence: str, crash_at: int | None
 ) -> None:
     """The other has finished the batch, or is in the middle of it: that is told, and nothing is written."""
     world = World(3, topics={**TOPICS, "bills": 1})
-    run(Driver(world, crash_at=crash_at), Work("q", 0), stage(world, numbered(0, 20)))
+    run(Driver(world, crash_at=crash_at), SinkWork("q", 0), stage(world, numbered(0, 20)))
     before = bodies(world)
     with pytest.raises(BatchConflict, match=sentence):
-        commit(Driver(world), Work("q", 0), stage(world, numbered(0, 20)), claim=claim)
+        commit(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20)), claim=claim)
     assert before == bodies(world)
     # With a name of its own it is another query; and the first is not disturbed.
-    commit(Driver(world), Work("q@copy", 0), stage(world, numbered(50, 20)), claim=claim)
-    assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 20)))
+    commit(Driver(world), SinkWork("q@copy", 0), stage(world, numbered(50, 20)), claim=claim)
+    assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 20)))
     assert [*numbered(0, 20), *numbered(50, 20)] == bodies(world)
 
 
@@ -276,8 +284,8 @@ def test_two_copies_that_decide_at_the_same_time_do_not_publish_each_others_rows
     target = MessageQueue("orders", "a", 0)
     chunk = Staged(STAGE, 0, "0" * 28, "orders", target, 0, 1, 1)
     first, second = (
-        Ledger(Driver(world), Work("q", 0), claim, new_id=world.new_id, timeout_ms=60_000)
-        for claim in (CLAIM, Claim("orders", "/copy"))
+        Ledger(Driver(world), SinkWork("q", 0), claim, new_id=world.new_id, timeout_ms=60_000)
+        for claim in (CLAIM, RunIdentity("orders", "/copy"))
     )
 
     async def race() -> None:
@@ -297,8 +305,8 @@ def test_a_rewound_checkpoint_drops_no_rows_silently(back: int) -> None:
     """Spark makes another batch of the same number, of rows that came since."""
     world = World(4, topics=TOPICS)
     for batch in range(3):
-        assert run(Driver(world), Work("q", batch), stage(world, numbered(batch * 10, 10)))
-    again = Work("q", 3 - back)
+        assert run(Driver(world), SinkWork("q", batch), stage(world, numbered(batch * 10, 10)))
+    again = SinkWork("q", 3 - back)
     with pytest.raises(BatchConflict, match=f"the batch q/{again.batch} was decided with 10 rows before, and this run"):
         commit(Driver(world), again, stage(world, numbered(again.batch * 10 + 5, 10)))
     # The same rows are there already, so nothing is lost.
@@ -312,12 +320,12 @@ def test_runs_of_a_rewound_checkpoint_hide_no_decision(rows_before: int) -> None
     crashes = 0
     for seed in range(30):
         world = World(seed, topics=TOPICS)
-        assert run(Driver(world), Work("q", 0), stage(world, numbered(0, rows_before)))
-        crashes += not run(Driver(world, crash_at=25 + seed), Work("q", 1), stage(world, numbered(20, 10)))
+        assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, rows_before)))
+        crashes += not run(Driver(world, crash_at=25 + seed), SinkWork("q", 1), stage(world, numbered(20, 10)))
         for _ in range(33):
             with contextlib.suppress(BatchConflict):
-                commit(Driver(world), Work("q", 0), stage(world, numbered(0, rows_before + 1)))
-        assert run(Driver(world), Work("q", 1), stage(world, numbered(20, 10)))
+                commit(Driver(world), SinkWork("q", 0), stage(world, numbered(0, rows_before + 1)))
+        assert run(Driver(world), SinkWork("q", 1), stage(world, numbered(20, 10)))
         assert numbered(20, 10) == [body for body in bodies(world) if int(body) >= 20], f"seed {seed}"
     assert crashes > 10
 
@@ -339,7 +347,7 @@ def test_the_look_for_a_batch_begins_where_the_one_before_was_done() -> None:
 
     for batch in range(30):
         reads.clear()
-        assert run(Counting(world), Work("q", batch), stage(world, numbered(0, batch % 2)))
+        assert run(Counting(world), SinkWork("q", batch), stage(world, numbered(0, batch % 2)))
         assert max(reads) <= 5
 
 
@@ -347,9 +355,9 @@ def test_a_batch_that_was_empty_is_not_filled_after_later_ones() -> None:
     """Its rows may be those that the later ones wrote."""
     world = World(4, topics=TOPICS)
     for batch, rows in enumerate((10, 0, 10)):
-        assert run(Driver(world), Work("q", batch), stage(world, numbered(batch * 10, rows)))
+        assert run(Driver(world), SinkWork("q", batch), stage(world, numbered(batch * 10, rows)))
     with pytest.raises(BatchConflict, match="q/1 was never written, but the later q/2 was"):
-        commit(Driver(world), Work("q", 1), stage(world, numbered(20, 10)))
+        commit(Driver(world), SinkWork("q", 1), stage(world, numbered(20, 10)))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -357,7 +365,7 @@ def test_versions_of_a_transaction_are_written_once_in_whatever_order_they_are_t
     """As with Delta they ascend; one that comes too late is told instead of dropped, and leaves the others alone."""
     world = World(seed, topics=TOPICS)
     for version in (4, 7, 5, 7, 4, 8, 6, 7, 8):
-        work = Work("txn@app", version, WorkKind.TRANSACTION)
+        work = SinkWork("txn@app", version, WorkKind.TRANSACTION)
         if version in (5, 6):
             with pytest.raises(BatchConflict, match=r"never written, but the later txn@app/. was.* use a higher txnV"):
                 commit(Driver(world), work, stage(world, numbered(version * 10, 10)))
@@ -373,13 +381,13 @@ def test_a_version_that_is_finished_late_does_not_hide_the_next_one(seed: int) -
     class Deciding(Driver):
         """Dies before the first row is sent."""
 
-        async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+        async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
             if queue.topic == "orders":
                 raise Crash
             return await super().append(queue, parcel)
 
     world = World(seed, topics=TOPICS)
-    fourth, fifth = (Work("txn@app", version, WorkKind.TRANSACTION) for version in (4, 5))
+    fourth, fifth = (SinkWork("txn@app", version, WorkKind.TRANSACTION) for version in (4, 5))
     assert not run(Deciding(world), fourth, stage(world, numbered(40, 10)))
     for work in (fifth, fourth, fifth):
         assert run(Driver(world), work, stage(world, numbered(work.batch * 10, 10)))
@@ -389,7 +397,7 @@ def test_a_version_that_is_finished_late_does_not_hide_the_next_one(seed: int) -
 def test_an_empty_version_stays_empty() -> None:
     """It is written once, like any other."""
     world = World(1, topics=TOPICS)
-    work = Work("txn@app", 4, WorkKind.TRANSACTION)
+    work = SinkWork("txn@app", 4, WorkKind.TRANSACTION)
     for _ in range(2):
         assert run(Driver(world), work, [])
     with pytest.raises(BatchConflict, match="decided with 0 rows before, and this run has 10"):
@@ -400,11 +408,11 @@ def test_an_empty_version_stays_empty() -> None:
 def test_a_forged_done_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """It names no decision, so it is passed over with a warning."""
     world = World(6, topics=TOPICS)
-    assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 10)))
-    queue = ledger_place(world, Work("q", 0))
+    assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 10)))
+    queue = ledger_place(world, SinkWork("q", 0))
     for body in (b'{"kind":"done"}', b'{"kind":"done","decision":"X"}'):
         forge(world, queue, "q/1", body, "done")
-    assert run(Driver(world), Work("q", 1), stage(world, numbered(10, 10)))
+    assert run(Driver(world), SinkWork("q", 1), stage(world, numbered(10, 10)))
     assert numbered(0, 20) == bodies(world)
     assert "it marks batch q/1 as done, but the ledger has no decision of this batch" in caplog.text
 
@@ -412,12 +420,12 @@ def test_a_forged_done_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
 def test_garbage_under_the_right_key_ends_no_commit(caplog: pytest.LogCaptureFixture) -> None:
     """It is passed over with a warning that names its place."""
     world = World(6, topics=TOPICS)
-    assert run(Driver(world), Work("q", 0), stage(world, numbered(0, 10)))
-    queue = ledger_place(world, Work("q", 0))
+    assert run(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 10)))
+    queue = ledger_place(world, SinkWork("q", 0))
     nested = b'{"kind":"done","x":' + b"[" * 100_000
     for body in (b"", b"garbage", nested, b'{"kind":"decision","chunks":[],"ends":[[1]]}'):
         forge(world, queue, "q/1", body, "decision")
-    assert run(Driver(world), Work("q", 1), stage(world, numbered(10, 10)))
+    assert run(Driver(world), SinkWork("q", 1), stage(world, numbered(10, 10)))
     assert numbered(0, 20) == bodies(world)
     assert f"of {queue} with the key q/1: it is not a valid entry of the ledger" in caplog.text
 
@@ -441,21 +449,21 @@ def test_a_retired_broker_may_be_given_up(query: str, warning: str, caplog: pyte
     for seed in range(60):
         world = World(seed, topics={**TOPICS, LEDGER_TOPIC: 16})
         staged = stage(world, numbered(0, 20))
-        if run(Driver(world, crash_at=world.chance.randrange(20, 70)), Work(query, 0), staged):
+        if run(Driver(world, crash_at=world.chance.randrange(20, 70)), SinkWork(query, 0), staged):
             continue
         world.settle()
         retire(world, "b")
         before = Counter(bodies(world))
         with pytest.raises(NetworkError, match="add it to the option retiredBrokers"):
-            commit(Driver(world), Work(query, 0), stage(world, numbered(0, 20)))
+            commit(Driver(world), SinkWork(query, 0), stage(world, numbered(0, 20)))
         for _ in range(2):
             # The second run finds what the first one decided.
-            commit(Driver(world), Work(query, 0), stage(world, numbered(0, 20)), retired=["b"])
+            commit(Driver(world), SinkWork(query, 0), stage(world, numbered(0, 20)), retired=["b"])
         after = Counter(bodies(world))
         assert set(numbered(0, 20)) == set(after), f"seed {seed}"
         assert all(number <= 1 + before[body] for body, number in after.items()), f"seed {seed}"
         # Batches that begin later need the option no more.
-        assert run(Driver(world), Work(query, 1), stage(world, numbered(30, 5)))
+        assert run(Driver(world), SinkWork(query, 1), stage(world, numbered(30, 5)))
         doubles.add(after.total() > 20)
     assert {True, False} == doubles
     assert warning in caplog.text
@@ -465,7 +473,7 @@ def test_a_broker_that_runs_is_not_retired() -> None:
     """What it holds counts."""
     world = World(1, topics=TOPICS)
     with pytest.raises(ConfigError, match="retiredBrokers contains a, which is registered"):
-        commit(Driver(world), Work("q", 0), stage(world, numbered(0, 5)), retired=["a", "z"])
+        commit(Driver(world), SinkWork("q", 0), stage(world, numbered(0, 5)), retired=["a", "z"])
 
 
 def test_a_write_without_an_id_that_fails_half_way_is_finished_by_the_id_that_it_tells() -> None:
@@ -475,12 +483,12 @@ def test_a_write_without_an_id_that_fails_half_way_is_finished_by_the_id_that_it
     class Fading(Driver):
         """Loses a broker when some rows are sent."""
 
-        async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+        async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
             if len(self.world.stored("orders")) > 5:
                 self.world.away = {queue.broker_name}
             return await super().append(queue, parcel)
 
-    work = Work("3f2a", 0, WorkKind.WRITE)
+    work = SinkWork("3f2a", 0, WorkKind.WRITE)
     with pytest.raises(HalfWritten, match=r"Some rows may be written already: run .* with the option writeId=3f2a"):
         commit(Fading(world), work, stage(world, numbered(0, 40)), is_new=True)
     world.away = set()

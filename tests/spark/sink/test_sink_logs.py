@@ -21,8 +21,8 @@ from ternmq.message import MessageQueue, SendReceipt, SendStatus
 from ternmq.names import SCHEDULE_TOPIC, SPARK_GROUP
 from ternmq.spark.runtime.cluster import Bounds, ClusterClient, cluster_at
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, Claim, Staged, Work
-from ternmq.spark.sink.logs import ClusterLogs, NotSafe, Parcel, Stored, read_one
+from ternmq.spark.sink.ledger_entries import LEDGER_TOPIC, RunIdentity, SinkWork, Staged
+from ternmq.spark.sink.logs import AppendData, ClusterLogs, NotSafe, Stored, read_one
 from ternmq.spark.sink.publish import Committer, check_timed
 from ternmq.spark.sink.rows import Chunk, Packer
 from ternmq.spark.sink.staging import Ship, Shipping, Stage, StoredUnsafely, Straight, new_id, writable
@@ -71,15 +71,15 @@ class Sink:
         finally:
             shipping.close()
 
-    def commit(self, work: Work, staged: Sequence[Staged], on_step: Callable[[str], None] = lambda _: None) -> None:
+    def commit(self, work: SinkWork, staged: Sequence[Staged], on_step: Callable[[str], None] = lambda _: None) -> None:
         ids = self.cluster.instance.unique_ids
-        ledger = Ledger(self.logs, work, Claim(), new_id=ids.next, timeout_ms=TIMEOUT_MS)
+        ledger = Ledger(self.logs, work, RunIdentity(), new_id=ids.next, timeout_ms=TIMEOUT_MS)
         committer = Committer(self.logs, ledger, at_once=3, timeout_ms=TIMEOUT_MS, on_step=on_step)
         self.cluster.run(committer.commit(staged))
 
     def write(self, topic: str, batch: int, given: pa.RecordBatch) -> None:
         """One micro-batch of a query of that name."""
-        self.commit(Work(topic, batch), self.ship(given, topic, chunk_bytes=2_000))
+        self.commit(SinkWork(topic, batch), self.ship(given, topic, chunk_bytes=2_000))
 
     def bodies(self, *topics: str) -> list[bytes]:
         """All that queues of these topics hold."""
@@ -131,7 +131,7 @@ def test_a_commit_that_breaks_off_at_each_step_is_finished_by_the_next(brokers: 
     """U2: on sockets and files, with rows that wait at their broker; order of keys included."""
     create(brokers, "steps")
     steps: list[str] = []
-    sink.commit(Work("count", 0), sink.ship(rows(40, delay_level=18), "steps"), steps.append)
+    sink.commit(SinkWork("count", 0), sink.ship(rows(40, delay_level=18), "steps"), steps.append)
     expected = sink.bodies("steps", SCHEDULE_TOPIC)
     assert numbered(40) == expected
     for number in range(len(steps)):
@@ -142,7 +142,7 @@ def test_a_commit_that_breaks_off_at_each_step_is_finished_by_the_next(brokers: 
                 raise Broken
             left.pop()
 
-        work = Work("steps", number)
+        work = SinkWork("steps", number)
         with pytest.raises(Broken):
             sink.commit(work, sink.ship(rows(40, delay_level=18), "steps"), break_off)
         # Another run has other chunks.
@@ -160,11 +160,11 @@ def test_an_answer_that_is_lost_does_not_double_a_chunk(brokers: EmbeddedCluster
 
         sends = 0
 
-        async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+        async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
             if queue.topic == "answers":
                 self.sends += 1
                 if self.sends % 4 == 1 and parcel.is_batch:
-                    await super().append(queue, Parcel(_first_row(parcel.body), is_batch=True))
+                    await super().append(queue, AppendData(_first_row(parcel.body), is_batch=True))
                     raise NetworkError("torn")
                 at = await super().append(queue, parcel)
                 if self.sends % 2:
@@ -173,7 +173,7 @@ def test_an_answer_that_is_lost_does_not_double_a_chunk(brokers: EmbeddedCluster
             return await super().append(queue, parcel)
 
     sink.logs = deaf = Deaf(sink.cluster, retry_timeout_ms=TIMEOUT_MS)
-    sink.commit(Work("answers", 0), sink.ship(rows(60), "answers"))
+    sink.commit(SinkWork("answers", 0), sink.ship(rows(60), "answers"))
     assert numbered(60) == sink.bodies("answers")
     assert deaf.sends > 4
 
@@ -205,9 +205,9 @@ async def test_stored_is_not_safe(status: SendStatus, caplog: pytest.LogCaptureF
             )
             queue = MessageQueue("orders", "broker-a", 0)
             with pytest.raises(NotSafe, match=f"orders@broker-a:0 stored a message with the status {status.value}"):
-                there.run(strict.append(queue, Parcel(b"1")))
+                there.run(strict.append(queue, AppendData(b"1")))
             for _ in range(2):
-                assert 5 == there.run(lenient.append(queue, Parcel(b"1")))
+                assert 5 == there.run(lenient.append(queue, AppendData(b"1")))
             straight = Straight(strict, timeout_ms=TIMEOUT_MS)
             chunk = Chunk("0" * 28, "orders", None, 0, 1, pack_messages([(0, b"1", "")]), 0)
             with pytest.raises(StoredUnsafely, match=f"{status.value}.* set the option unsafeWrites to accept"):
@@ -229,12 +229,12 @@ def test_a_chunk_that_is_not_safe_in_the_stage_is_waited_for_and_not_staged_agai
 
         chunks = others = 0
 
-        async def append_anywhere(self, topic: str, parcel: Parcel) -> tuple[MessageQueue, int]:
+        async def append_anywhere(self, topic: str, parcel: AppendData) -> tuple[MessageQueue, int]:
             queue, at = await super().append_anywhere(topic, parcel)
             self.chunks += 1
             raise NotSafe(SendReceipt(SendStatus.SLAVE_NOT_AVAILABLE, "", "", queue, at))
 
-        async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+        async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
             at = await super().append(queue, parcel)
             self.others += 1
             if self.others % 3:
@@ -245,7 +245,7 @@ def test_a_chunk_that_is_not_safe_in_the_stage_is_waited_for_and_not_staged_agai
     staged = sink.ship(rows(20), "waited", chunk_bytes=100_000)
     assert (len(staged), 3 * len(staged)) == (slaveless.chunks, slaveless.others)
     sink.logs = logs
-    sink.commit(Work("waited", 0), staged)
+    sink.commit(SinkWork("waited", 0), staged)
     assert numbered(20) == sink.bodies("waited")
 
 
@@ -258,7 +258,7 @@ def test_a_body_that_does_not_decompress_ends_no_commit(brokers: EmbeddedCluster
             raise Broken
 
     with pytest.raises(Broken):
-        sink.commit(Work("packed", 0), sink.ship(rows(20), "packed"), break_off)
+        sink.commit(SinkWork("packed", 0), sink.ship(rows(20), "packed"), break_off)
 
     async def spoil() -> None:
         sender = Sender(sink.cluster.instance, SPARK_GROUP, ProducerConfig(), ())
@@ -270,7 +270,7 @@ def test_a_body_that_does_not_decompress_ends_no_commit(brokers: EmbeddedCluster
                 await sender.deliver(outgoing, pick=partial(_always, queue), timeout_ms=TIMEOUT_MS)
 
     sink.cluster.run(spoil())
-    sink.commit(Work("packed", 0), sink.ship(rows(20), "packed"))
+    sink.commit(SinkWork("packed", 0), sink.ship(rows(20), "packed"))
     assert numbered(20) == [body for body in sink.bodies("packed") if body]
 
 
@@ -286,8 +286,8 @@ def test_queues_are_logs(brokers: EmbeddedCluster, sink: Sink) -> None:
     async def use() -> None:
         logs = sink.logs
         text = "UNIQ_KEY\x01u\x02KEYS\x01q/1\x02TAGS\x01mark\x02"
-        assert 0 == await logs.append(queue, Parcel(b"zip me" * 1_000, text, is_text=True))
-        assert 1 == await logs.append(queue, Parcel(b"two"))
+        assert 0 == await logs.append(queue, AppendData(b"zip me" * 1_000, text, is_text=True))
+        assert 1 == await logs.append(queue, AppendData(b"two"))
         first, second = await read_one(logs, queue, 0), await read_one(logs, queue, 1)
         assert ("u", "q/1", "mark", b"zip me" * 1_000) == (first.unique_key, first.keys, first.tags, first.body)
         assert ("", "", b"two") == (second.keys, second.tags, second.body)
@@ -320,7 +320,7 @@ def test_rows_may_have_a_time_where_brokers_know_delivery_times(brokers: Embedde
                 if passed == step:
                     raise Broken
 
-            work = Work("timed", number)
+            work = SinkWork("timed", number)
             with pytest.raises(Broken):
                 sink.commit(work, sink.ship(batch, "timed"), break_off)
             sink.commit(work, sink.ship(batch, "timed"))
@@ -330,7 +330,7 @@ def test_rows_may_have_a_time_where_brokers_know_delivery_times(brokers: Embedde
 def test_the_ledger_is_in_the_topic_for_people_to_read(brokers: EmbeddedCluster, sink: Sink) -> None:
     """U2: found by the key ``query/batch``; the last entry of each broker says that all is done."""
     create(brokers, "read")
-    sink.commit(Work("look", 7), sink.ship(rows(5), "read"))
+    sink.commit(SinkWork("look", 7), sink.ship(rows(5), "read"))
     with SyncAdmin(brokers.name_servers) as admin:
         entries = admin.messages.by_key(LEDGER_TOPIC, "look/7")
     assert ["mark"] * 4 + ["decision", "done", "done"] == [entry.tags for entry in entries]
@@ -348,9 +348,9 @@ def test_rows_of_others_between_ours_are_nobodys(brokers: EmbeddedCluster, sink:
                 raise Broken
 
         with pytest.raises(Broken):
-            sink.commit(Work("shared", 0), sink.ship(rows(20), "shared"), break_off)
+            sink.commit(SinkWork("shared", 0), sink.ship(rows(20), "shared"), break_off)
         for number in range(50):
             producer.send(Message("shared", b"theirs %d" % number))
-    sink.commit(Work("shared", 0), sink.ship(rows(20), "shared"))
+    sink.commit(SinkWork("shared", 0), sink.ship(rows(20), "shared"))
     assert numbered(20) == [body for body in sink.bodies("shared") if not body.startswith(b"theirs")]
     assert 120 == len(sink.bodies("shared"))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from ternmq.errors import ConfigError
 from ternmq.names import WHEEL_TOPIC
-from ternmq.spark.sink.ledger_entries import Work
+from ternmq.spark.sink.ledger_entries import SinkWork
 from ternmq.spark.sink.publish import check_timed
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import OffsetReply, QueueBounds
@@ -72,7 +72,7 @@ def test_rows_become_messages_of_rocketmq_each_once(any_rocketmq: RocketMQ, spar
             if passed == step:
                 raise Broken
 
-        work = Work("sink-breaks", number)
+        work = SinkWork("sink-breaks", number)
         with pytest.raises(Broken):
             sink.commit(work, sink.ship(batch, "sink-breaks"), break_off)
         sink.commit(work, sink.ship(batch, "sink-breaks"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import MessagesLost
 from ternmq.message import MessageQueue
-from ternmq.spark.source.cursor import END_ASKED_MAX, Cursor, Pulled, PullParameters, ReplyKind
+from ternmq.spark.source.cursor import END_ASKED_MAX, Cursor, PullParameters, ReplyKind, SliceReply
 from ternmq.spark.source.plan import Slice
 from ternmq.wire.codes import ResponseCode
 
@@ -30,12 +30,14 @@ class ModelBroker:
         self.pulls = 0
         self.bytes = 0
 
-    def pull(self, at: int, count: int) -> Pulled:
+    def pull(self, at: int, count: int) -> SliceReply:
         self.pulls += 1
         end = len(self.ends) - 1
         if not self.first <= at < end:
             next_offset = self.first if at < self.first else end
-            return Pulled(at, ResponseCode.PULL_OFFSET_MOVED, next_offset, self.first, 0, is_gone=False, broker_id=0)
+            return SliceReply(
+                at, ResponseCode.PULL_OFFSET_MOVED, next_offset, self.first, 0, is_gone=False, broker_id=0
+            )
         after = at + 1
         while after < min(end, at + min(count, self.count_max)):
             if self.ends[after + 1] - self.ends[at] > self.bytes_max:
@@ -43,12 +45,12 @@ class ModelBroker:
             after += 1
         size = self.ends[after] - self.ends[at]
         self.bytes += size
-        return Pulled(at, ResponseCode.SUCCESS, after, self.first, size, is_gone=False, broker_id=0)
+        return SliceReply(at, ResponseCode.SUCCESS, after, self.first, size, is_gone=False, broker_id=0)
 
 
 def read(cursor: Cursor, broker: ModelBroker) -> list[int]:
     """The offsets taken; answers come when they are asked for, those to forgotten pulls never."""
-    answers: dict[int, Pulled] = {}
+    answers: dict[int, SliceReply] = {}
     found: list[int] = []
     while not cursor.is_done:
         answers |= {at: broker.pull(at, count) for at, count in cursor.to_ask()}

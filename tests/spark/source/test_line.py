@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.errors import CallTimeout, NetworkError
-from ternmq.spark.source.line import Answer, Line
+from ternmq.spark.source.line import BrokerLine, LineResponse
 from ternmq.wire.codes import JSON, RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request
 from ternmq.wire.header import Reply, Request
@@ -47,21 +47,21 @@ def broker(answer: Callable[[socket.socket, list[Request[PullMessage]]], None], 
             thread.join()
 
 
-def line_to(address: str, *, room_bytes: int = 4_096, timeout_ms: int = 5_000) -> closing[Line]:
-    return closing(Line(address, form=JSON, room_bytes=room_bytes, timeout_ms=timeout_ms))
+def line_to(address: str, *, room_bytes: int = 4_096, timeout_ms: int = 5_000) -> closing[BrokerLine]:
+    return closing(BrokerLine(address, form=JSON, room_bytes=room_bytes, timeout_ms=timeout_ms))
 
 
 def frame(request: Request[PullMessage], body: bytes) -> bytes:
     return b"".join(encode_reply(request, Reply(0, body=body)))
 
 
-def ask(line: Line, count: int) -> range:
+def ask(line: BrokerLine, count: int) -> range:
     """Send so many requests; their numbers."""
     last = line.ask(RequestCode.PULL_MESSAGE, [HEADER] * count)
     return range(last + 1 - count, last + 1)
 
 
-def body_of(line: Line, answer: Answer) -> bytes:
+def body_of(line: BrokerLine, answer: LineResponse) -> bytes:
     return bytes(line.data[answer.begin : answer.end])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, DiskFull, StoreError, StoreLocked
-from ternmq.store.disk.base import Usage
+from ternmq.store.disk.base import DiskUsage
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import segment_name, segment_starts
 from ternmq.store.disk.system import as_store_error
@@ -148,7 +148,7 @@ def test_the_files_of_a_directory_must_fit_together(tmp_path: Path) -> None:
 )
 def test_usage_is_rounded_up_to_whole_percents(used: int, free: int, percent: int) -> None:
     """C9: what root alone may use does not count."""
-    assert percent == Usage(used, free).percent
+    assert percent == DiskUsage(used, free).percent
 
 
 def test_usage_and_age_are_those_of_the_file_system(tmp_path: Path) -> None:

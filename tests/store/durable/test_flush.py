@@ -14,7 +14,7 @@ from ternmq.store.config import FlushDiskType
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.durable.flush import is_due
-from ternmq.store.durable.mailbox import Job
+from ternmq.store.durable.mailbox import StoreJob
 from ternmq.store.store import MessageStore
 from tests.manual_clock import ManualClock
 from tests.store.disks import TroubledDisk
@@ -42,7 +42,7 @@ def test_when_async_flush_flushes(flushed: int, written: int, idle_ms: float, du
     )
 
 
-def store_on(disk: TroubledDisk, root: Path, notify: Callable[[Job], object]) -> MessageStore:
+def store_on(disk: TroubledDisk, root: Path, notify: Callable[[StoreJob], object]) -> MessageStore:
     config = small_config(root, **SYNC)
     return MessageStore.open(config, store_host=HOST, clock=SystemClock(), disk=disk, notify=notify)
 

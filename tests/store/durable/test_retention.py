@@ -16,7 +16,7 @@ from ternmq.env import SystemClock
 from ternmq.errors import DiskFull, StoreError
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.parts import Derived
-from ternmq.store.disk.base import Usage
+from ternmq.store.disk.base import DiskUsage
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.durable.retention import FIRST_LOOK_S, QUEUES_AT_ONCE, Look, Marks, count_to_delete, is_full
 from ternmq.store.inspect.verify import verify
@@ -43,7 +43,9 @@ MARKS = Marks(clean=75, force=85, refuse=90, may_force=True)
 
 def look(percent: int, *ages_h: float, now_ms: int = 1000 * HOUR_MS) -> Look:
     """A disk of 100 segments, so full, and segments so many hours old."""
-    return Look(Path("/store"), Usage(percent * 10, (100 - percent) * 10), [now_ms - int(h * HOUR_MS) for h in ages_h])
+    return Look(
+        Path("/store"), DiskUsage(percent * 10, (100 - percent) * 10), [now_ms - int(h * HOUR_MS) for h in ages_h]
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,8 @@ class ToldDisk(FileDisk):
         self.may_remove = True
         self.removed_by: list[str] = []
 
-    def usage(self, path: Path) -> Usage:
-        return Usage(self.percent, 100 - self.percent)
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(self.percent, 100 - self.percent)
 
     def remove(self, path: Path) -> None:
         if path.parent.name == "commitlog" and path.exists():

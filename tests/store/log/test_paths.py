@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ternmq.config import load, to_properties
 from ternmq.errors import CorruptFile, DiskFull, StoreError
-from ternmq.store.disk.base import Usage
+from ternmq.store.disk.base import DiskUsage
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import segment_name
 from ternmq.store.log.paths import LogPaths
@@ -254,9 +254,9 @@ class _Uneven(FileDisk):
         super().__init__()
         self.percents: dict[str, int] = {}
 
-    def usage(self, path: Path) -> Usage:
+    def usage(self, path: Path) -> DiskUsage:
         percent = self.percents.get(path.name, 10)
-        return Usage(percent, 100 - percent)
+        return DiskUsage(percent, 100 - percent)
 
 
 def test_a_full_disk_is_left_out_while_another_has_room(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ REQUESTS: Final[dict[int, type[Body]]] = {
     RequestCode.LOCK_BATCH_MQ: clients.QueueLocks,
     RequestCode.UNLOCK_BATCH_MQ: clients.QueueLocks,
     RequestCode.CHECK_CLIENT_CONFIG: clients.ClientCheck,
-    RequestCode.REGISTER_BROKER: routes.Registration,
+    RequestCode.REGISTER_BROKER: routes.RegistrationBody,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.SubscriptionGroupConfig,
     RequestCode.QUERY_ASSIGNMENT: clients.AssignmentQuery,
     RequestCode.SET_MESSAGE_REQUEST_MODE: clients.GroupRequestMode,
@@ -45,7 +45,7 @@ REPLIES: Final[dict[int, type[Body]]] = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: clients.MemberList,
     RequestCode.LOCK_BATCH_MQ: clients.LockedQueues,
     RequestCode.REGISTER_BROKER: routes.KvTable,
-    RequestCode.GET_ROUTEINFO_BY_TOPIC: routes.TopicRoute,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: routes.TopicRouteBody,
     RequestCode.GET_BROKER_CLUSTER_INFO: routes.ClusterInfo,
     RequestCode.GET_TOPIC_STATS_INFO: stats.TopicStats,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: topics.TopicList,
@@ -89,7 +89,7 @@ def test_every_recorded_body_is_read_and_goes_out_as_the_same_value() -> None:
     assert {*REQUESTS.values(), *REPLIES.values()} == {kind for _, kind in RECORDED}
     for data, kind in RECORDED:
         expected = json.loads(to_json(data))
-        if kind is routes.Registration:
+        if kind is routes.RegistrationBody:
             assert {} == expected["topicConfigSerializeWrapper"].pop("topicQueueMappingDetailMap", {})
         assert expected == json.loads(encode(decode(data, kind)))
 

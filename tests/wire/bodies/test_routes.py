@@ -15,8 +15,8 @@ from ternmq.errors import RemoteProtocolError
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
     BrokerData,
-    Registration,
-    TopicRoute,
+    RegistrationBody,
+    TopicRouteBody,
     crc_of,
     decode_registration,
     encode_registration,
@@ -24,7 +24,7 @@ from ternmq.wire.bodies.routes import (
 from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, TopicTable
 from tests.wire.recorded import requests
 
-SAMPLE = Registration(
+SAMPLE = RegistrationBody(
     topic_config_serialize_wrapper=TopicTable(
         data_version=DataVersion(counter=3, timestamp=5),
         topic_config_table={
@@ -42,15 +42,15 @@ COMPRESSED = encode_registration(SAMPLE, compressed=True, version=479)
 
 def test_broker_ids_are_quoted_and_nothing_is_padded() -> None:
     """A4, V1: Go cuts the text of brokerAddrs by hand."""
-    route = TopicRoute(broker_datas=[BrokerData(cluster="c", broker_name="b", broker_addrs={0: "1:1", 1: "2:2"})])
+    route = TopicRouteBody(broker_datas=[BrokerData(cluster="c", broker_name="b", broker_addrs={0: "1:1", 1: "2:2"})])
     assert b'"brokerAddrs":{"0":"1:1","1":"2:2"}' in encode(route)
-    assert route == decode(encode(route), TopicRoute)
+    assert route == decode(encode(route), TopicRouteBody)
 
 
 def test_old_routes_have_bare_broker_ids() -> None:
     """V2"""
     data = b'{"brokerDatas":[{"brokerAddrs":{0:"1:1",2:"2:2"},"brokerName":"b","cluster":"c"}],"queueDatas":[]}'
-    (broker,) = decode(data, TopicRoute).broker_datas
+    (broker,) = decode(data, TopicRouteBody).broker_datas
     assert {0: "1:1", 2: "2:2"} == broker.broker_addrs
 
 
@@ -91,7 +91,7 @@ def test_the_compressed_form_is_rocketmqs() -> None:
         + item("[]")
         + struct.pack(">i", 0)
     )
-    expected = Registration(
+    expected = RegistrationBody(
         topic_config_serialize_wrapper=TopicTable(
             data_version=DataVersion(counter=3, state_version=1, timestamp=5),
             topic_config_table={

@@ -20,7 +20,7 @@ from ternmq.names import is_internal_topic
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
-from ternmq.store.disk.base import Usage
+from ternmq.store.disk.base import DiskUsage
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.routes import KvTable
@@ -178,5 +178,5 @@ class BrokerHandlers:
         return self._earliest[1]
 
 
-def _ratio(disk: Usage) -> float:
+def _ratio(disk: DiskUsage) -> float:
     return disk.used_bytes / max(disk.used_bytes + disk.free_bytes, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.tables.clients import Clients, Member
+from ternmq.broker.tables.clients import Clients, GroupMember
 from ternmq.env import Clock
 from ternmq.errors import ConsumerOffline, SystemFailure
 from ternmq.net.gate import ANY_CALLER, Action, Rule
@@ -84,7 +84,7 @@ class ConnectionHandlers:
         return Reply(body=encode(ProducerTable(data=table)))
 
 
-def _connection(member: Member, subscriptions: list[SubscriptionData] | None = None) -> ConnectionInfo:
+def _connection(member: GroupMember, subscriptions: list[SubscriptionData] | None = None) -> ConnectionInfo:
     return ConnectionInfo(
         client_id=member.client_id,
         client_addr=member.peer.address,

@@ -16,7 +16,7 @@ from ternmq.errors import InvalidParameter, NoPermission
 from ternmq.message import MessageQueue
 from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.pop.assign import RequestModes, popped_queues
+from ternmq.pop.assign import RequestModeTable, popped_queues
 from ternmq.wire.bodies.clients import (
     AssignmentQuery,
     Assignments,
@@ -26,7 +26,7 @@ from ternmq.wire.bodies.clients import (
     RequestMode,
 )
 from ternmq.wire.bodies.codec import Queue, decode, encode
-from ternmq.wire.bodies.routes import TopicRoute
+from ternmq.wire.bodies.routes import TopicRouteBody
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 
@@ -37,7 +37,7 @@ STRATEGIES: Final[dict[str, Allocation]] = {
 }
 
 #: Finds a topic's route over all brokers; None where there is no name server to ask.
-FindRoute = Callable[[str], Awaitable[TopicRoute | None]]
+FindRoute = Callable[[str], Awaitable[TopicRouteBody | None]]
 
 
 class AssignmentHandlers:
@@ -46,7 +46,7 @@ class AssignmentHandlers:
     def __init__(
         self,
         *,
-        modes: RequestModes,
+        modes: RequestModeTable,
         clients: Clients,
         topics: Topics,
         groups: Groups,

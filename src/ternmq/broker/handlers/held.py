@@ -16,7 +16,7 @@ from ternmq.wire.header import Reply, Request
 Again = Callable[[Peer, Request[Any], float], Reply | None]
 
 
-class Held:
+class HeldRequest:
     """Of ``Polls`` the waiter, of ``Lanes`` the worker: woken, it queues with its group as key, then looks again.
 
     Set ``poll`` when it is parked.

@@ -16,8 +16,8 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from ternmq.broker.flow import PULL
-from ternmq.broker.handlers.held import Again, Held
-from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.handlers.held import Again, HeldRequest
+from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.popping import PopOutcome, Popped, Popping
 from ternmq.broker.tables.filters import ALL, Wanted
 from ternmq.net.gate import Action, Rule
@@ -90,9 +90,9 @@ class PopHandlers:
         if popped.outcome is PopOutcome.NOTHING:
             deadline = self._deadline(deadline, header.poll_ms)
             if deadline is not None:
-                if self._park(Kind.POP, peer, request, self._pop_again, popped.wanted, deadline):
+                if self._park(PollKind.POP, peer, request, self._pop_again, popped.wanted, deadline):
                     if popped.taken.unfinished:
-                        self._polls.wake(Kind.POP, header.consumer_group, header.topic, header.queue_id)
+                        self._polls.wake(PollKind.POP, header.consumer_group, header.topic, header.queue_id)
                     return None
                 popped.outcome = PopOutcome.FULL
         return _reply(popped)
@@ -122,7 +122,7 @@ class PopHandlers:
         if not has_message:
             deadline = self._deadline(deadline, header.poll_ms)
             if deadline is not None:
-                if self._park(Kind.NOTICE, peer, request, self._notification, ALL, deadline):
+                if self._park(PollKind.NOTICE, peer, request, self._notification, ALL, deadline):
                     return None
                 is_full = True
         return Reply(header=NotificationReply(has_message=has_message, polling_full=is_full))
@@ -141,7 +141,7 @@ class PopHandlers:
 
     def _park(
         self,
-        kind: Kind,
+        kind: PollKind,
         peer: Peer,
         request: Request[Any],
         again: Again,
@@ -149,7 +149,7 @@ class PopHandlers:
         deadline: float,
     ) -> bool:
         header: PopMessage | Notification = request.fields
-        held = Held(peer, request, again, polls=self._polls, lanes=self._lanes, lane=self._lane)
+        held = HeldRequest(peer, request, again, polls=self._polls, lanes=self._lanes, lane=self._lane)
         poll = self._polls.park(
             kind,
             held,

@@ -18,7 +18,7 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from ternmq.broker.flow import PULL
-from ternmq.broker.handlers.held import Held
+from ternmq.broker.handlers.held import HeldRequest
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.reading import Pulled, Reading
 from ternmq.net.gate import Action, Rule
@@ -72,7 +72,7 @@ class PullHandlers:
         if pulled.found.cold is not None:
             return self._when_read(header, pulled)
         if pulled.is_at_end and header.sysflag & PullSysflag.SUSPEND:
-            held = Held(peer, request, self._again, polls=self._polls, lanes=self._lanes, lane=self._lane)
+            held = HeldRequest(peer, request, self._again, polls=self._polls, lanes=self._lanes, lane=self._lane)
             held.poll = self._polls.park_pull(
                 held,
                 peer,

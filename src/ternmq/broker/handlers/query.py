@@ -7,7 +7,7 @@ from typing import Final
 
 from ternmq.broker.flow import QUERY
 from ternmq.broker.services.reading import Reading
-from ternmq.net.gate import Access, Action, Rule, check_record
+from ternmq.net.gate import Action, Rights, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.query import QueryResult
 from ternmq.wire.codes import RequestCode
@@ -49,11 +49,11 @@ class QueryHandlers:
         return _found(found) if isinstance(found, QueryResult) else _found_later(found)
 
 
-async def _view_later(record: Awaitable[memoryview], access: Access | None) -> Reply:
+async def _view_later(record: Awaitable[memoryview], access: Rights | None) -> Reply:
     return _viewed(await record, access)
 
 
-def _viewed(record: memoryview, access: Access | None) -> Reply:
+def _viewed(record: memoryview, access: Rights | None) -> Reply:
     if access is not None:
         check_record(access, unpack_record(record).topic)
     return Reply(body=record)

@@ -14,7 +14,7 @@ from ternmq.broker.flow import ADMIN
 from ternmq.broker.raft_group import RaftGroup
 from ternmq.errors import InvalidParameter
 from ternmq.net.gate import ANY_CALLER, Action, Rule
-from ternmq.net.peer import Peer, Route, Routes
+from ternmq.net.peer import Peer, Route, RouteTable
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
@@ -32,7 +32,7 @@ class RaftHandlers:
         self._group = group
         self._is_master = is_master
 
-    def routes(self, others: Routes) -> dict[int, Route]:
+    def routes(self, others: RouteTable) -> dict[int, Route]:
         """``others`` are those of every broker, some of which only a leader may carry out."""
         return {
             **{code: self._on_leader(others[code]) for code in _DELETING},

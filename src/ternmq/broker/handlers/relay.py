@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.tables.clients import Clients, Member
+from ternmq.broker.tables.clients import Clients, GroupMember
 from ternmq.errors import CallTimeout, ConsumeTimeout, InvalidName, NetworkError, NotFound, SystemFailure
 from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
@@ -86,7 +86,7 @@ class RelayHandlers:
             body=encode(GroupOffsets(consumer_table={key: one.message_queue_table for key, one in table.items()}))
         )
 
-    async def _status(self, member: Member, header: ConsumerStatus) -> ClientOffsets | None:
+    async def _status(self, member: GroupMember, header: ConsumerStatus) -> ClientOffsets | None:
         code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
         try:
             response = await member.peer.call(code, header, timeout_ms=STATUS_TIMEOUT_MS)

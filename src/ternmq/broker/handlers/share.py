@@ -17,9 +17,9 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ternmq.broker.flow import ADMIN, CLIENT, PULL
-from ternmq.broker.handlers.held import Held
-from ternmq.broker.services.polls import Kind, Polls
-from ternmq.broker.services.sharing import Outcome, Shared, Sharing
+from ternmq.broker.handlers.held import HeldRequest
+from ternmq.broker.services.polls import PollKind, Polls
+from ternmq.broker.services.sharing import Shared, SharePullOutcome, Sharing
 from ternmq.errors import refused
 from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
@@ -36,10 +36,10 @@ from ternmq.wire.requests_share import GetShareMembers, ShareAck, ShareHold, Sha
 LEFT_MAX: Final = 8
 
 _CODES: Final = {
-    Outcome.FOUND: ResponseCode.SUCCESS,
-    Outcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
-    Outcome.AGAIN: ResponseCode.POLLING_TIMEOUT,
-    Outcome.FULL: ResponseCode.POLLING_FULL,
+    SharePullOutcome.FOUND: ResponseCode.SUCCESS,
+    SharePullOutcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
+    SharePullOutcome.AGAIN: ResponseCode.POLLING_TIMEOUT,
+    SharePullOutcome.FULL: ResponseCode.POLLING_FULL,
 }
 
 
@@ -80,7 +80,7 @@ class ShareHandlers:
         if (header.consumer_group, header.consumer) in self._left.get(peer, ()):
             return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
         shared = self._sharing.take(request.fields, is_first=True)
-        if shared.outcome is Outcome.OLD:
+        if shared.outcome is SharePullOutcome.OLD:
             return self._when_read(peer, request, shared)
         return self._answer(peer, request, shared, None)
 
@@ -88,10 +88,10 @@ class ShareHandlers:
         if self._sharing.has_left(request.fields):
             # Nothing for a consumer that is about to end; the next one shall look.
             header = request.fields
-            self._polls.wake(Kind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
+            self._polls.wake(PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
             return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
         shared = self._sharing.take(request.fields, is_first=False)
-        assert shared.outcome is not Outcome.OLD, "only a pull seen for the first time waits for the disk"
+        assert shared.outcome is not SharePullOutcome.OLD, "only a pull seen for the first time waits for the disk"
         return self._answer(peer, request, shared, deadline)
 
     async def _when_read(self, peer: Peer, request: Request[SharePull], shared: Shared) -> Reply | None:
@@ -99,15 +99,15 @@ class ShareHandlers:
 
     def _answer(self, peer: Peer, request: Request[SharePull], shared: Shared, deadline: float | None) -> Reply | None:
         header = request.fields
-        if shared.outcome is Outcome.NOTHING:
+        if shared.outcome is SharePullOutcome.NOTHING:
             if deadline is None and header.poll_ms:
                 deadline = self._polls.deadline(header.poll_ms)
             if deadline is not None and deadline > self._polls.deadline(0):
                 if self._park(peer, request, shared, deadline):
                     if shared.taken.unfinished:
-                        self._polls.wake(Kind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
+                        self._polls.wake(PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
                     return None
-                shared.outcome = Outcome.FULL
+                shared.outcome = SharePullOutcome.FULL
         return self._reply(peer, request, shared)
 
     def _reply(self, peer: Peer, request: Request[SharePull], shared: Shared) -> Reply | None:
@@ -132,9 +132,9 @@ class ShareHandlers:
 
     def _park(self, peer: Peer, request: Request[SharePull], shared: Shared, deadline: float) -> bool:
         header = request.fields
-        held = Held(peer, request, self._pull_again, polls=self._polls, lanes=self._lanes, lane=self._lane)
+        held = HeldRequest(peer, request, self._pull_again, polls=self._polls, lanes=self._lanes, lane=self._lane)
         poll = self._polls.park(
-            Kind.SHARE,
+            PollKind.SHARE,
             held,
             peer,
             group=header.consumer_group,

@@ -28,7 +28,7 @@ from ternmq.errors import (
     SystemBusy,
 )
 from ternmq.store.durable.safety import Answer
-from ternmq.store.log.batch import Parcel, PlacedBatch
+from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 
@@ -73,7 +73,7 @@ class Intake:
         self,
         topic: str,
         queue_id: int,
-        parcels: Callable[[], Sequence[Parcel]],
+        parcels: Callable[[], Sequence[BatchPart]],
         *,
         sent: bytes | None,
         born_time_ms: int,

@@ -46,7 +46,7 @@ SCAN_S: Final = 5.0
 RESUME_MAX: Final = 1_000
 
 
-class Kind(Enum):
+class PollKind(Enum):
     PULL = "pull"
     POP = "pop"
     NOTICE = "notice"
@@ -54,7 +54,7 @@ class Kind(Enum):
 
 
 #: What ends with the term of a master. A slave may serve pulls.
-OF_MASTER: Final = (Kind.POP, Kind.NOTICE, Kind.SHARE)
+OF_MASTER: Final = (PollKind.POP, PollKind.NOTICE, PollKind.SHARE)
 
 
 class Waiter(Protocol):
@@ -101,7 +101,7 @@ class Poll:
 
 
 #: Kind, group (empty for pulls, which do not compete), topic, and queue id or ``ALL_QUEUES``.
-_PlaceKey = tuple[Kind, str, str, int]
+_PlaceKey = tuple[PollKind, str, str, int]
 
 
 class _Place:
@@ -158,7 +158,7 @@ class Polls:
         self._by_owner: dict[object, dict[Poll, None]] = {}
         self._woken: list[tuple[Poll, TernError | None]] = []
         self._place_number = 0
-        self._bounds = {kind: _Bounds() for kind in Kind}
+        self._bounds = {kind: _Bounds() for kind in PollKind}
         #: Why what is here may not be told now: this broker may not be the master any more, and not know (P4).
         self.refusal: Callable[[], TernError | None] = _none
         self.apply(config)
@@ -166,18 +166,18 @@ class Polls:
     def apply(self, config: BrokerConfig) -> None:
         """Set the bounds; polls that wait stay."""
         for kind, bounds in self._bounds.items():
-            is_pull = kind is Kind.PULL
+            is_pull = kind is PollKind.PULL
             bounds.capacity = config.max_suspended_pulls if is_pull else config.max_pop_polling_size
             bounds.place_capacity = bounds.capacity if is_pull else config.pop_polling_size
             bounds.bytes_max = config.max_queued_request_bytes
 
     # --- Parking --------------------------------------------------------------------------------------------------
 
-    def waiting(self, kind: Kind) -> int:
+    def waiting(self, kind: PollKind) -> int:
         """How many polls of a kind wait."""
         return self._bounds[kind].count
 
-    def waiting_at(self, kind: Kind, group: str, topic: str, queue_id: int) -> int:
+    def waiting_at(self, kind: PollKind, group: str, topic: str, queue_id: int) -> int:
         """How many pops or notices wait for the same messages."""
         place = self._places.get((kind, group, topic, queue_id))
         return len(place.polls) if place is not None else 0
@@ -200,7 +200,7 @@ class Polls:
         size: int,
     ) -> Poll:
         """Let a pull wait for the message at ``queue_offset``. Raises ``SystemBusy`` when too many wait."""
-        bounds = self._bounds[Kind.PULL]
+        bounds = self._bounds[PollKind.PULL]
         if bounds.count >= bounds.capacity:
             raise SystemBusy(
                 f"[OVERLOAD]system busy: {bounds.count} pulls are already waiting on this broker; retry later, or "
@@ -211,7 +211,7 @@ class Polls:
                 f"[OVERLOAD]system busy: pulls of {bounds.bytes} bytes are already waiting on this broker; retry "
                 "later, or raise maxQueuedRequestBytes"
             )
-        place = self._place((Kind.PULL, "", topic, queue_id), (topic,))
+        place = self._place((PollKind.PULL, "", topic, queue_id), (topic,))
         deadline = self.deadline(timeout_ms)
         poll = Poll(
             waiter,
@@ -228,7 +228,7 @@ class Polls:
 
     def park(
         self,
-        kind: Kind,
+        kind: PollKind,
         waiter: Waiter,
         owner: object,
         *,
@@ -295,7 +295,7 @@ class Polls:
         for place in _places(listening, queue_id):
             if place.woken is not None:
                 continue
-            competes = place.key[0] is not Kind.PULL
+            competes = place.key[0] is not PollKind.PULL
             for poll in list(place.polls):
                 if end_offset <= poll.queue_offset:
                     continue
@@ -308,14 +308,14 @@ class Polls:
 
     def moved(self, group: str, topic: str, queue_id: int) -> None:
         """A group was moved in a queue: its members shall know now, not when the next message comes."""
-        place = self._places.get((Kind.PULL, "", topic, queue_id))
+        place = self._places.get((PollKind.PULL, "", topic, queue_id))
         for poll in list(place.polls) if place is not None else ():
             if poll.group == group:
                 self._wake(poll)
         for kind in OF_MASTER:
             self.wake(kind, group, topic, queue_id)
 
-    def wake(self, kind: Kind, group: str, topic: str, queue_id: int, *, member: str = "") -> None:
+    def wake(self, kind: PollKind, group: str, topic: str, queue_id: int, *, member: str = "") -> None:
         """There is something for a group in a queue, or in ``ALL_QUEUES``: let the one that waits longest look.
 
         ``member``: there is something for this one, which waits by itself.
@@ -328,7 +328,7 @@ class Polls:
     def scan(self) -> None:
         """Wake every pull whose queue has grown past it."""
         for (kind, _, topic, queue_id), place in list(self._places.items()):
-            if kind is Kind.PULL:
+            if kind is PollKind.PULL:
                 end_offset = self._max_offset(topic, queue_id)
                 for poll in list(place.polls):
                     if end_offset > poll.queue_offset:
@@ -353,7 +353,7 @@ class Polls:
         for poll in list(self._by_owner.get(owner, ())):
             self._remove(poll)
 
-    def answer_all(self, reason: TernError, kinds: Collection[Kind] = OF_MASTER) -> None:
+    def answer_all(self, reason: TernError, kinds: Collection[PollKind] = OF_MASTER) -> None:
         """Give up all polls of these kinds. They leave the table now, and are answered by their lanes, in slices."""
         for place in list(self._places.values()):
             if place.key[0] in kinds:
@@ -374,7 +374,7 @@ class Polls:
 
     def _wake(self, poll: Poll) -> None:
         place = poll.place
-        if place.key[0] is not Kind.PULL:
+        if place.key[0] is not PollKind.PULL:
             place.woken = poll
         self._remove(poll)
         self._note(poll, None)

@@ -20,12 +20,12 @@ from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import TernError
 from ternmq.files import TableFile
-from ternmq.pop.buffer import Buffer
-from ternmq.pop.checkpoints import QueueKey
+from ternmq.pop.buffer import PopBuffer
+from ternmq.pop.checkpoints import GroupQueue
 from ternmq.pop.orderly import SAVE_S, Orders
 from ternmq.pop.revive import Reviver
 from ternmq.pop.revive_log import ReviveLog
-from ternmq.pop.take import Taker
+from ternmq.pop.take import PopTaker
 from ternmq.store.store import MessageStore
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class PopTerm:
         groups: Groups,
         offsets: Offsets,
         clock: Clock,
-        on_free: Callable[[QueueKey], None],
+        on_free: Callable[[GroupQueue], None],
         on_end: Callable[[PopTerm, TernError], None],
     ) -> None:
         """Raises ``CorruptFile`` if the table of ordered pops cannot be read."""
@@ -70,7 +70,7 @@ class PopTerm:
             has_group=lambda group: groups.get(group) is not None,
             retry_v2=config.enable_retry_topic_v2,
         )
-        self.buffer = Buffer(
+        self.buffer = PopBuffer(
             store=store,
             offsets=offsets,
             revive_log=self._revive_log,
@@ -79,7 +79,7 @@ class PopTerm:
             call_later=call_later,
         )
         self.orders = Orders(orders_file, clock, call_later=call_later, on_free=on_free)
-        self.taker = Taker(
+        self.taker = PopTaker(
             store=store, offsets=offsets, buffer=self.buffer, orders=self.orders, broker_name=config.broker_name
         )
         self.next_revive_queue = self._revive_log.next_queue_id

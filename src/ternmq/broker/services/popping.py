@@ -24,7 +24,7 @@ from ternmq import names
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Term
 from ternmq.broker.services.access import Access, Way, check_queue
-from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.pop_term import PopTerm
 from ternmq.broker.services.reading import COLD_MAX
 from ternmq.broker.tables.filters import Filters, Wanted
@@ -43,10 +43,10 @@ from ternmq.errors import (
     TernError,
 )
 from ternmq.files import TableFile
-from ternmq.pop.assign import RequestModes
+from ternmq.pop.assign import RequestModeTable
 from ternmq.pop.buffer import IN_FLIGHT_MAX
-from ternmq.pop.checkpoints import QueueKey
-from ternmq.pop.take import Left, Taken, Wish
+from ternmq.pop.checkpoints import GroupQueue
+from ternmq.pop.take import Left, PopTaken, PopWish
 from ternmq.store.read.query import accepted
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.topics import TopicConfig
@@ -98,8 +98,8 @@ class PopOutcome(Enum):
 class Popped:
     """What became of a pop."""
 
-    wish: Wish
-    taken: Taken
+    wish: PopWish
+    taken: PopTaken
     wanted: Wanted
     outcome: PopOutcome
 
@@ -141,7 +141,7 @@ class Popping:
         self._running: PopTerm | None = None
         self._reason: TernError = NotMaster("this broker is not the master: pop from the master")
         #: How groups share queues; every node has this table.
-        self.modes = RequestModes(
+        self.modes = RequestModeTable(
             table_file("messageRequestMode.json"),
             default_mode=config.default_message_request_mode,
             default_share=config.default_pop_share_queue_num,
@@ -184,7 +184,7 @@ class Popping:
         self._running, self._reason = None, reason
         self._polls.answer_all(reason)
 
-    def _freed(self, key: QueueKey) -> None:
+    def _freed(self, key: GroupQueue) -> None:
         self._wake(*key)
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class Popping:
             )
         wanted = self._filters.of_request(query.consumer_group, query.topic, query.expression_type, query.subscription)
         ordered = bool(query.order)
-        wish = Wish(
+        wish = PopWish(
             group=query.consumer_group,
             topic=query.topic,
             count_max=query.count_max,
@@ -234,12 +234,12 @@ class Popping:
             may_wait=is_first and self._cold_count < COLD_MAX,
             is_over=self._filters.timer() if wanted.accepts is not None else None,
         )
-        taken = Taken()
+        taken = PopTaken()
         if not term.buffer.is_full:
             self._take(term, wish, config, query.queue_id, taken)
         return Popped(wish, taken, wanted, self._outcome(term, query, wish, taken))
 
-    def _outcome(self, term: PopTerm, query: PopQuery, wish: Wish, taken: Taken) -> PopOutcome:
+    def _outcome(self, term: PopTerm, query: PopQuery, wish: PopWish, taken: PopTaken) -> PopOutcome:
         if taken.left is not None and wish.may_wait:
             return PopOutcome.OLD
         if taken.count:
@@ -251,10 +251,10 @@ class Popping:
             return PopOutcome.FULL if self._cold_count >= COLD_MAX else PopOutcome.AGAIN
         return PopOutcome.FULL if term.buffer.is_full else PopOutcome.NOTHING
 
-    def _count(self, query: PlaceQuery, taken: Taken) -> None:
+    def _count(self, query: PlaceQuery, taken: PopTaken) -> None:
         self._stats.got(query.topic, query.consumer_group, taken.count, taken.body_bytes)
         if taken.rest:
-            self._polls.wake(Kind.POP, query.consumer_group, query.topic, query.queue_id)
+            self._polls.wake(PollKind.POP, query.consumer_group, query.topic, query.queue_id)
 
     async def read_old(self, query: PopQuery, popped: Popped) -> Popped:
         """Read the records of a pop whose outcome is ``OLD``: now FOUND or AGAIN. Raises ``StoreError``, ``NotMaster``.
@@ -277,7 +277,7 @@ class Popping:
                 self._cold_count -= 1
         return replace(popped, outcome=PopOutcome.FOUND)
 
-    async def _take_old(self, term: PopTerm, wish: Wish, taken: Taken, left: Left) -> None:
+    async def _take_old(self, term: PopTerm, wish: PopWish, taken: PopTaken, left: Left) -> None:
         """Take old records that must be looked at: read on other threads, a stretch at a time.
 
         Nothing is taken if a filter lets none of them through, or if another pop was faster.
@@ -318,10 +318,10 @@ class Popping:
         finally:
             self._cold_count -= 1
 
-    def _on_time(self, wish: Wish) -> Wish:
+    def _on_time(self, wish: PopWish) -> PopWish:
         return wish if wish.accepts is None else replace(wish, is_over=self._filters.timer())
 
-    def _take(self, term: PopTerm, wish: Wish, config: TopicConfig, queue_id: int, taken: Taken) -> None:
+    def _take(self, term: PopTerm, wish: PopWish, config: TopicConfig, queue_id: int, taken: PopTaken) -> None:
         retries = () if wish.ordered else self._retry_topics(wish.group, wish.topic)
         retry_first = bool(retries) and self._random.randrange(100) < self._retry_percent
         if retry_first:
@@ -332,7 +332,7 @@ class Popping:
             self._take_retries(term, wish, retries, taken)
 
     def _take_retries(
-        self, term: PopTerm, wish: Wish, retries: Sequence[tuple[int, TopicConfig]], taken: Taken
+        self, term: PopTerm, wish: PopWish, retries: Sequence[tuple[int, TopicConfig]], taken: PopTaken
     ) -> None:
         for retry, config in retries:
             for number in self._queue_ids(config, ALL_QUEUES):
@@ -340,12 +340,12 @@ class Popping:
 
     # --- Beside it ----------------------------------------------------------------------------------------------
 
-    def peek(self, query: PlaceQuery, *, count_max: int) -> Taken:
+    def peek(self, query: PlaceQuery, *, count_max: int) -> PopTaken:
         """What a pop would get; nothing is hidden, no offset moves."""
         taker = self._term().taker
         group, topic = query.consumer_group, query.topic
         config = self._check(query)
-        taken = Taken()
+        taken = PopTaken()
         for queue_id in self._queue_ids(config, query.queue_id):
             taker.peek(group, taken, topic, queue_id, count_max=count_max)
         for _, retry in self._retry_topics(group, topic):
@@ -370,7 +370,7 @@ class Popping:
     def waiting(self, query: PlaceQuery) -> int:
         """How many pops wait for the same messages."""
         self._check(query)
-        return self._polls.waiting_at(Kind.POP, query.consumer_group, query.topic, query.queue_id)
+        return self._polls.waiting_at(PollKind.POP, query.consumer_group, query.topic, query.queue_id)
 
     def listened(self, group: str, topic: str) -> list[str]:
         """Topics whose messages a pop that waits wants: also retry topics that do not exist yet."""
@@ -379,7 +379,7 @@ class Popping:
     # --- Acks ---------------------------------------------------------------------------------------------------
 
     def ack(
-        self, key: QueueKey, queue_offset: int, *, start_offset: int, pop_time_ms: int, revive_queue_id: int
+        self, key: GroupQueue, queue_offset: int, *, start_offset: int, pop_time_ms: int, revive_queue_id: int
     ) -> None:
         """One message is done. Raises ``TopicMissing``, ``MessageIllegal`` or ``NoMessage`` for one that cannot exist,
         and ``StoreError`` if the ack cannot be written."""
@@ -392,7 +392,7 @@ class Popping:
 
     def ack_all(
         self,
-        key: QueueKey,
+        key: GroupQueue,
         queue_offsets: Sequence[int],
         *,
         start_offset: int,
@@ -416,7 +416,7 @@ class Popping:
 
     def change(
         self,
-        key: QueueKey,
+        key: GroupQueue,
         queue_offset: int,
         *,
         start_offset: int,
@@ -449,14 +449,14 @@ class Popping:
             )
         return changed_ms, invisible_ms
 
-    def _ack_ordered(self, term: PopTerm, key: QueueKey, queue_offset: int, pop_time_ms: int) -> None:
+    def _ack_ordered(self, term: PopTerm, key: GroupQueue, queue_offset: int, pop_time_ms: int) -> None:
         if queue_offset < self._offsets.get(*key):
             return
         next_offset = term.orders.ack(key, queue_offset, pop_time_ms)
         if next_offset is not None:
             self._offsets.commit(*key, next_offset)
 
-    def _check_message(self, key: QueueKey, queue_offset: int) -> None:
+    def _check_message(self, key: GroupQueue, queue_offset: int) -> None:
         group, topic, queue_id = key
         config = self._topics.find(topic)
         if not 0 <= queue_id < config.read_queue_nums:
@@ -485,8 +485,8 @@ class Popping:
     # --------------------------------------------------------------------------------------------------------------
 
     def _wake(self, group: str, topic: str, queue_id: int) -> None:
-        self._polls.wake(Kind.POP, group, topic, queue_id)
-        self._polls.wake(Kind.NOTICE, group, topic, queue_id)
+        self._polls.wake(PollKind.POP, group, topic, queue_id)
+        self._polls.wake(PollKind.NOTICE, group, topic, queue_id)
 
     def _check(self, query: PlaceQuery, *, creates: bool = False) -> TopicConfig:
         """The topic; raises what forbids the group to read it. A pop moves the group on; questions do not create it."""

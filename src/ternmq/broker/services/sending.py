@@ -42,7 +42,7 @@ from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
 from ternmq.message import Property
 from ternmq.store.durable.safety import Answer
-from ternmq.store.log.batch import Parcel, PlacedBatch
+from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
 from ternmq.transaction.half import is_asked_for
@@ -238,7 +238,7 @@ class Sending:
         )
         return placed, queue_id, waits
 
-    def _parcels(self, data: bytes, *, is_plain: bool) -> list[Parcel]:
+    def _parcels(self, data: bytes, *, is_plain: bool) -> list[BatchPart]:
         """The messages of a batch, with the properties to store."""
         try:
             parcels = unpack_messages(data)

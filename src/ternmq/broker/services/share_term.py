@@ -24,13 +24,13 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, StoreError, TernError
-from ternmq.share.actions import LOST, Ack, Action, Forget, Gone, Mark, Move
+from ternmq.share.actions import LOST, Ack, Forget, Gone, Mark, MoveRuns, ShareAction
 from ternmq.share.members import Life, Lives
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend, Rewriter
 from ternmq.share.share_log import ShareLog
 from ternmq.share.state import Place, PlaceKey
-from ternmq.share.take import Taker
+from ternmq.share.take import ShareTaker
 from ternmq.store.log.draft import Placed
 from ternmq.store.store import MessageStore
 
@@ -94,7 +94,7 @@ class ShareTerm:
         self.life = life
         self.state = self._log.fold()
         self.lives = Lives(offline_s=0, gone_s=0)
-        self.taker = Taker(
+        self.taker = ShareTaker(
             store=store,
             offsets=offsets,
             state=self.state,
@@ -136,7 +136,7 @@ class ShareTerm:
         """About what is known takes in memory."""
         return self.state.memory_bytes + self.taker.memory_bytes
 
-    def do(self, action: Action) -> Placed:
+    def do(self, action: ShareAction) -> Placed:
         """Write an action, then have it count. Raises what the store raises; then nothing happened."""
         placed = self._log.write(action)
         self.state.apply(action)
@@ -292,7 +292,7 @@ class ShareTerm:
         for run in list(runs):
             at = self.next_number(place.group, place.topic, to)
             stretch = run.queue_id, run.offset, run.count
-            self.do(Move(place.group, place.topic, consumer, run.first, run.last, to, at, self.life, 0, [stretch]))
+            self.do(MoveRuns(place.group, place.topic, consumer, run.first, run.last, to, at, self.life, 0, [stretch]))
             self.taker.moved(place.group, place.topic, [run], consumer, to, at)
 
     def _heir(self, place: Place, consumer: str) -> str | None:

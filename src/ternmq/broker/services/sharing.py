@@ -24,7 +24,7 @@ from typing import Final, Protocol
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Term
 from ternmq.broker.services.access import Access, Way
-from ternmq.broker.services.polls import Kind, Polls
+from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.reading import COLD_MAX
 from ternmq.broker.services.share_term import ShareCounts, ShareTerm
 from ternmq.broker.tables.filters import Filters, Wanted
@@ -37,7 +37,7 @@ from ternmq.share.actions import LOST, Ack, Cursors, Hold
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend
 from ternmq.share.state import Place
-from ternmq.share.take import BYTES_MAX, ColdPlace, Taken, Wish
+from ternmq.share.take import BYTES_MAX, ColdPlace, ShareTaken, ShareWish
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.share import ShareMember
 from ternmq.wire.bodies.topics import TopicConfig
@@ -60,7 +60,7 @@ class ConsumerQuery(Protocol):
     consumer: str
 
 
-class PullQuery(ConsumerQuery, Protocol):
+class SharePullQuery(ConsumerQuery, Protocol):
     """What a pull asks for; see ``wire.requests_share``."""
 
     count_max: int
@@ -74,7 +74,7 @@ class PullQuery(ConsumerQuery, Protocol):
     order: bool | None
 
 
-class Outcome(Enum):
+class SharePullOutcome(Enum):
     FOUND = "found"
     #: Records must be read first: ``Sharing.read_old``.
     OLD = "old"
@@ -90,10 +90,10 @@ class Outcome(Enum):
 class Shared:
     """What became of a pull."""
 
-    wish: Wish
-    taken: Taken
+    wish: ShareWish
+    taken: ShareTaken
     wanted: Wanted
-    outcome: Outcome
+    outcome: SharePullOutcome
     queue_ids: Sequence[int]
 
 
@@ -159,7 +159,7 @@ class Sharing:
 
     def _ended(self, _term: ShareTerm, reason: TernError) -> None:
         self._running, self._reason = None, reason
-        self._polls.answer_all(reason, (Kind.SHARE,))
+        self._polls.answer_all(reason, (PollKind.SHARE,))
 
     def _term(self) -> ShareTerm:
         if self._running is None:
@@ -168,7 +168,7 @@ class Sharing:
 
     # --- Pull ---------------------------------------------------------------------------------------------------
 
-    def take(self, query: PullQuery, *, is_first: bool) -> Shared:
+    def take(self, query: SharePullQuery, *, is_first: bool) -> Shared:
         """Give a consumer messages. ``is_first``: the pull has just come, and may wait for the disk.
 
         Raises ``NotMaster``, ``NoPermission``, ``TopicMissing``, ``GroupMissing``, ``InvalidParameter``, ``SystemBusy``
@@ -190,7 +190,7 @@ class Sharing:
         self._admit(term, query)
         wanted = self._filters.of_request(query.consumer_group, query.topic, query.expression_type, query.subscription)
         now_ms = self._clock.now_ms()
-        wish = Wish(
+        wish = ShareWish(
             group=query.consumer_group,
             topic=query.topic,
             consumer=query.consumer,
@@ -206,7 +206,7 @@ class Sharing:
             ordered=bool(query.order),
             held_max=self._config.max_share_held,
         )
-        shared = Shared(wish, Taken(), wanted, Outcome.NOTHING, self._queue_ids(config))
+        shared = Shared(wish, ShareTaken(), wanted, SharePullOutcome.NOTHING, self._queue_ids(config))
         self._take(term, shared)
         self.counts.pulls += 1
         may_wait = is_first and self._cold_count < COLD_MAX
@@ -228,7 +228,7 @@ class Sharing:
         # The topic may be gone.
         term, wish = self._term(), shared.wish
         self._access.topic_for(self._access.group(wish.group, creates=False), wish.topic, Way.SHARE)
-        shared.taken = Taken()
+        shared.taken = ShareTaken()
         if not term.lives.has_left((wish.group, wish.topic), wish.consumer):
             self._take(term, shared, read=cold)
         return self._concluded(shared, may_wait=False)
@@ -254,20 +254,20 @@ class Sharing:
         for consumer in taken.others:
             self._wake(wish.group, wish.topic, consumer)
         if taken.count:
-            shared.outcome = Outcome.FOUND
+            shared.outcome = SharePullOutcome.FOUND
             self._stats.got(wish.topic, wish.group, taken.count, taken.body_bytes)
             # One that was given what it had before has left the new ones.
             if taken.rest or taken.is_again:
-                self._polls.wake(Kind.SHARE, wish.group, wish.topic, ALL_QUEUES)
+                self._polls.wake(PollKind.SHARE, wish.group, wish.topic, ALL_QUEUES)
         elif taken.cold is not None and may_wait:
-            shared.outcome = Outcome.OLD
+            shared.outcome = SharePullOutcome.OLD
         else:
             self._stats.missed()
             if taken.cold is not None:
                 # It has waited already; it pulls again, and has time for the disk then.
-                shared.outcome = Outcome.FULL if self._cold_count >= COLD_MAX else Outcome.AGAIN
+                shared.outcome = SharePullOutcome.FULL if self._cold_count >= COLD_MAX else SharePullOutcome.AGAIN
             else:
-                shared.outcome = Outcome.FULL if taken.is_full else Outcome.NOTHING
+                shared.outcome = SharePullOutcome.FULL if taken.is_full else SharePullOutcome.NOTHING
         return shared
 
     def _admit(self, term: ShareTerm, query: ConsumerQuery) -> None:
@@ -442,7 +442,7 @@ class Sharing:
             "shareAckTimeouts": counts.ack_timeouts,
             "shareRetried": counts.retried,
             "shareOfflineTasks": counts.offline_tasks,
-            "shareWaiting": self._polls.waiting(Kind.SHARE),
+            "shareWaiting": self._polls.waiting(PollKind.SHARE),
         }
         if running is not None:
             places = running.state.places.values()
@@ -460,7 +460,7 @@ class Sharing:
         offset = self._offsets.get(group, topic, queue_id)
         if offset >= 0:
             term.do(Cursors(group, topic, [(queue_id, offset)]))
-            self._polls.wake(Kind.SHARE, group, topic, ALL_QUEUES)
+            self._polls.wake(PollKind.SHARE, group, topic, ALL_QUEUES)
 
     def forget(self, *, group: str = "", topic: str = "") -> None:
         """A group or a topic is gone."""
@@ -470,7 +470,7 @@ class Sharing:
     # --------------------------------------------------------------------------------------------------------------
 
     def _wake(self, group: str, topic: str, consumer: str) -> None:
-        self._polls.wake(Kind.SHARE, group, topic, ALL_QUEUES, member=consumer)
+        self._polls.wake(PollKind.SHARE, group, topic, ALL_QUEUES, member=consumer)
 
     def _check(self, query: ConsumerQuery) -> TopicConfig:
         """The topic; raises what forbids the group to read it, or a name that cannot be one."""

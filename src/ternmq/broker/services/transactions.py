@@ -23,7 +23,7 @@ from ternmq.message import Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
-from ternmq.transaction.checker import Checker
+from ternmq.transaction.checker import TransactionChecker
 from ternmq.transaction.half import Half
 from ternmq.transaction.transactions import CheckRules, Ending, Transactions
 from ternmq.types import Buffer
@@ -70,7 +70,7 @@ class TransactionService:
         self._clients = clients
         self._clock = clock
         self._host = host
-        self._checker: Checker | None = None
+        self._checker: TransactionChecker | None = None
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
@@ -78,7 +78,7 @@ class TransactionService:
         if self._checker is not None:
             self._checker.apply(self._rules())
 
-    def begin(self, _term: Term) -> Checker:
+    def begin(self, _term: Term) -> TransactionChecker:
         """What checks in this term (``roles.RunnerFactory``)."""
         transactions = Transactions(
             self._store,
@@ -88,7 +88,7 @@ class TransactionService:
             clock=self._clock,
             host=self._host,
         )
-        self._checker = Checker(
+        self._checker = TransactionChecker(
             transactions,
             rules=self._rules(),
             producers=self._clients.producer_peers,

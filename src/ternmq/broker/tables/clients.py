@@ -29,7 +29,7 @@ from typing import Final, Protocol
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.errors import InvalidParameter
-from ternmq.net.gate import Access, may_send
+from ternmq.net.gate import Rights, may_send
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumerData, ConsumeType, MessageModel, SubscriptionData
 from ternmq.wire.header import Header, Response
@@ -54,7 +54,7 @@ _EXPRESSION_SHOWN: Final = 80
 
 class HasAccess(Protocol):
     @property
-    def access(self) -> Access | None: ...
+    def access(self) -> Rights | None: ...
 
 
 class Connection(Protocol):
@@ -63,7 +63,7 @@ class Connection(Protocol):
     address: str
 
     @property
-    def access(self) -> Access | None: ...
+    def access(self) -> Rights | None: ...
 
     @property
     def proved(self) -> str:
@@ -83,7 +83,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """One client in one group."""
 
     peer: Connection
@@ -98,7 +98,7 @@ Agreement = tuple[MessageModel, frozenset[tuple[str, tuple[str, frozenset[str] |
 
 
 @dataclass(slots=True)
-class ConsumerMember(Member):
+class ConsumerMember(GroupMember):
     """One client in one consumer group, and what its last heartbeat said of that group."""
 
     said: ConsumerData
@@ -126,7 +126,7 @@ class ConsumerMember(Member):
 
 
 @dataclass(slots=True)
-class ConsumerGroup:
+class ActiveGroup:
     """A group with at least one member, and what its members said of themselves.
 
     A member that comes, leaves or says something else costs what it says itself, however many others there are.
@@ -207,12 +207,12 @@ class Clients:
         #: About what the subscriptions of all consumers take of the memory, and of each connection.
         self._said_bytes = 0
         self._said_bytes_of: dict[Connection, int] = {}
-        self._producers: dict[str, dict[Connection, Member]] = {}
+        self._producers: dict[str, dict[Connection, GroupMember]] = {}
         #: The connection of each client that is a producer of any group: the one of its last heartbeat.
         self._producing: dict[str, Connection] = {}
         #: In how many groups it is by that name: a connection may give another one for each of its groups.
         self._producing_groups: dict[tuple[Connection, str], int] = {}
-        self._consumers: dict[str, ConsumerGroup] = {}
+        self._consumers: dict[str, ActiveGroup] = {}
         #: The groups of each connection.
         self._producer_groups: dict[Connection, dict[str, None]] = {}
         self._consumer_groups: dict[Connection, dict[str, None]] = {}
@@ -247,7 +247,7 @@ class Clients:
             if before is not None:
                 self._forget_producing(peer, before.client_id)
             self._producing_groups[peer, client_id] = self._producing_groups.get((peer, client_id), 0) + 1
-        members[peer] = Member(peer, client_id, language, version, self._clock.monotonic())
+        members[peer] = GroupMember(peer, client_id, language, version, self._clock.monotonic())
         self._producer_groups.setdefault(peer, {})[group] = None
         known = self._producing.get(client_id)
         if known is None or known.proved == peer.proved:
@@ -267,7 +267,7 @@ class Clients:
         member = ConsumerMember(peer, client_id, language, version, now, data)
         self._count_said(peer, member.said_bytes - (before.said_bytes if before is not None else 0), name)
         if group is None:
-            group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from_where)
+            group = ActiveGroup(data.consume_type, data.message_model, data.consume_from_where)
             self._consumers[name] = group
         group.add(member)
         self._consumer_groups.setdefault(peer, {})[name] = None
@@ -341,11 +341,11 @@ class Clients:
         known = self._consumers.get(group)
         return known.subscriptions.get(topic) if known else None
 
-    def group_info(self, group: str) -> ConsumerGroup | None:
+    def group_info(self, group: str) -> ActiveGroup | None:
         """A consumer group with its members and subscriptions; None when none of them is connected."""
         return self._consumers.get(group)
 
-    def find_consumer(self, group: str, client_id: str) -> Member | None:
+    def find_consumer(self, group: str, client_id: str) -> GroupMember | None:
         """A member of a consumer group by its client id."""
         known = self._consumers.get(group)
         members = known.members.values() if known else ()
@@ -364,7 +364,7 @@ class Clients:
         """Whether a producer may see messages that go to a topic: its account may send them."""
         return may_send(peer.access, topic)
 
-    def producer_members(self, group: str) -> list[Member]:
+    def producer_members(self, group: str) -> list[GroupMember]:
         return list(self._producers.get(group, {}).values())
 
     def consumer_groups(self, topic: str | None = None) -> list[str]:
@@ -410,7 +410,7 @@ class Clients:
         elif self._producing.get(client_id) is peer:
             del self._producing[client_id]
 
-    def _update(self, name: str, group: ConsumerGroup) -> None:
+    def _update(self, name: str, group: ActiveGroup) -> None:
         """A member came, left or said something else."""
         differing = group.differing()
         if differing is None:

@@ -18,7 +18,7 @@ are RocketMQ's:
 
 Ours are the bounds, since expressions come from any client:
 
-- an expression has so many characters, terms and levels (``filter.sql.Limits``);
+- an expression has so many characters, terms and levels (``filter.sql.ExpressionLimits``);
 - all filters together have so many bytes (``maxFilterBytes``, estimated by their length). One more drops dead ones,
   longest dead first, and is refused if that does not make room;
 - a heartbeat compiles so much at most (``HEARTBEAT_LENGTH_MAX``); the rest comes with the next heartbeat, which its
@@ -44,7 +44,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
@@ -70,6 +70,7 @@ from ternmq.filter.tags import TagFilter
 from ternmq.message import Property
 from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.queue_ext import Unit
+from ternmq.types import Accepts, IsOver, Matches
 from ternmq.wire.bodies.clients import SubscriptionData
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.filters import BloomPositions, FilterTable, GroupFilter, TopicFilters
@@ -96,9 +97,6 @@ _LENGTH_MIN: Final = 256
 
 #: Characters of an expression that an error shows.
 _SHOWN_MAX: Final = 64
-
-Matches: TypeAlias = Callable[[int], bool]
-Accepts: TypeAlias = Callable[[str], bool]
 
 
 class Wanted(NamedTuple):
@@ -235,7 +233,7 @@ class Filters:
         self._check_enabled(kind)
         self._of_sql(kind, expression or "")
 
-    def timer(self) -> Callable[[], bool]:
+    def timer(self) -> IsOver:
         """Says whether a filter that begins now has taken enough time (``maxFilterTimePerPull``)."""
         monotonic = self._clock.monotonic
         end = monotonic() + self._time_s

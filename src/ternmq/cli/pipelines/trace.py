@@ -16,7 +16,7 @@ from ternmq.env import SystemClock
 from ternmq.names import TRACE_TOPIC
 
 if TYPE_CHECKING:
-    from ternmq.spark.pipelines.trace_report import Percentiles, TraceReport, TraceStep
+    from ternmq.spark.pipelines.trace_report import HistoryStep, Percentiles, TraceReport
 
 _PROBLEMS = ("lost", "failed", "duplicated", "slow", "waiting")
 
@@ -160,7 +160,7 @@ def _show(report: TraceReport, html: Path | None, *, as_json: bool) -> None:
         note(f"wrote the page {html}")
 
 
-def _show_path(steps: list[TraceStep], *, as_json: bool) -> None:
+def _show_path(steps: list[HistoryStep], *, as_json: bool) -> None:
     Output(as_json=as_json).rows(
         [
             dataclasses.asdict(step)

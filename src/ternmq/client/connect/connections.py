@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ternmq.client.connect.single_flight import SingleFlight
 from ternmq.net.dial import connect
 from ternmq.net.lanes import Lanes
-from ternmq.net.peer import Peer, Routes, TaskOwner
+from ternmq.net.peer import Peer, RouteTable, TaskOwner
 from ternmq.wire.auth import Credentials
 
 
@@ -25,7 +25,7 @@ class Connections:
 
     def __init__(
         self,
-        requests: Routes,
+        requests: RouteTable,
         lanes: Lanes,
         tasks: TaskOwner,
         *,

@@ -31,7 +31,7 @@ from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
 from ternmq.client.connect.connections import Connections
 from ternmq.client.connect.name_servers import NameServers
 from ternmq.client.connect.routes import MASTER_ID, Copy, Routes, TopicRoute
-from ternmq.client.consume.answers import Answers, ConsumerMember
+from ternmq.client.consume.answers import Answers, LocalMember
 from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.checks import CheckDesk
 from ternmq.client.send.replies import Requests
@@ -85,7 +85,7 @@ class ClientInstance:
             self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock
         )
         self._tasks = Tasks()
-        self._consumers: dict[str, ConsumerMember] = {}
+        self._consumers: dict[str, LocalMember] = {}
         #: Decompresses what consumers and requests of this client receive.
         self.inflater = Inflater(config.decompressed_bytes_max)
         #: Requests that wait for a reply here (E7).
@@ -324,7 +324,7 @@ class ClientInstance:
             del self._producers[group]
             await self._unregister(UnregisterClient(client_id=self.client_id, producer_group=group), masters_only=True)
 
-    def register_consumer(self, group: str, member: ConsumerMember) -> None:
+    def register_consumer(self, group: str, member: LocalMember) -> None:
         """``member`` is in heartbeats from now on; ``await heartbeat()`` before its first pull."""
         if group in self._consumers:
             raise ConfigError(

@@ -83,7 +83,7 @@ class TopicRoute:
         return self.brokers.get(broker_name, {}).get(broker_id)
 
 
-def build_route(topic: str, data: bodies.TopicRoute, *, queues_max: int | None = None) -> TopicRoute:
+def build_route(topic: str, data: bodies.TopicRouteBody, *, queues_max: int | None = None) -> TopicRoute:
     """The route of ``topic`` from what a name server said; ``queues_max`` makes it a default route for a new topic.
 
     Raises ``RemoteProtocolError`` for one that no cluster can have.
@@ -207,7 +207,7 @@ class Routes:
             )
         if response.code != ResponseCode.SUCCESS:
             raise refused(response.code, f"the name server refused the route of topic {topic!r}: {response.remark}")
-        data = decode(response.body, bodies.TopicRoute)
+        data = decode(response.body, bodies.TopicRouteBody)
         return self._keep(build_route(topic, data, queues_max=queues_max if is_default else None))
 
     def _keep(self, route: TopicRoute) -> TopicRoute:

@@ -33,7 +33,7 @@ COUNT_MAX: Final = 1_000
 SPAN_MAX: Final = 8_000
 
 
-class Ack(NamedTuple):
+class PopAck(NamedTuple):
     """What is done: the topic that was popped, by its name on the wire, and the handle."""
 
     topic: str
@@ -47,7 +47,7 @@ class Acks:
         self._instance = instance
         self._group = group
         self._tasks = tasks
-        self._waiting: dict[str, list[Ack]] = {}
+        self._waiting: dict[str, list[PopAck]] = {}
         #: One for each broker that was ever acked to.
         self._wake: dict[str, asyncio.Event] = {}
         self._without_batch: set[str] = set()
@@ -55,7 +55,7 @@ class Acks:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def add(self, ack: Ack) -> None:
+    def add(self, ack: PopAck) -> None:
         broker_name = ack.handle.broker_name
         self._waiting.setdefault(broker_name, []).append(ack)
         self._idle.clear()
@@ -85,7 +85,7 @@ class Acks:
             if not self._waiting and not self._sending:
                 self._idle.set()
 
-    async def _send(self, broker_name: str, acks: Sequence[Ack]) -> None:
+    async def _send(self, broker_name: str, acks: Sequence[PopAck]) -> None:
         try:
             address = self._instance.broker_address(broker_name)
             alone = acks
@@ -109,7 +109,7 @@ class Acks:
             )
 
 
-def single(group: str, ack: Ack) -> AckMessage:
+def single(group: str, ack: PopAck) -> AckMessage:
     """ACK_MESSAGE 200051 of one message."""
     topic, handle = ack
     return AckMessage(
@@ -121,12 +121,12 @@ def single(group: str, ack: Ack) -> AckMessage:
     )
 
 
-def batched(group: str, acks: Iterable[Ack]) -> tuple[list[BatchAck], Sequence[Ack]]:
+def batched(group: str, acks: Iterable[PopAck]) -> tuple[list[BatchAck], Sequence[PopAck]]:
     """Acks by check point, and those that must go alone."""
     bits: dict[object, int] = {}
     #: One ack of each check point.
-    ones: dict[object, Ack] = {}
-    alone: list[Ack] = []
+    ones: dict[object, PopAck] = {}
+    alone: list[PopAck] = []
     for ack in acks:
         bit = ack.handle.queue_offset - ack.handle.start_offset
         if 0 <= bit < SPAN_MAX:

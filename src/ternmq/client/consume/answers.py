@@ -33,7 +33,7 @@ from ternmq.wire.record import unpack_record
 from ternmq.wire.requests import ConsumeDirectly, ConsumerGroup, ConsumerStatus, ResetOffset, RunningInfoQuery
 
 
-class ConsumerMember(Protocol):
+class LocalMember(Protocol):
     """A member of a consumer group, as its instance and brokers see it."""
 
     def heartbeat_data(self) -> ConsumerData:
@@ -64,7 +64,7 @@ class ConsumerMember(Protocol):
 class Answers:
     """Answers for the members in ``consumers``, by group on the wire. All methods belong to the loop's thread."""
 
-    def __init__(self, consumers: Mapping[str, ConsumerMember], inflater: Inflater) -> None:
+    def __init__(self, consumers: Mapping[str, LocalMember], inflater: Inflater) -> None:
         self._consumers = consumers
         self._inflater = inflater
 
@@ -106,7 +106,7 @@ class Answers:
         await self._inflater.messages([message])
         return Reply(body=encode(await member.consume_directly(message)))
 
-    def _member(self, group: str) -> ConsumerMember:
+    def _member(self, group: str) -> LocalMember:
         member = self._consumers.get(group)
         if member is None:
             raise ConsumerOffline(f"this client no longer has a consumer of group {group}")

@@ -43,7 +43,7 @@ from ternmq.client.consume.send_back import Returns
 from ternmq.client.consume.settle import Settling
 from ternmq.client.consume.source import Fetching, Source, restore_topic
 from ternmq.client.consume.sources import Sources
-from ternmq.client.consume.stats import ConsumeStats
+from ternmq.client.consume.stats import ConsumerCounts
 from ternmq.client.consume.subscription import Subscription
 from ternmq.errors import SystemFailure
 from ternmq.message import MessageQueue
@@ -89,7 +89,7 @@ class ConsumerParts:
 
 class Consumer:
     """One running consumer, from ``start`` to ``stop``. All methods belong to the loop's thread; ``tasks`` owns its
-    loops. It is a ``ConsumerMember`` for its instance."""
+    loops. It is a ``LocalMember`` for its instance."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Consumer:
         self.group = group
         self.tasks = tasks
         self.clock = instance.env.clock
-        self.stats = ConsumeStats(self.clock)
+        self.stats = ConsumerCounts(self.clock)
         self._config = config
         self._subscriptions = subscriptions
         self._started_ms = self.clock.now_ms()
@@ -289,7 +289,7 @@ class Consumer:
                 self._outlet.expire(late)
         self.sources.restart_stuck()
 
-    # --- What the instance asks (``ConsumerMember``) ---------------------------------------------------------
+    # --- What the instance asks (``LocalMember``) ---------------------------------------------------------
 
     def heartbeat_data(self) -> ConsumerData:
         return ConsumerData(

@@ -101,7 +101,7 @@ class LitePullConsumer(ByOffset):
         self._subscriptions = Subscriptions(self._namespace, env.clock if env is not None else SystemClock())
         self._is_assigned = False
         self._stack = AsyncExitStack()
-        self._live: _Live | None = None
+        self._live: _RunningConsumer | None = None
 
     # --- What to read ----------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class LitePullConsumer(ByOffset):
             watches = Watches(instance, tasks)
             stack.callback(watches.close)
             await consumer.start()
-            self._live, self._open = _Live(consumer, polled, watches), (instance, brokers)
+            self._live, self._open = _RunningConsumer(consumer, polled, watches), (instance, brokers)
             self._stack = stack.pop_all()
         return self
 
@@ -310,13 +310,13 @@ class LitePullConsumer(ByOffset):
             raise ConfigError(f"{queue} is not assigned to this consumer; see consumer.assignment")
         return wired
 
-    def _started(self) -> _Live:
+    def _started(self) -> _RunningConsumer:
         self._running()
         assert self._live is not None
         return self._live
 
 
-class _Live(NamedTuple):
+class _RunningConsumer(NamedTuple):
     """What is there while the consumer runs."""
 
     consumer: Consumer

@@ -249,7 +249,7 @@ class BrokerOffsets:
         return response.read(OffsetReply).queue_offset
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _StoredOffset(msgspec.Struct, frozen=True):
     topic: str
     broker: str
     queue_id: int
@@ -258,7 +258,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 class _Table(msgspec.Struct, frozen=True):
     group: str
-    offsets: list[_Place]
+    offsets: list[_StoredOffset]
 
 
 _decoder: Final = msgspec.json.Decoder(_Table)
@@ -327,7 +327,7 @@ class LocalOffsets:
         self._file.save(self._copy)
 
     def _copy(self) -> Encode:
-        places = [_Place(*queue, queue_offset) for queue, queue_offset in sorted(self._offsets.items())]
+        places = [_StoredOffset(*queue, queue_offset) for queue, queue_offset in sorted(self._offsets.items())]
         return partial(msgspec.json.encode, _Table(self._group, places))
 
     def _on_loop(self, work: Work) -> None:

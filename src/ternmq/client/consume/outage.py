@@ -99,7 +99,7 @@ def breaker(failures: int, on: type[Exception] | tuple[type[Exception], ...]) ->
         raise ConfigError(f"invalid types {on!r} of the breaker: expected classes of exceptions")
 
     def decorate(listener: ListenerT) -> ListenerT:
-        counted = _Count(failures)
+        counted = _FailureCount(failures)
 
         def failed(error: Exception) -> None:
             if counted.is_too_many():
@@ -133,7 +133,7 @@ def breaker(failures: int, on: type[Exception] | tuple[type[Exception], ...]) ->
     return decorate
 
 
-class _Count:
+class _FailureCount:
     """Failures in a row, of calls in many threads."""
 
     __slots__ = ("_count", "_lock", "_max")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.client.consume.acks import Ack
+from ternmq.client.consume.acks import PopAck
 from ternmq.client.consume.claimed import NEVER, NOT_STARTED, After, Claimed
 from ternmq.client.consume.settle import Settling
 from ternmq.errors import TernError
@@ -216,8 +216,8 @@ class PopLot:
         deadline = self.deadline if extension is None else extension[0]
         return self._settling.clock.monotonic() < deadline
 
-    def _ack(self, message: Claimed) -> Ack:
-        return Ack(self.queue.topic, self._handles[id(message)])
+    def _ack(self, message: Claimed) -> PopAck:
+        return PopAck(self.queue.topic, self._handles[id(message)])
 
     async def _ack_after(self, extension: asyncio.Task[None], message: Claimed) -> None:
         await asyncio.wait([extension])

@@ -40,17 +40,17 @@ RETRY_S: Final = 1.0
 
 
 @dataclass(slots=True, frozen=True)
-class Difference:
+class QueueChanges:
     """What a member must do: first let go, then take up. Both in the order of queues."""
 
     lost: tuple[MessageQueue, ...]
     gained: tuple[MessageQueue, ...]
 
 
-def difference(owned: Iterable[MessageQueue], allocated: Iterable[MessageQueue]) -> Difference:
+def difference(owned: Iterable[MessageQueue], allocated: Iterable[MessageQueue]) -> QueueChanges:
     """From the queues a member has to those it should have."""
     before, after = set(owned), set(allocated)
-    return Difference(tuple(sorted(before - after)), tuple(sorted(after - before)))
+    return QueueChanges(tuple(sorted(before - after)), tuple(sorted(after - before)))
 
 
 class Holder(Protocol):

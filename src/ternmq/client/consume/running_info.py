@@ -8,7 +8,7 @@ from typing import Final
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.source import Source
-from ternmq.client.consume.stats import ConsumeStats
+from ternmq.client.consume.stats import ConsumerCounts
 from ternmq.client.consume.subscription import Subscription
 from ternmq.wire.bodies.clients import ConsumeType, PopQueueInfo, ProcessQueueInfo, RunningInfo
 from ternmq.wire.bodies.codec import by_key
@@ -25,7 +25,7 @@ def running_info(
     *,
     subscriptions: Mapping[str, Subscription],
     sources: Iterable[Source],
-    stats: ConsumeStats,
+    stats: ConsumerCounts,
     started_ms: int,
     kind: ConsumeType,
 ) -> RunningInfo:

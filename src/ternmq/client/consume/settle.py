@@ -18,7 +18,7 @@ from typing import Any, Final
 from ternmq.client.consume.acks import Acks
 from ternmq.client.consume.claimed import LATER, NEVER, NOT_STARTED, After, Claimed, Lot
 from ternmq.client.consume.send_back import Returns
-from ternmq.client.consume.stats import ConsumeStats
+from ternmq.client.consume.stats import ConsumerCounts
 from ternmq.env import Clock
 from ternmq.tasks import Tasks
 
@@ -38,7 +38,7 @@ class Settling:
 
     def __init__(
         self,
-        stats: ConsumeStats,
+        stats: ConsumerCounts,
         tasks: Tasks,
         clock: Clock,
         *,

@@ -44,7 +44,7 @@ class Order(Protocol):
         ...
 
 
-class _Running(NamedTuple):
+class _RunningSource(NamedTuple):
     source: Source
     task: asyncio.Task[None]
 
@@ -79,11 +79,11 @@ class Sources:
         self._settling = settling
         self._deliver = deliver
         self._tasks = tasks
-        self._running: dict[MessageQueue, _Running] = {}
+        self._running: dict[MessageQueue, _RunningSource] = {}
         #: Queues with a lock that are being released.
-        self._releasing: dict[MessageQueue, _Running] = {}
+        self._releasing: dict[MessageQueue, _RunningSource] = {}
         #: Sources that were told to leave: one may wait for its last answer, and have messages in hand.
-        self._left: list[_Running] = []
+        self._left: list[_RunningSource] = []
         #: Queues of ours that are not fetched from at present.
         self.paused: set[MessageQueue] = set()
 
@@ -137,7 +137,7 @@ class Sources:
             return
         for source in sources:
             release = self._tasks.create_task(self._release(source), name=f"release {source.queue}")
-            self._releasing[source.queue] = _Running(source, release)
+            self._releasing[source.queue] = _RunningSource(source, release)
         if sources:
             await asyncio.wait([self._releasing[source.queue].task for source in sources], timeout=RELEASE_S)
 
@@ -234,7 +234,7 @@ class Sources:
 
     def _start(self, source: Source) -> None:
         task = self._tasks.create_task(source.run(self._deliver), name=f"fetch {source.queue}")
-        self._running[source.queue] = _Running(source, task)
+        self._running[source.queue] = _RunningSource(source, task)
 
     def _forget(self, queue: MessageQueue) -> Source:
         source, _ = self._running.pop(queue)

@@ -31,7 +31,7 @@ class _Slot:
         self.failed = 0
 
 
-class ConsumeStats:
+class ConsumerCounts:
     """Counts of one consumer. All methods belong to the loop's thread."""
 
     def __init__(self, clock: Clock) -> None:

@@ -109,7 +109,7 @@ class Producer:
         self._compression = COMPRESSIONS[self.config.compression]
         # A missing package shows now, not with the first large message.
         compress(b"", self._compression)
-        self._running: _Running | None = None
+        self._running: _RunningProducer | None = None
 
     def __repr__(self) -> str:
         return f"<Producer {self.group}>"
@@ -125,7 +125,7 @@ class Producer:
                 outbox(self._trace_topic, self._client, self.group, kind="PRODUCE", env=self._env)
             )
             hooks = (*hooks, TraceSends(traces, namespace=self._namespace))
-        self._running = running = _Running(Sender(instance, group, self.config, hooks), tasks, stack)
+        self._running = running = _RunningProducer(Sender(instance, group, self.config, hooks), tasks, stack)
         if self.config.auto_batch:
             running.gatherer = Gatherer(self.config, self._send_together)
         instance.register_producer(group)
@@ -429,7 +429,7 @@ class Producer:
 
     # --- Parts -----------------------------------------------------------------------------------------------
 
-    def _now_running(self) -> _Running:
+    def _now_running(self) -> _RunningProducer:
         if self._running is None:
             raise NotRunning(f"the producer {self.group!r} is not running; send inside `async with Producer(…)`")
         return self._running
@@ -491,7 +491,7 @@ class Producer:
         return running.sender.start(outgoing, pick=pick, timeout_ms=self.config.send_timeout_ms)
 
 
-class _Running:
+class _RunningProducer:
     """What a producer has between its start and its end."""
 
     __slots__ = ("checks", "gatherer", "requester", "sender", "stack")

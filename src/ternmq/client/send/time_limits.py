@@ -22,7 +22,7 @@ class Expiring(Protocol):
         ...
 
 
-class _Line:
+class _SameTimeout:
     """What has one and the same time-out, oldest first, each with its deadline (the loop's time)."""
 
     __slots__ = ("timer", "waiting")
@@ -36,12 +36,12 @@ class TimeLimits:
     """Calls ``expire`` of what was added and not removed in time. All methods belong to the loop's thread."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _SameTimeout] = {}
 
     def add(self, item: Expiring, timeout_ms: int) -> None:
         line = self._lines.get(timeout_ms)
         if line is None:
-            line = self._lines[timeout_ms] = _Line()
+            line = self._lines[timeout_ms] = _SameTimeout()
         loop = asyncio.get_running_loop()
         deadline = line.waiting[item] = loop.time() + timeout_ms / 1000
         if line.timer is None:

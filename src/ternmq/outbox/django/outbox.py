@@ -44,7 +44,7 @@ from ternmq.errors import ConfigError, NotRunning
 from ternmq.message import Message
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.django.database import DjangoDatabase, executing
-from ternmq.outbox.entry import Entry, to_entry
+from ternmq.outbox.entry import NewRow, to_entry
 from ternmq.outbox.relay import Counters, Relay
 from ternmq.outbox.service import GROUP, Service, publish, unique_ids
 
@@ -91,7 +91,7 @@ class DjangoOutbox:
         return [entry.message_id for entry in entries]
 
     @staticmethod
-    def _insert(process: _Process, database: DjangoDatabase, entries: Sequence[Entry], relay: Relay | None) -> None:
+    def _insert(process: _Process, database: DjangoDatabase, entries: Sequence[NewRow], relay: Relay | None) -> None:
         now_ms, table = process.env.clock.now_ms(), database.table
         execute = executing(connections[database.alias])
         leased = [entry for entry in entries if entry.order_key is None] if relay is not None and relay.has_room else []
@@ -173,7 +173,7 @@ class _Process:
             )
             self.thread.run(self.service.__aenter__())
 
-    def entry(self, message: Message) -> Entry:
+    def entry(self, message: Message) -> NewRow:
         with self._ids_lock:
             message_id = self._ids.next()
         return to_entry(message, message_id=message_id, body_bytes_max=self._producer.body_bytes_max)

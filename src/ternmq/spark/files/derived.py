@@ -17,7 +17,7 @@ from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 _GATHERED_BYTES_MAX: Final = 32 << 20
 
 
-class QueueKey(NamedTuple):
+class QueuePart(NamedTuple):
     """A queue, and a part of it. Sorts by queue and log order."""
 
     topic: str
@@ -34,7 +34,7 @@ class QueueKey(NamedTuple):
 class EntryRun(NamedTuple):
     """Entries of one queue with consecutive queue offsets."""
 
-    key: QueueKey
+    key: QueuePart
     entries: bytes
 
 
@@ -71,7 +71,7 @@ def derived(part: LogSlice, number: int, rules: Rules) -> Iterator[EntryRun | Ke
             for topic, queue_id, log_offset, queue_offset, entries in zip(
                 *(column.to_pylist() for column in columns), strict=True
             ):
-                gathered.add(QueueKey(topic, queue_id, log_offset, queue_offset), entries)
+                gathered.add(QueuePart(topic, queue_id, log_offset, queue_offset), entries)
         if gathered.total_bytes > _GATHERED_BYTES_MAX:
             yield from gathered.take()
         made = index_entries(rows)
@@ -89,12 +89,12 @@ class _Gathered:
 
     def __init__(self) -> None:
         #: By queue: the first key of its last run, and the entries.
-        self._last: dict[tuple[str, int], tuple[QueueKey, list[bytes]]] = {}
+        self._last: dict[tuple[str, int], tuple[QueuePart, list[bytes]]] = {}
         self._next: dict[tuple[str, int], int] = {}
         self._done: list[EntryRun] = []
         self.total_bytes = 0
 
-    def add(self, key: QueueKey, entries: bytes) -> None:
+    def add(self, key: QueuePart, entries: bytes) -> None:
         queue = (key.topic, key.queue_id)
         if self._next.get(queue) == key.queue_offset:
             self._last[queue][1].append(entries)
@@ -112,5 +112,5 @@ class _Gathered:
         self._last, self._next, self._done, self.total_bytes = {}, {}, [], 0
 
 
-def _run(key: QueueKey, pieces: list[bytes]) -> EntryRun:
+def _run(key: QueuePart, pieces: list[bytes]) -> EntryRun:
     return EntryRun(key, b"".join(pieces))

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from ternmq.message import MessageQueue
 
 #: Queue offsets from the first to before the second.
-Span = tuple[int, int]
+OffsetSpan = tuple[int, int]
 
 
 class Covered:
     """A set of queue offsets: for each queue, ordered spans that neither overlap nor touch."""
 
-    def __init__(self, spans: Mapping[MessageQueue, Sequence[Span]] | None = None) -> None:
-        self._spans: dict[MessageQueue, list[Span]] = {}
+    def __init__(self, spans: Mapping[MessageQueue, Sequence[OffsetSpan]] | None = None) -> None:
+        self._spans: dict[MessageQueue, list[OffsetSpan]] = {}
         for queue, some in (spans or {}).items():
             for span in some:
                 self.add(queue, span)
 
-    def __iter__(self) -> Iterator[tuple[MessageQueue, Span]]:
+    def __iter__(self) -> Iterator[tuple[MessageQueue, OffsetSpan]]:
         return ((queue, span) for queue, spans in sorted(self._spans.items()) for span in spans)
 
     def __eq__(self, other: object) -> bool:
@@ -28,12 +28,12 @@ class Covered:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def add(self, queue: MessageQueue, span: Span) -> None:
+    def add(self, queue: MessageQueue, span: OffsetSpan) -> None:
         """Add a span; it may overlap existing ones."""
         start, end = span
         if start >= end:
             return
-        apart: list[Span] = []
+        apart: list[OffsetSpan] = []
         for known in self._spans.get(queue, ()):
             if known[1] < start or end < known[0]:
                 apart.append(known)
@@ -42,10 +42,10 @@ class Covered:
         insort(apart, (start, end))
         self._spans[queue] = apart
 
-    def overlaps(self, found: Mapping[MessageQueue, Span]) -> bool:
+    def overlaps(self, found: Mapping[MessageQueue, OffsetSpan]) -> bool:
         return any(start < span[1] and span[0] < end for queue, span in found.items() for start, end in self.of(queue))
 
-    def of(self, queue: MessageQueue) -> Sequence[Span]:
+    def of(self, queue: MessageQueue) -> Sequence[OffsetSpan]:
         return self._spans.get(queue, ())
 
     def first_missing(self, queue: MessageQueue, *, since: int) -> int:

@@ -39,7 +39,7 @@ from ternmq.env import Env
 from ternmq.errors import ConfigError, CorruptFile
 from ternmq.files import SYSTEM_FILES, sync_directory
 from ternmq.message import MessageQueue
-from ternmq.spark.lake.covered import Covered, Span
+from ternmq.spark.lake.covered import Covered, OffsetSpan
 from ternmq.spark.lake.files import local_path, swap, sync_directories
 
 #: Stored in ``state.json``; a lake with other columns or other rules has another number.
@@ -63,7 +63,7 @@ class _Swap(msgspec.Struct, frozen=True, tag="swap"):
     mark: str
 
 
-class _State(msgspec.Struct):
+class _LakeState(msgspec.Struct):
     format: int
     #: Identifies this lake: a checkpoint belongs to one lake.
     lake: str
@@ -73,12 +73,12 @@ class _State(msgspec.Struct):
     version: int = 0
     rows: int = 0
     #: topic → broker → queue id → spans
-    covered: dict[str, dict[str, dict[str, list[Span]]]] = {}
+    covered: dict[str, dict[str, dict[str, list[OffsetSpan]]]] = {}
     pending: list[_Move | _Swap] = []
 
 
 @dataclass(slots=True, frozen=True)
-class Content:
+class LakeContent:
     """The content of a lake. ``version`` grows whenever ``covered`` does."""
 
     lake_id: str
@@ -132,13 +132,13 @@ class Lake:
         (self.home / "staging").mkdir(parents=True, exist_ok=True)
         with self._lock():
             if not (self.home / "state.json").exists():
-                self._save(_State(FORMAT, f"{self._env.random.getrandbits(64):016x}"))
+                self._save(_LakeState(FORMAT, f"{self._env.random.getrandbits(64):016x}"))
 
     # --- Content --------------------------------------------------------------------------------------------------
 
-    def content(self) -> Content:
+    def content(self) -> LakeContent:
         state = self._load()
-        return Content(state.lake, state.version, state.rows, _covered(state))
+        return LakeContent(state.lake, state.version, state.rows, _covered(state))
 
     def hours(self) -> dict[str, list[Path]]:
         """The data files of each directory ``topic=…/date=…/hour=…``, in the order of their names."""
@@ -184,7 +184,7 @@ class Lake:
         os.close(descriptor)
 
     def add(
-        self, stage: StagingDirectory, found: Mapping[MessageQueue, Span], *, rows: int, apart_from: int | None
+        self, stage: StagingDirectory, found: Mapping[MessageQueue, OffsetSpan], *, rows: int, apart_from: int | None
     ) -> bool:
         """Add the files of a stage, which contain the offsets ``found``.
 
@@ -241,7 +241,7 @@ class Lake:
             self._finish(state)
         return True
 
-    def _finish(self, state: _State) -> None:
+    def _finish(self, state: _LakeState) -> None:
         """Do the pending moves; repeating it has no effect."""
         for one in state.pending:
             source, target = self.path / one.source, self.path / one.target
@@ -265,13 +265,13 @@ class Lake:
             yield
 
     @contextmanager
-    def _changing(self) -> Iterator[_State]:
+    def _changing(self) -> Iterator[_LakeState]:
         with self._lock():
             state = self._load()
             self._finish(state)
             yield state
 
-    def _load(self) -> _State:
+    def _load(self) -> _LakeState:
         path = self.home / "state.json"
         try:
             raw = path.read_bytes()
@@ -281,7 +281,7 @@ class Lake:
                     f"the lake {self.path} has format {bytes(number).decode()}, and this version of TernMQ writes "
                     f"{FORMAT}; use the version that made it, or a new directory"
                 )
-            return msgspec.json.decode(raw, type=_State)
+            return msgspec.json.decode(raw, type=_LakeState)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise CorruptFile(
                 f"{path} cannot be read ({error}); its data files are whole, but what they hold is not known; "
@@ -289,7 +289,7 @@ class Lake:
                 path=str(path),
             ) from error
 
-    def _save(self, state: _State) -> None:
+    def _save(self, state: _LakeState) -> None:
         new = self.home / "state.json.new"
         SYSTEM_FILES.write(new, msgspec.json.encode(state))
         SYSTEM_FILES.move(new, self.home / "state.json")
@@ -301,7 +301,7 @@ def _others(path: Path) -> list[Path]:
     return [one for one in path.iterdir() if one.name != _HOME]
 
 
-def _covered(state: _State) -> Covered:
+def _covered(state: _LakeState) -> Covered:
     return Covered(
         {
             MessageQueue(topic, broker, int(queue)): spans
@@ -312,8 +312,8 @@ def _covered(state: _State) -> Covered:
     )
 
 
-def _table(covered: Covered) -> dict[str, dict[str, dict[str, list[Span]]]]:
-    table: dict[str, dict[str, dict[str, list[Span]]]] = {}
+def _table(covered: Covered) -> dict[str, dict[str, dict[str, list[OffsetSpan]]]]:
+    table: dict[str, dict[str, dict[str, list[OffsetSpan]]]] = {}
     for queue, span in covered:
         queues = table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         queues.setdefault(str(queue.queue_id), []).append(span)

@@ -24,13 +24,13 @@ from pyspark.sql import functions as F  # noqa: N812 (Spark's own custom)
 
 from ternmq.errors import ConfigError, TernError
 from ternmq.message import MessageQueue
-from ternmq.spark.lake.covered import Covered, Span
+from ternmq.spark.lake.covered import Covered, OffsetSpan
 from ternmq.spark.lake.files import local_path
 from ternmq.spark.lake.lake import Lake, StagingDirectory
 from ternmq.spark.runtime.jobs import LEFT_OUT, JobFailed, Watch, start
 from ternmq.spark.session import sentence_of
 from ternmq.spark.source import columns
-from ternmq.spark.source.options import EARLIEST, BadMessages, OffsetTable, SourceOptions, offset_table
+from ternmq.spark.source.options import EARLIEST, BadMessages, OffsetsByTopic, SourceOptions, offset_table
 from ternmq.spark.source.reading import TopicReading, columns_of
 from ternmq.spark.source.source import NAME
 
@@ -122,7 +122,7 @@ def archive(
     return Archived(writer.rows, last.rows or 0, into.content().rows, last.left_out or 0)
 
 
-def _starts(reading: TopicReading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetTable:
+def _starts(reading: TopicReading, queues: Sequence[MessageQueue], covered: Covered) -> OffsetsByTopic:
     """Where a stream without a checkpoint begins; queues that are not in the lake begin at their first message."""
     known = [queue for queue in queues if covered.of(queue)]
     if not known:
@@ -216,10 +216,10 @@ def _without(batch: DataFrame, covered: Covered) -> DataFrame:
     return batch.join(known, [*same, inside], "left_anti")
 
 
-def _found(stage: StagingDirectory) -> tuple[Mapping[MessageQueue, Span], int]:
+def _found(stage: StagingDirectory) -> tuple[Mapping[MessageQueue, OffsetSpan], int]:
     """The offsets and the number of rows in the files of a stage. A batch has all offsets of a queue between its first
     and its last, except for skipped messages, so these two are enough."""
-    found: dict[MessageQueue, Span] = {}
+    found: dict[MessageQueue, OffsetSpan] = {}
     rows = 0
     for path in stage.files():
         topic = unquote(path.relative_to(stage.path).parts[0].removeprefix("topic="))

@@ -29,7 +29,7 @@ _BATCH_ROWS: Final = 16_384
 _FILES_AT_ONCE: Final = 64
 
 #: For each new file, the files that are merged into it.
-Groups: TypeAlias = list[list[Path]]
+FileGroups: TypeAlias = list[list[Path]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,9 +65,9 @@ def compact(
     return Compacted(hours, before, after)
 
 
-def _portions(plans: Mapping[str, Groups]) -> Iterator[dict[str, Groups]]:
+def _portions(plans: Mapping[str, FileGroups]) -> Iterator[dict[str, FileGroups]]:
     """Hours that are processed together: enough files for all cores, without the whole lake twice on the disk."""
-    portion: dict[str, Groups] = {}
+    portion: dict[str, FileGroups] = {}
     for hour, groups in plans.items():
         portion[hour] = groups
         if sum(map(len, portion.values())) >= _FILES_AT_ONCE:
@@ -77,9 +77,9 @@ def _portions(plans: Mapping[str, Groups]) -> Iterator[dict[str, Groups]]:
         yield portion
 
 
-def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> Groups:
+def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> FileGroups:
     """Which files to merge into one, in order; files that are large enough, and single ones, are left out."""
-    groups: Groups = []
+    groups: FileGroups = []
     size = target_bytes
     for path, file_bytes in files:
         if file_bytes >= target_bytes:
@@ -93,7 +93,7 @@ def groups_of(files: Sequence[tuple[Path, int]], target_bytes: int) -> Groups:
 
 
 def _merge(
-    spark: SparkSession, stage: StagingDirectory, plans: Mapping[str, Groups], watch: Watch
+    spark: SparkSession, stage: StagingDirectory, plans: Mapping[str, FileGroups], watch: Watch
 ) -> Mapping[str, Sequence[Path]]:
     """Write the new files of some hours, each hour's into a separate directory."""
     new: dict[str, list[Path]] = {}

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ternmq.env import Clock, SystemClock
 from ternmq.spark.files import layout
 from ternmq.spark.files.derive import KEYED, Rules
-from ternmq.spark.files.derived import EntryRun, Keys, QueueKey, Sum, derived
+from ternmq.spark.files.derived import EntryRun, Keys, QueuePart, Sum, derived
 from ternmq.spark.files.index_file import IndexWriter
 from ternmq.spark.files.options import NAME, SLICE_BYTES
 from ternmq.spark.files.queue_writer import QueueWriter
@@ -255,7 +255,7 @@ def _attempt() -> int:
 
 
 def _write_queues(
-    runs: Iterable[tuple[QueueKey, bytes]], parts: Path, file_bytes: int
+    runs: Iterable[tuple[QueuePart, bytes]], parts: Path, file_bytes: int
 ) -> Iterator[tuple[str, int, Path]]:
     """Write queues whose runs arrive in order; yields each queue and its directory."""
     directory = parts / f"queues-{_attempt()}"

@@ -45,9 +45,9 @@ from ternmq.spark.pipelines.sql_outputs import as_messages, check_columns, outpu
 from ternmq.spark.pipelines.sql_script import (
     CONSOLE,
     TOPIC,
-    Command,
     ScriptError,
     ScriptQuery,
+    SparkStatement,
     Target,
     TopicView,
     statements_of,
@@ -122,7 +122,7 @@ def run_sql(
                     run.declare(statement)
                 case ScriptQuery():
                     run.plan(statement, checkpoint=checkpoint)
-                case Command():
+                case SparkStatement():
                     run.command(statement)
         return run.follow(trigger, checkpoint=checkpoint)
     finally:
@@ -204,7 +204,7 @@ class _Run:
         name = _free_name(query.target, self._planned)
         self._planned[name] = _Planned(name, query.target, frame, mode)
 
-    def command(self, command: Command) -> None:
+    def command(self, command: SparkStatement) -> None:
         """Let Spark run a command, such as one that creates a view."""
         frame = self._resolve(command.sql, command.line)
         if frame.columns and not frame.isStreaming:
@@ -275,7 +275,7 @@ class _Run:
 
     # --- Show -----------------------------------------------------------------------------------------------------
 
-    def _show_once(self, statement: ScriptQuery | Command, frame: DataFrame) -> None:
+    def _show_once(self, statement: ScriptQuery | SparkStatement, frame: DataFrame) -> None:
         name = f"line {statement.line}"
         self._watch.run("select", self._spark, lambda: self._show_batch(name, frame, None))
 

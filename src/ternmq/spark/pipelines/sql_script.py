@@ -82,14 +82,14 @@ class ScriptQuery:
 
 
 @dataclass(slots=True, frozen=True)
-class Command:
+class SparkStatement:
     """A statement that is passed to Spark."""
 
     sql: str
     line: int
 
 
-Statement: TypeAlias = TopicView | ScriptQuery | Command
+Statement: TypeAlias = TopicView | ScriptQuery | SparkStatement
 
 
 class ScriptError(ConfigError):
@@ -102,7 +102,7 @@ class ScriptError(ConfigError):
 
 def statements_of(script: str) -> list[Statement]:
     """The statements in order; raises ``ScriptError``."""
-    statements = [_statement(_Reader(script, tokens)) for tokens in _split(script)]
+    statements = [_statement(_StatementReader(script, tokens)) for tokens in _split(script)]
     if not statements:
         raise ConfigError("the script is empty; write a SELECT, or INSERT INTO TOPIC … SELECT")
     return statements
@@ -123,7 +123,7 @@ def _split(script: str) -> Iterator[list[re.Match[str]]]:
         yield tokens
 
 
-def _statement(reader: _Reader) -> Statement:
+def _statement(reader: _StatementReader) -> Statement:
     if reader.take("INSERT"):
         return _insert(reader)
     view = _topic_view(reader)
@@ -132,10 +132,10 @@ def _statement(reader: _Reader) -> Statement:
     reader.rewind()
     if reader.next_is(*_QUERY_WORDS):
         return ScriptQuery(Target(CONSOLE), reader.rest(), reader.line)
-    return Command(reader.rest(), reader.line)
+    return SparkStatement(reader.rest(), reader.line)
 
 
-def _insert(reader: _Reader) -> ScriptQuery:
+def _insert(reader: _StatementReader) -> ScriptQuery:
     reader.need("INTO")
     if reader.take("TOPIC"):
         target = Target(TOPIC, reader.name("a topic"))
@@ -151,7 +151,7 @@ def _insert(reader: _Reader) -> ScriptQuery:
     return ScriptQuery(target, reader.rest(), reader.line)
 
 
-def _topic_view(reader: _Reader) -> TopicView | None:
+def _topic_view(reader: _StatementReader) -> TopicView | None:
     """None if it is a statement of Spark."""
     if not reader.take("CREATE"):
         return None
@@ -183,7 +183,7 @@ def _topic_view(reader: _Reader) -> TopicView | None:
     return TopicView(name, tuple(topics), columns, is_text, *watermark, delay, options, reader.line)
 
 
-def _watermark(reader: _Reader) -> tuple[tuple[str, str], str]:
+def _watermark(reader: _StatementReader) -> tuple[tuple[str, str], str]:
     expression = reader.text_until("DELAY")
     if not reader.take("DELAY"):
         raise reader.wrong("expected DELAY after WATERMARK column, such as DELAY 10 SECONDS")
@@ -202,7 +202,7 @@ def _line(script: str, at: int) -> int:
     return script.count("\n", 0, at) + 1
 
 
-class _Reader:
+class _StatementReader:
     """Walks over the tokens of one statement."""
 
     def __init__(self, script: str, tokens: list[re.Match[str]]) -> None:

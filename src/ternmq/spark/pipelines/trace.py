@@ -13,11 +13,11 @@ from ternmq.names import TRACE_TOPIC
 from ternmq.spark.pipelines.trace_report import (
     ConsumeReport,
     Finding,
+    HistoryStep,
     Percentiles,
     Point,
     SendReport,
     TraceReport,
-    TraceStep,
 )
 from ternmq.spark.pipelines.trace_rows import (
     DUPLICATED,
@@ -92,11 +92,11 @@ def path(
     begin_ms: int | None = None,
     end_ms: int | None = None,
     watch: Watch | None = None,
-) -> list[TraceStep]:
+) -> list[HistoryStep]:
     """The steps of one message, in the order of the clients' clocks. Raises ``NotFound``."""
     records = read(spark, name_servers=name_servers, trace_topic=trace_topic, begin_ms=begin_ms, end_ms=end_ms)
 
-    def work() -> list[TraceStep]:
+    def work() -> list[HistoryStep]:
         mine = records.where(F.col("message_id") == message_id).distinct().persist()
         try:
             published = [row for row in mine.where(F.col("kind") == PUB).collect() if row["time_ms"] is not None]
@@ -262,10 +262,10 @@ def _step_ms(span_ms: int) -> int:
     return next((step for step in _STEPS_MS if span_ms <= step * _POINTS), _STEPS_MS[-1])
 
 
-def _told(row: Row, sent_ms: int | None) -> TraceStep:
+def _told(row: Row, sent_ms: int | None) -> HistoryStep:
     """The step of a single record."""
     results: dict[str, Any] = {PUB: "sent" if row["success"] else "not safe", END_TRANSACTION: row["state"]}
-    return TraceStep(
+    return HistoryStep(
         time_ms=row["time_ms"],
         since_send_ms=_since(row["time_ms"], sent_ms),
         what={PUB: "send", END_TRANSACTION: "end of transaction"}.get(row["kind"], row["kind"].lower()),
@@ -276,9 +276,9 @@ def _told(row: Row, sent_ms: int | None) -> TraceStep:
     )
 
 
-def _called(row: Row, sent_ms: int | None) -> TraceStep:
+def _called(row: Row, sent_ms: int | None) -> HistoryStep:
     results = {True: "success", False: f"failed (code {row['code']})", None: "no end"}
-    return TraceStep(
+    return HistoryStep(
         time_ms=row["begin_ms"],
         since_send_ms=_since(row["begin_ms"], sent_ms),
         what="consume" if not row["retries"] else f"consume, retry {row['retries']}",

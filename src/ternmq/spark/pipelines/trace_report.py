@@ -95,7 +95,7 @@ class TraceReport:
 
 
 @dataclass(slots=True, frozen=True)
-class TraceStep:
+class HistoryStep:
     """One step in the history of a message."""
 
     time_ms: int | None

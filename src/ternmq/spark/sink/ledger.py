@@ -36,14 +36,14 @@ from ternmq.spark.sink.ledger_entries import (
     LEDGER_TOPIC,
     NO_ROWS,
     BatchOutcome,
-    Claim,
-    Decision,
     Done,
-    Entry,
     Found,
-    Mark,
+    LedgerDecision,
+    LedgerEntry,
+    LedgerMark,
+    RunIdentity,
+    SinkWork,
     Staged,
-    Work,
     WorkKind,
     check_same,
     decode,
@@ -52,7 +52,7 @@ from ternmq.spark.sink.ledger_entries import (
     orphans,
     outcome,
 )
-from ternmq.spark.sink.logs import Logs, Parcel, patiently, shown
+from ternmq.spark.sink.logs import AppendData, Logs, patiently, shown
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import join
 
@@ -70,8 +70,8 @@ class Ledger:
     def __init__(
         self,
         logs: Logs,
-        work: Work,
-        claim: Claim,
+        work: SinkWork,
+        claim: RunIdentity,
         *,
         retired: Collection[str] = (),
         new_id: Callable[[], str],
@@ -150,22 +150,22 @@ class Ledger:
         """Return when all records that a broker accepted before are visible in its queues."""
         queue = self._queue_on(broker)
         for _ in range(FENCE_MARKS):
-            self._fences[broker] = await self._append(queue, Mark(self.brokers), self._new_id())
+            self._fences[broker] = await self._append(queue, LedgerMark(self.brokers), self._new_id())
         await shown(self._logs, queue, self._fences[broker], timeout_ms=self._timeout_ms)
 
     def decision(
         self, chunks: Sequence[Staged], ends: Sequence[tuple[MessageQueue, int]], *, replaces: str
-    ) -> Decision:
+    ) -> LedgerDecision:
         """A decision of this run, not yet written."""
-        return Decision(list(chunks), list(ends), self._claim.target, self._claim.checkpoint, replaces)
+        return LedgerDecision(list(chunks), list(ends), self._claim.target, self._claim.checkpoint, replaces)
 
-    async def note(self, decision: Decision) -> None:
+    async def note(self, decision: LedgerDecision) -> None:
         """Write the decision of a work whose id is new, so that no other decision can exist."""
         queue, decision_id = self._home(), self._new_id()
         await self._append(queue, decision, decision_id)
         self._decided = decision_id
 
-    async def decide(self, decision: Decision) -> Decision:
+    async def decide(self, decision: LedgerDecision) -> LedgerDecision:
         """Write a decision, after ``look`` found no valid one; returns the valid decision.
 
         Raises ``BatchConflict`` if it belongs to another query.
@@ -174,7 +174,7 @@ class Ledger:
         at = await self._append(queue, decision, self._new_id())
         await shown(self._logs, queue, at, timeout_ms=self._timeout_ms)
         for one in await self._entries(queue, self._fences[queue.broker_name] + 1, at + 1):
-            if isinstance(one.entry, Decision) and one.batch == self.work.batch:
+            if isinstance(one.entry, LedgerDecision) and one.batch == self.work.batch:
                 check_same(self.work, self._claim, decision.chunks, one.entry, None)
                 self._decided = one.entry_id
                 return one.entry
@@ -213,13 +213,13 @@ class Ledger:
         """The queue for decisions."""
         return self._queue_on(self.brokers[abs(java_hash(self.work.query)) % len(self.brokers)])
 
-    async def _append(self, queue: MessageQueue, entry: Entry, entry_id: str) -> int:
+    async def _append(self, queue: MessageQueue, entry: LedgerEntry, entry_id: str) -> int:
         # Appending an entry twice does no harm, so a failed attempt is repeated.
         parcel = self._parcel(entry, entry_id)
         what = f"writing to the ledger of {self.work.key} on {queue.broker_name}"
         return await patiently(self._logs, what, lambda: self._logs.append(queue, parcel), timeout_ms=self._timeout_ms)
 
-    def _parcel(self, entry: Entry, entry_id: str) -> Parcel:
+    def _parcel(self, entry: LedgerEntry, entry_id: str) -> AppendData:
         tag = type(entry).__struct_config__.tag
         pairs = {Property.UNIQUE_KEY: entry_id, Property.KEYS: self.work.key, Property.TAGS: str(tag)}
         body = encode(entry)
@@ -228,7 +228,7 @@ class Ledger:
                 "the batch has too many chunks; make the batch smaller (maxMessagesPerTrigger), or the chunks "
                 "larger (chunkBytes)"
             )
-        return Parcel(body, join(pairs), is_text=True)
+        return AppendData(body, join(pairs), is_text=True)
 
     async def _entries_on(self, broker: str) -> list[Found]:
         queue = self._queue_on(broker)
@@ -263,7 +263,7 @@ class Ledger:
         return found
 
     def _check_all_there(self, entries: Sequence[Found]) -> None:
-        marks = [one.entry for one in entries if isinstance(one.entry, Mark) and one.batch == self.work.batch]
+        marks = [one.entry for one in entries if isinstance(one.entry, LedgerMark) and one.batch == self.work.batch]
         missing = sorted({broker for mark in marks for broker in mark.brokers}.difference(self.brokers))
         if retired := [broker for broker in missing if broker in self.retired]:
             log.warning(

@@ -67,7 +67,7 @@ _CURES: Final = {
 }
 
 
-class Work(NamedTuple):
+class SinkWork(NamedTuple):
     """One micro-batch of a query, or one batch write."""
 
     query: str
@@ -89,7 +89,7 @@ class Work(NamedTuple):
 class BatchConflict(ConfigError):
     """A run of a batch is not a repetition of the run that is in the ledger."""
 
-    def __init__(self, work: Work, reason: str) -> None:
+    def __init__(self, work: SinkWork, reason: str) -> None:
         self.work = work
         super().__init__(f"{reason}. {_CURES[work.kind]}")
 
@@ -113,11 +113,11 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
     checksum: int = UNKNOWN
 
 
-class Mark(msgspec.Struct, frozen=True, tag="mark", tag_field="kind"):
+class LedgerMark(msgspec.Struct, frozen=True, tag="mark", tag_field="kind"):
     brokers: list[str]
 
 
-class Decision(msgspec.Struct, frozen=True, tag="decision", tag_field="kind"):
+class LedgerDecision(msgspec.Struct, frozen=True, tag="decision", tag_field="kind"):
     chunks: list[Staged]
     #: The end of each queue of the chunks, before any of them was sent.
     ends: list[tuple[MessageQueue, int]]
@@ -134,21 +134,21 @@ class Done(msgspec.Struct, frozen=True, tag="done", tag_field="kind"):
     decision: str = ""
 
 
-Entry: TypeAlias = Mark | Decision | Done
+LedgerEntry: TypeAlias = LedgerMark | LedgerDecision | Done
 
-_decoder: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
+_decoder: Final[msgspec.json.Decoder[LedgerEntry]] = msgspec.json.Decoder(LedgerEntry)
 encode: Final = msgspec.json.Encoder().encode
 
 
-def decode(body: bytes) -> Entry:
+def decode(body: bytes) -> LedgerEntry:
     """A valid entry; raises ``ValueError`` with the reason if it is not."""
     entry = _decoder.decode(body)
-    if isinstance(entry, Decision):
+    if isinstance(entry, LedgerDecision):
         _check_decision(entry)
     return entry
 
 
-def _check_decision(decision: Decision) -> None:
+def _check_decision(decision: LedgerDecision) -> None:
     ends = dict(decision.ends)
     if any(queue.queue_id < 0 or end < 0 for queue, end in ends.items()):
         raise ValueError("a queue or its end is below 0")
@@ -188,7 +188,7 @@ class Found(NamedTuple):
     #: The id of the message.
     entry_id: str
     batch: int
-    entry: Entry
+    entry: LedgerEntry
 
 
 @dataclass(slots=True, frozen=True)
@@ -196,7 +196,7 @@ class BatchOutcome:
     """What the ledger contains about a batch."""
 
     #: The valid decision, and its id.
-    decision: Decision
+    decision: LedgerDecision
     decision_id: str
     is_done: bool
 
@@ -204,11 +204,11 @@ class BatchOutcome:
 def outcome(entries: Sequence[Found], batch: int) -> BatchOutcome | None:
     """The first decision of a batch, or its replacement; None if there is none."""
     own = sorted((one for one in entries if one.batch == batch), key=lambda one: one[:2])
-    decisions = [(one, one.entry) for one in own if isinstance(one.entry, Decision)]
+    decisions = [(one, one.entry) for one in own if isinstance(one.entry, LedgerDecision)]
     done = {one.entry.decision for one in own if isinstance(one.entry, Done)}
     # A decision that was appended twice, because the first reply was lost, counts once.
     is_only = len({place.entry_id for place, _ in decisions}) == 1
-    counting: tuple[Found, Decision] | None = None
+    counting: tuple[Found, LedgerDecision] | None = None
     for place, decision in decisions:
         # Not just any that is not replaced: a second one, written while the first was valid, never becomes valid.
         if counting is None or decision.replaces == counting[0].entry_id:
@@ -223,7 +223,7 @@ def outcome(entries: Sequence[Found], batch: int) -> BatchOutcome | None:
 def orphans(entries: Sequence[Found], batch: int) -> list[Found]:
     """Records that say "done" of a decision that does not exist."""
     own = [one for one in entries if one.batch == batch]
-    decisions = {one.entry_id for one in own if isinstance(one.entry, Decision)}
+    decisions = {one.entry_id for one in own if isinstance(one.entry, LedgerDecision)}
     return [
         one
         for one in own
@@ -235,17 +235,17 @@ def orphans(entries: Sequence[Found], batch: int) -> list[Found]:
 
 def latest_decided(entries: Sequence[Found]) -> int | None:
     """The highest batch that has a decision."""
-    return max((one.batch for one in entries if isinstance(one.entry, Decision)), default=None)
+    return max((one.batch for one in entries if isinstance(one.entry, LedgerDecision)), default=None)
 
 
 # --- Whether two runs are the same --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, frozen=True)
-class Claim:
+class RunIdentity:
     """The identity of a run, besides its rows."""
 
-    #: As in ``Decision``.
+    #: As in ``LedgerDecision``.
     target: str = ""
     checkpoint: str = ""
     #: The former location of the checkpoint.
@@ -262,7 +262,9 @@ def same_place(checkpoint: str) -> str:
     return checkpoint.rstrip("/") or checkpoint
 
 
-def check_same(work: Work, claim: Claim, staged: Sequence[Staged], found: Decision | None, latest: int | None) -> None:
+def check_same(
+    work: SinkWork, claim: RunIdentity, staged: Sequence[Staged], found: LedgerDecision | None, latest: int | None
+) -> None:
     """Raise ``BatchConflict`` unless a run may continue from the state of the ledger.
 
     ``found`` is the decision of the batch, ``latest`` the last batch of the query that has one.

@@ -84,7 +84,7 @@ _CURES: Final = {
 
 
 @dataclass(slots=True, frozen=True)
-class Parcel:
+class AppendData:
     """Data to append: one message, or a batch in its wire form."""
 
     body: Buffer
@@ -121,7 +121,7 @@ class Logs(Protocol):
         """Create the topic on every broker that does not have it."""
         ...
 
-    async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+    async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
         """Append; returns the queue offset, of a batch that of its first message. One attempt; see above for errors.
 
         Raises ``NotSafe`` if it is stored but may be lost.
@@ -204,15 +204,15 @@ class ClusterLogs:
             await TopicAdmin(self._instance, brokers).create(topic, queues=queues, cluster=cluster)
         await self._instance.routes.refresh(topic)
 
-    async def append(self, queue: MessageQueue, parcel: Parcel) -> int:
+    async def append(self, queue: MessageQueue, parcel: AppendData) -> int:
         return (await self._deliver(queue.topic, parcel, queue)).queue_offset
 
-    async def append_anywhere(self, topic: str, parcel: Parcel) -> tuple[MessageQueue, int]:
+    async def append_anywhere(self, topic: str, parcel: AppendData) -> tuple[MessageQueue, int]:
         """Append to the next queue in turn, on a broker that answers; returns the queue and the queue offset."""
         receipt = await self._deliver(topic, parcel, None)
         return receipt.queue, receipt.queue_offset
 
-    async def _deliver(self, topic: str, parcel: Parcel, queue: MessageQueue | None) -> SendReceipt:
+    async def _deliver(self, topic: str, parcel: AppendData, queue: MessageQueue | None) -> SendReceipt:
         outgoing = Outgoing(
             (Message(topic, b""),), topic, "", parcel.body, parcel.properties, parcel.flag, is_batch=parcel.is_batch
         )

@@ -29,8 +29,8 @@ from ternmq.errors import ConfigError, MessagesLost, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import WHEEL_TOPIC
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import BatchOutcome, Decision, Staged, Work, WorkKind, landings
-from ternmq.spark.sink.logs import Logs, Parcel, patiently, read_one
+from ternmq.spark.sink.ledger_entries import BatchOutcome, LedgerDecision, SinkWork, Staged, WorkKind, landings
+from ternmq.spark.sink.logs import AppendData, Logs, patiently, read_one
 from ternmq.spark.sink.rows import CHUNK_ROWS_MAX, TIMED, Chunk, place_of_key, row_key
 from ternmq.tasks import Tasks
 from ternmq.wire.batch import pack_messages, unpack_messages
@@ -57,7 +57,7 @@ def stage_key(chunk_id: str) -> str:
 class HalfWritten(TernError):
     """A batch write failed when a part of its rows may be in the topic. Running the same write again finishes it."""
 
-    def __init__(self, work: Work, error: TernError) -> None:
+    def __init__(self, work: SinkWork, error: TernError) -> None:
         self.work = work
         again = f"with the option writeId={work.query}" if work.kind is WorkKind.WRITE else "with the same options"
         super().__init__(
@@ -117,7 +117,7 @@ class Committer:
             await ledger.finish_empty()
         self._on_step("finished")
 
-    def _lost(self, decision: Decision) -> int:
+    def _lost(self, decision: LedgerDecision) -> int:
         """How many chunks cannot be published any more: they are on a retired broker, or it is their target."""
         retired = self._ledger.retired
         places = [(chunk.stage, chunk.queue) for chunk in decision.chunks]
@@ -134,7 +134,7 @@ class Committer:
         )
         return found.decision_id
 
-    async def _finish(self, decision: Decision, *, is_fresh: bool) -> None:
+    async def _finish(self, decision: LedgerDecision, *, is_fresh: bool) -> None:
         try:
             await self._publish(decision, is_fresh=is_fresh)
         except TernError as error:
@@ -145,7 +145,7 @@ class Committer:
         self._on_step("published")
         await self._ledger.finish()
 
-    async def _placed(self, staged: Sequence[Staged], *, replaces: str) -> Decision:
+    async def _placed(self, staged: Sequence[Staged], *, replaces: str) -> LedgerDecision:
         """Choose a queue for each chunk without one, and record the ends of the queues."""
         topics = {chunk.topic for chunk in staged if chunk.queue is None}
         turns = {topic: _turns(await self._writable(topic), staged[0].chunk_id) for topic in topics}
@@ -162,7 +162,7 @@ class Committer:
         what = f"looking for the queues of {topic!r}"
         return await patiently(self._logs, what, lambda: self._logs.writable(topic), timeout_ms=self._timeout_ms)
 
-    async def _publish(self, decision: Decision, *, is_fresh: bool) -> None:
+    async def _publish(self, decision: LedgerDecision, *, is_fresh: bool) -> None:
         by_queue: dict[MessageQueue, list[Staged]] = defaultdict(list)
         for chunk in decision.chunks:
             assert chunk.queue is not None
@@ -230,24 +230,24 @@ def _turns(queues: Sequence[MessageQueue], chance: str) -> Iterator[MessageQueue
     return cycle([*queues[first:], *queues[:first]])
 
 
-def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = None) -> Iterable[Parcel]:
+def parcels(chunk: Chunk | Staged, body: bytes, rows: Sequence[int] | None = None) -> Iterable[AppendData]:
     """The messages to send for a staged chunk: all rows, or some."""
     if not chunk.delay and (rows is None or len(rows) == chunk.rows):
-        yield Parcel(body, is_batch=True)
+        yield AppendData(body, is_batch=True)
         return
     messages = unpack_messages(body)
     chosen = [messages[row] for row in (range(chunk.rows) if rows is None else rows)]
     if not chunk.delay:
-        yield Parcel(pack_messages((flag, data, text.decode()) for flag, data, text in chosen), is_batch=True)
+        yield AppendData(pack_messages((flag, data, text.decode()) for flag, data, text in chosen), is_batch=True)
         return
     for flag, data, text in chosen:
-        yield Parcel(data, text.decode(), flag=flag)
+        yield AppendData(data, text.decode(), flag=flag)
 
 
 class Presence:
     """Which rows of a decision's chunks are visible in their queues. Reads each message of a queue once."""
 
-    def __init__(self, logs: Logs, decision: Decision) -> None:
+    def __init__(self, logs: Logs, decision: LedgerDecision) -> None:
         self._logs = logs
         #: From where on no message may be missing, and the next offset to read.
         self._must = dict(decision.ends)

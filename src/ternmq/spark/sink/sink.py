@@ -29,7 +29,7 @@ from ternmq.errors import ConfigError
 from ternmq.spark.runtime.cluster import ClusterClient, cluster_at
 from ternmq.spark.sink import rows as sink_rows
 from ternmq.spark.sink.ledger import Ledger
-from ternmq.spark.sink.ledger_entries import Claim, Staged, Work, WorkKind
+from ternmq.spark.sink.ledger_entries import RunIdentity, SinkWork, Staged, WorkKind
 from ternmq.spark.sink.logs import ClusterLogs
 from ternmq.spark.sink.options import SinkOptions
 from ternmq.spark.sink.publish import Committer
@@ -91,7 +91,7 @@ class _Writing:
             shipping.close()
 
     def commit(
-        self, messages: Sequence[WriterCommitMessage | None], work: Work, writer: _Steps, *, is_new: bool = False
+        self, messages: Sequence[WriterCommitMessage | None], work: SinkWork, writer: _Steps, *, is_new: bool = False
     ) -> None:
         """Driver: publish the chunks that the tasks have staged."""
         options = self.options
@@ -119,13 +119,13 @@ class _Writing:
         options = self.options
         return ClusterLogs(cluster, retry_timeout_ms=options.retry_timeout_ms, accepts_unsafe=options.accepts_unsafe)
 
-    def _claim(self, kind: WorkKind) -> Claim:
+    def _claim(self, kind: WorkKind) -> RunIdentity:
         options = self.options
         target = wrap(options.namespace, options.topic) if options.topic else ""
         if kind is not WorkKind.STREAM:
             # Spark passes a checkpoint to a batch write, too, if one is set.
-            return Claim(target, any_rows=options.any_rows)
-        return Claim(target, options.checkpoint, options.checkpoint_moved_from, options.any_rows)
+            return RunIdentity(target, any_rows=options.any_rows)
+        return RunIdentity(target, options.checkpoint, options.checkpoint_moved_from, options.any_rows)
 
 
 def checked_query(query_id: str | None) -> str:
@@ -140,16 +140,16 @@ def checked_query(query_id: str | None) -> str:
     return query_id
 
 
-def stream_work(query_id: str, app_id: str, batch: int) -> Work:
+def stream_work(query_id: str, app_id: str, batch: int) -> SinkWork:
     """A micro-batch: identified by the query's id, and by the user's id if there is one."""
-    return Work(f"{query_id}@{app_id}" if app_id else query_id, batch)
+    return SinkWork(f"{query_id}@{app_id}" if app_id else query_id, batch)
 
 
-def write_work(options: SinkOptions, write_id: str) -> Work:
+def write_work(options: SinkOptions, write_id: str) -> SinkWork:
     """A batch write: identified by application and version, or else by its id. Ids have no @, so they are distinct."""
     if options.txn_version is not None:
-        return Work(f"txn@{options.txn_app_id}", options.txn_version, WorkKind.TRANSACTION)
-    return Work(write_id, 0, WorkKind.WRITE)
+        return SinkWork(f"txn@{options.txn_app_id}", options.txn_version, WorkKind.TRANSACTION)
+    return SinkWork(write_id, 0, WorkKind.WRITE)
 
 
 class _Steps:

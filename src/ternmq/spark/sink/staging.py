@@ -21,7 +21,7 @@ from ternmq.errors import RouteMissing, TernError
 from ternmq.message import MessageQueue, Property
 from ternmq.spark.runtime.cluster import ClusterClient
 from ternmq.spark.sink.ledger_entries import STAGE_TOPIC, Staged
-from ternmq.spark.sink.logs import ClusterLogs, NotSafe, Parcel, patiently, read_one
+from ternmq.spark.sink.logs import AppendData, ClusterLogs, NotSafe, patiently, read_one
 from ternmq.spark.sink.publish import check_timed, parcels, stage_key
 from ternmq.spark.sink.rows import CHUNK_ID_LENGTH, TIMED, Chunk
 from ternmq.tasks import Tasks
@@ -93,7 +93,7 @@ class Stage:
 
     async def ship(self, chunk: Chunk) -> Staged:
         key = stage_key(chunk.chunk_id)
-        parcel = Parcel(chunk.body, join({Property.UNIQUE_KEY: key}))
+        parcel = AppendData(chunk.body, join({Property.UNIQUE_KEY: key}))
         unsafe: NotSafe | None = None
 
         async def attempt() -> tuple[MessageQueue, int]:
@@ -102,7 +102,7 @@ class Stage:
                 # Another megabyte with each attempt would fill the disk of a broker that lacks its slave. A small
                 # record that is safe proves the same (``logs``), unless the broker lost power in between.
                 queue, at = unsafe.queue, unsafe.queue_offset
-                await self._logs.append(queue, Parcel(_AFTER))
+                await self._logs.append(queue, AppendData(_AFTER))
                 if (await read_one(self._logs, queue, at)).unique_key == key:
                     return queue, at
                 unsafe = None
@@ -149,7 +149,7 @@ class Straight:
     async def _send(self, chunk: Chunk) -> None:
         for parcel in parcels(chunk, chunk.body):
 
-            async def attempt(parcel: Parcel = parcel) -> None:
+            async def attempt(parcel: AppendData = parcel) -> None:
                 try:
                     if chunk.queue is None:
                         await self._logs.append_anywhere(chunk.topic, parcel)

@@ -44,7 +44,7 @@ END_ASKED_MAX: Final = 5
 
 
 @dataclass(slots=True, frozen=True)
-class Pulled:
+class SliceReply:
     """The reply to a pull at ``at``, without its body."""
 
     at: int
@@ -147,7 +147,7 @@ class Cursor:
         self.asked.clear()
         self._depth = 1
 
-    def take(self, pulled: Pulled) -> ReplyKind:
+    def take(self, pulled: SliceReply) -> ReplyKind:
         """Continue after a reply. Raises ``MessagesLost``."""
         self.asked.popleft()
         self.broker_id = pulled.broker_id
@@ -167,7 +167,7 @@ class Cursor:
         # Without a filter, offsets are messages; with one, messages beyond the end are dropped later.
         return self._count if self._wanted.is_filtered else min(self._count, self._end - at)
 
-    def _learn(self, pulled: Pulled) -> None:
+    def _learn(self, pulled: SliceReply) -> None:
         led, asked = pulled.next_offset - pulled.at, self._count_at(pulled.at)
         if led == asked:
             self._depth = min(self._depth * 2, self._ahead_max)
@@ -176,7 +176,7 @@ class Cursor:
         if 0 < led < asked:
             self._count = max(1, led * 7 // 8) if pulled.body_bytes > _MANY_BYTES else led
 
-    def _not_there(self, pulled: Pulled) -> ReplyKind:
+    def _not_there(self, pulled: SliceReply) -> ReplyKind:
         """There is no record at ``at``, although the slice has it: deleted, lost, or not there *yet*."""
         self.forget()
         if pulled.min_offset <= self.at and self._end_asked < END_ASKED_MAX:

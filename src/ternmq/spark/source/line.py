@@ -29,15 +29,15 @@ from ternmq.wire.header import Header, Response
 _BEYOND_BYTES: Final = 64 * 1024
 
 
-class Answer(NamedTuple):
-    """A response; its body is in ``Line.data`` from ``begin`` to before ``end``."""
+class LineResponse(NamedTuple):
+    """A response; its body is in ``BrokerLine.data`` from ``begin`` to before ``end``."""
 
     response: Response
     begin: int
     end: int
 
 
-class Line:
+class BrokerLine:
     """Calls to one broker, answered in any order. All methods block, and belong to one thread."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Line:
         #: Start of the next frame, and end of the received bytes.
         self._at = self._end = 0
         self._opaque = 0
-        self._early: dict[int, Answer] = {}
+        self._early: dict[int, LineResponse] = {}
 
     def close(self) -> None:
         self._socket.close()
@@ -76,7 +76,7 @@ class Line:
                 raise self._broken(error) from None
         return self._opaque
 
-    def answer(self, number: int) -> Answer:
+    def answer(self, number: int) -> LineResponse:
         """The reply to a request; replies to earlier ones are dropped."""
         for early in [early for early in self._early if early < number]:
             del self._early[early]
@@ -99,7 +99,7 @@ class Line:
         view[at : at + rest] = view[self._at : self._end]
         self._at, self._end = at, at + rest
 
-    def _receive(self) -> Answer:
+    def _receive(self) -> LineResponse:
         while True:
             try:
                 response, frame_end = response_at(self.data, self._at, self._end)
@@ -107,7 +107,7 @@ class Line:
                 raise NetworkError(f"{self.address} broke the protocol: {error}", address=self.address) from error
             if response is not None:
                 self._at = frame_end
-                return Answer(response, frame_end - len(response.body), frame_end)
+                return LineResponse(response, frame_end - len(response.body), frame_end)
             self._receive_until(frame_end)
 
     def _receive_until(self, end: int) -> None:

@@ -34,7 +34,7 @@ EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
 #: Queue offsets by topic, broker and queue id, as they are stored in checkpoints; names in JSON are texts.
-OffsetTable: TypeAlias = dict[str, dict[str, dict[str, int]]]
+OffsetsByTopic: TypeAlias = dict[str, dict[str, dict[str, int]]]
 #: In a checkpoint, beside the topics: since when messages of later queues are read. No topic has an @.
 SINCE: Final = "@since"
 
@@ -332,9 +332,9 @@ def name_servers(texts: OptionTexts) -> str:
     return ";".join(client_of(texts).addresses)
 
 
-def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetTable:
+def offset_table(offsets: Mapping[MessageQueue, int]) -> OffsetsByTopic:
     """Queue offsets in the form of a checkpoint."""
-    table: OffsetTable = {}
+    table: OffsetsByTopic = {}
     for queue, offset in sorted(offsets.items()):
         table.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
     return table

@@ -1,8 +1,8 @@
 """Pulls of a slice: from its broker, in order, each message once (U1, V2).
 
-``read_slice`` is for tasks: pulls over a ``Line``, some in advance, and records that are read in place. After a line
-has failed, a pull through the client replaces it: the same offset is requested again, until the broker or its successor
-answers or ``retryTimeoutMs`` is over. Then a new line is opened.
+``read_slice`` is for tasks: pulls over a ``BrokerLine``, some in advance, and records that are read in place. After a
+line has failed, a pull through the client replaces it: the same offset is requested again, until the broker or its
+successor answers or ``retryTimeoutMs`` is over. Then a new line is opened.
 
 ``read_slice_on_loop`` is for the sink's ledger, which reads little and runs on the loop.
 """
@@ -21,8 +21,8 @@ from ternmq.client.consume.slaves import check_slave
 from ternmq.errors import NetworkError, RouteMissing, TernError, refused
 from ternmq.message import MessageQueue
 from ternmq.spark.runtime.cluster import ClusterClient
-from ternmq.spark.source.cursor import Cursor, Expected, Pulled, PullParameters, ReplyKind
-from ternmq.spark.source.line import Line
+from ternmq.spark.source.cursor import Cursor, Expected, PullParameters, ReplyKind, SliceReply
+from ternmq.spark.source.line import BrokerLine
 from ternmq.spark.source.plan import Slice
 from ternmq.spark.source.records import Int64s, Records, find_starts
 from ternmq.wire.codes import RequestCode, ResponseCode
@@ -123,7 +123,7 @@ class _SliceReader:
         self._queue = part.queue
         self._wanted = wanted
         self._cursor = Cursor(part, wanted, ahead_max=AHEAD_MAX)
-        self._line: Line | None = None
+        self._line: BrokerLine | None = None
         #: The broker of the set that was asked for, and the one that the line is connected to.
         self._broker_id = MASTER_ID
         self._is_master = True
@@ -153,7 +153,7 @@ class _SliceReader:
 
     def _line_chunk(self) -> Records:
         cursor = self._cursor
-        line: Line | None = None
+        line: BrokerLine | None = None
         starts: list[Int64s] = []
         chunk_bytes = 0
         while not cursor.is_done and chunk_bytes < CHUNK_BYTES:
@@ -179,20 +179,20 @@ class _SliceReader:
                 break
         return Records(line.data, starts=np.concatenate(starts)) if line is not None and starts else Records(b"")
 
-    def _take(self, pulled: Pulled) -> bool:
+    def _take(self, pulled: SliceReply) -> bool:
         """Whether a reply has records."""
         step = self._cursor.take(pulled)
         if step is ReplyKind.AGAIN:
             self._cluster.run(asyncio.sleep(_END_PAUSE_S))
         return step is ReplyKind.RECORDS
 
-    def _to_broker(self) -> Line:
+    def _to_broker(self) -> BrokerLine:
         if self._line is None:
             self._broker_id = self._cursor.broker_id
             copy = self._cluster.run(_copy(self._cluster, self._queue, self._broker_id))
             self._is_master = copy.is_master
             form = self._cluster.instance.form_of(RequestCode.PULL_MESSAGE)
-            self._line = Line(
+            self._line = BrokerLine(
                 copy.address,
                 form=form,
                 room_bytes=CHUNK_BYTES + BYTES_MAX,
@@ -208,11 +208,11 @@ class _SliceReader:
 
 async def _pull_patiently(
     cluster: ClusterClient, queue: MessageQueue, at: int, count: int, wanted: PullParameters, broker_id: int
-) -> tuple[Pulled, memoryview]:
+) -> tuple[SliceReply, memoryview]:
     """A pull through the client, and its body; repeated while the error may be temporary."""
     header = _pull_header(queue, at, count, wanted)
 
-    async def ask() -> tuple[Pulled, memoryview]:
+    async def ask() -> tuple[SliceReply, memoryview]:
         nonlocal broker_id
         copy = await _copy(cluster, queue, broker_id)
         try:
@@ -240,7 +240,7 @@ def _pull_header(queue: MessageQueue, at: int, count: int, wanted: PullParameter
     return tools_pull(queue, at, count_max=count, tags=wanted.tags, sql=wanted.sql, bytes_max=BYTES_MAX)
 
 
-def _pulled(response: Response, queue: MessageQueue, at: int, *, is_master: bool) -> Pulled:
+def _pulled(response: Response, queue: MessageQueue, at: int, *, is_master: bool) -> SliceReply:
     """Raises ``NetworkError`` for messages that a slave does not have: only the master can say that they are lost."""
     if not is_master:
         check_slave(queue, at, response)
@@ -257,7 +257,7 @@ def _pulled(response: Response, queue: MessageQueue, at: int, *, is_master: bool
             address=queue.broker_name,
         )
     is_gone = response.code == ResponseCode.PULL_NOT_FOUND or response.remark == _REMOVED
-    return Pulled(
+    return SliceReply(
         at,
         response.code,
         reply.next_offset,

@@ -33,7 +33,7 @@ from ternmq.spark.source import plan
 from ternmq.spark.source.cursor import PullParameters
 from ternmq.spark.source.options import (
     LATEST,
-    OffsetTable,
+    OffsetsByTopic,
     Position,
     SourceOptions,
     checkpoint_of,
@@ -117,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = starts
         return checkpoint_table({**self._trimmed(starts, ends, limit), **new}, since_ms)
 
-    def reportLatestOffset(self) -> OffsetTable:
+    def reportLatestOffset(self) -> OffsetsByTopic:
         self._look()
         return offset_table(self._reading.cluster().ends(self._queues))
 

@@ -28,7 +28,7 @@ class FileEntry(NamedTuple):
     is_directory: bool
 
 
-class Usage(NamedTuple):
+class DiskUsage(NamedTuple):
     """How full a file system is. Blocks that only root may use count neither as used nor as free."""
 
     used_bytes: int
@@ -86,7 +86,7 @@ class PlainFile(Protocol):
     def close(self) -> None: ...
 
 
-class Held(Protocol):
+class HeldLock(Protocol):
     """A lock that is held."""
 
     def release(self) -> None: ...
@@ -143,7 +143,7 @@ class Disk(Protocol):
         """When a file was last written to, in ms since 1970. Any thread may ask."""
         ...
 
-    def usage(self, path: Path) -> Usage:
+    def usage(self, path: Path) -> DiskUsage:
         """How full the disk is on which a path lies or would lie. Any thread may ask."""
         ...
 
@@ -159,6 +159,6 @@ class Disk(Protocol):
         """Return when the names in a directory are on the disk: what was made is found, what was removed is gone."""
         ...
 
-    def lock(self, path: Path) -> Held:
+    def lock(self, path: Path) -> HeldLock:
         """Lock a file as RocketMQ does. Raises ``StoreLocked``."""
         ...

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.files import make_directory, sync_directory
-from ternmq.store.disk.base import FileEntry, Usage
+from ternmq.store.disk.base import DiskUsage, FileEntry
 from ternmq.store.disk.file_lock import StoreLock
 from ternmq.store.disk.system import as_store_error, border
 
@@ -146,7 +146,7 @@ class FileDisk:
         with border(path, "look at"):
             return path.stat().st_mtime_ns // 1_000_000
 
-    def usage(self, path: Path) -> Usage:
+    def usage(self, path: Path) -> DiskUsage:
         with border(path, "look at"):
             while True:
                 try:
@@ -156,7 +156,7 @@ class FileDisk:
                         raise
                     path = path.parent  # not made yet
                 else:
-                    return Usage((disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+                    return DiskUsage((disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize)
 
     def boot_id(self) -> str:
         try:

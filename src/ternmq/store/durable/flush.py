@@ -32,7 +32,7 @@ from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.disk.base import PAGE_BYTES, Disk, Segment
 from ternmq.store.durable.checkpoint import Checkpoint
-from ternmq.store.durable.mailbox import Job
+from ternmq.store.durable.mailbox import StoreJob
 from ternmq.store.durable.watermark import Watermark
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log
@@ -70,9 +70,9 @@ class Flusher:
         checkpoint: Checkpoint,
         checkpoint_path: Path,
         pending: Pending,
-        post: Callable[[Job], object],
-        on_tick: Job,
-        on_failure: Job,
+        post: Callable[[StoreJob], object],
+        on_tick: StoreJob,
+        on_failure: StoreJob,
     ) -> None:
         """``on_tick`` is called every second and has to call ``tick``. ``on_failure`` is called when a sync has failed:
         pages may be lost although the machine never stopped.
@@ -99,7 +99,7 @@ class Flusher:
         self._closed = False
         # The flush thread:
         self._thread: threading.Thread | None = None
-        self._orders: SimpleQueue[Job | None] = SimpleQueue()
+        self._orders: SimpleQueue[StoreJob | None] = SimpleQueue()
         self._synced = commit_log.end
         self._synced_at = clock.monotonic()
         # Both, without a lock: one side sets, the other clears, and a call too many does no harm.
@@ -300,7 +300,7 @@ class Flusher:
             truncations = self._truncations
             self._submit(lambda: self._write_checkpoint(data, truncations))
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: StoreJob) -> None:
         if self._thread is not None:
             self._orders.put(job)
             return
@@ -392,7 +392,7 @@ class Flusher:
         paths: Sequence[Path],
         segments: Sequence[Segment] = (),
         names: Sequence[Path] = (),
-        then: Job | None = None,
+        then: StoreJob | None = None,
     ) -> None:
         for path in paths:
             self._disk.sync_file(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-Job = Callable[[], object]
+StoreJob = Callable[[], object]
 
 
 class JobBox:
@@ -17,16 +17,16 @@ class JobBox:
 
     __slots__ = ("_jobs", "_notify", "has_loop")
 
-    def __init__(self, notify: Callable[[Job], object] | None) -> None:
+    def __init__(self, notify: Callable[[StoreJob], object] | None) -> None:
         self._notify = notify
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[StoreJob] = deque()
         #: Whether calls come by themselves.
         self.has_loop = notify is not None
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def post(self, job: Job) -> None:
+    def post(self, job: StoreJob) -> None:
         """Have ``job`` called on the store's thread."""
         if self._notify is not None:
             self._notify(job)

@@ -36,12 +36,13 @@ from typing import Final, NamedTuple
 
 from ternmq.env import Clock
 from ternmq.errors import StoreError
+from ternmq.files import Work
 from ternmq.names import is_system_topic
 from ternmq.store.config import StoreConfig
 from ternmq.store.derived.index import Index
 from ternmq.store.derived.queues import ConsumeQueues
-from ternmq.store.disk.base import Disk, Usage
-from ternmq.store.durable.mailbox import Job
+from ternmq.store.disk.base import Disk, DiskUsage
+from ternmq.store.durable.mailbox import StoreJob
 from ternmq.store.log.protocol import Log
 
 log = logging.getLogger(__name__)
@@ -57,15 +58,13 @@ FILES_AT_ONCE: Final = 8
 _HOUR_MS: Final = 3_600_000
 _END: Final = object()
 
-Work = Callable[[], None]
-
 
 class Look(NamedTuple):
     """What the disk looks like."""
 
     #: The directory on the fullest disk, and how full that is.
     path: Path
-    usage: Usage
+    usage: DiskUsage
     #: When the oldest segments were last written to, oldest first.
     modified_ms: list[int]
     #: Directories of the log on disks above the middle mark.
@@ -122,7 +121,7 @@ class Retention:
         needed: Callable[[], int | None],
         hurry: Callable[[], object],
         chores: Callable[[Work], object],
-        post: Callable[[Job], object],
+        post: Callable[[StoreJob], object],
     ) -> None:
         self._clock = clock
         self._disk = disk
@@ -350,5 +349,5 @@ class Retention:
                 yield
 
 
-def _percent(use: tuple[Usage, Path]) -> int:
+def _percent(use: tuple[DiskUsage, Path]) -> int:
     return use[0].percent

@@ -108,7 +108,7 @@ class Watermark:
         return await wait_until(self, offset, timeout_ms)
 
 
-class Mark(Protocol):
+class Waitable(Protocol):
     """What can be waited for: a watermark, or the smallest of several (``store.durable.safety``)."""
 
     @property
@@ -121,7 +121,7 @@ class Mark(Protocol):
     def forget(self, ticket: int, /) -> None: ...
 
 
-async def wait_until(mark: Mark, offset: int, timeout_ms: float) -> bool:
+async def wait_until(mark: Waitable, offset: int, timeout_ms: float) -> bool:
     """Wait until ``mark.value >= offset``; False if ``timeout_ms`` pass first. Raises if the record is taken back."""
     if mark.value >= offset:
         return True

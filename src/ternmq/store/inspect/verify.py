@@ -43,7 +43,7 @@ _KEYED_MAX: Final = 256
 
 
 @dataclass(slots=True, frozen=True)
-class Verdict:
+class Verification:
     """What was looked at, and what was found."""
 
     records: int
@@ -76,7 +76,7 @@ def verify(
     *,
     checks: Sequence[Callable[[StoreView], Check]] = (),
     progress: Callable[[int, int], object] | None = None,
-) -> Verdict:
+) -> Verification:
     """Check all of a directory, and by ``checks`` what this package does not know. ``progress`` is told of bytes done
     and all bytes.
 
@@ -105,7 +105,7 @@ def verify(
     findings += [fault for other in others for fault in other.faults()]
     findings += _checkpoint_faults(view, last.store_time_ms if last is not None else 0)
     findings += _table_faults(view)
-    return Verdict(
+    return Verification(
         scan.records,
         scan.position - view.log.begin,
         sum(queue.next_offset - queue.min_offset for queue in view.queues),

@@ -18,11 +18,11 @@ from ternmq.errors import RecordRefused
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.writer import Limits
+from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
 #: Flag, body and properties of a message, as a batch on the wire has them.
-Parcel: TypeAlias = tuple[int, bytes, bytes]
+BatchPart: TypeAlias = tuple[int, bytes, bytes]
 
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 _pack_short: Final = struct.Struct(">h").pack
@@ -50,7 +50,7 @@ class BatchWriter:
         now_ms: Callable[[], int],
         queue_of: Callable[[str, int], ConsumeQueue],
         reserve: Callable[[int, int], None],
-        limits: Limits,
+        limits: RecordLimits,
         wake: Callable[[], None],
         dispatch_made: Callable[[ConsumeQueue, bytes, int, list[int], bytes, int], None] | None = None,
     ) -> None:
@@ -70,7 +70,7 @@ class BatchWriter:
         self,
         topic: str,
         queue_id: int,
-        parcels: Sequence[Parcel],
+        parcels: Sequence[BatchPart],
         *,
         born_time_ms: int,
         born_host: bytes,

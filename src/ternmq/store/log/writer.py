@@ -40,7 +40,7 @@ _pack_short: Final = struct.Struct(">h").pack
 _NOT_QUEUED: Final = Sysflag.PREPARED
 
 
-class Limits:
+class RecordLimits:
     """What a record may have."""
 
     __slots__ = ("_has_long_topics", "body_bytes_max", "lead", "record_bytes_max", "unchecked_bytes_max")
@@ -107,7 +107,7 @@ class RecordWriter:
         ``wake`` is called under SYNC_FLUSH after each record. ``is_batch`` tells topics that are to have batch queues
         (RocketMQ 5's ``queue.type=BatchCQ``), which are refused.
         """
-        self.limits = Limits(config, lead=log.lead)
+        self.limits = RecordLimits(config, lead=log.lead)
         self._unchecked_bytes_max = self.limits.unchecked_bytes_max
         self._window = log.window
         self._seal = log.seal

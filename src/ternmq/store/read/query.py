@@ -22,7 +22,7 @@ from ternmq.store.disk.base import Disk
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log, Piece
 from ternmq.store.read.by_time import EntryTimes, search_time
-from ternmq.types import Buffer
+from ternmq.types import Accepts, Buffer, IsOver, Matches
 from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES, FILLER_SIZE, TAGS_AT
 from ternmq.wire.properties import find
 from ternmq.wire.record import HEAD_BYTES, RECORD_BYTES_MIN, head_store_time, peek_head, peek_properties, unpack_record
@@ -93,7 +93,7 @@ class QueryResult:
     last_update_offset: int
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """Where a record lies, and its tags code; None if that stood in a unit which is missing."""
 
     log_offset: int
@@ -142,10 +142,10 @@ class Query:
         *,
         count_max: int,
         bytes_max: int | None = None,
-        matches: Callable[[int], bool] | None = None,
+        matches: Matches | None = None,
         may_pass: Callable[[Unit], bool] | None = None,
-        accepts: Callable[[str], bool] | None = None,
-        is_over: Callable[[], bool] | None = None,
+        accepts: Accepts | None = None,
+        is_over: IsOver | None = None,
         leave_cold: bool = False,
     ) -> GetResult:
         """Messages of a queue from ``queue_offset`` on.
@@ -277,14 +277,14 @@ class Query:
             status, next_offset, low, high, buffers, count, body_bytes, is_behind, behind_bytes, pieces, left or ()
         )
 
-    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[Entry]:
+    def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[QueueEntry]:
         """Entries of a queue from ``queue_offset`` on, at most ``count_max``, fewer at the end of a file."""
         queue = self._queues.get(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.next_offset:
             return []
         units = UnitReader(queue.ext) if queue.ext is not None else None
         return [
-            Entry(log_offset, size, field if field > ADDRESS_MAX else units.tags_code(field) if units else None)
+            QueueEntry(log_offset, size, field if field > ADDRESS_MAX else units.tags_code(field) if units else None)
             for log_offset, size, field in _iter_entries(queue.read(queue_offset, count_max))
         ]
 
@@ -391,9 +391,7 @@ def _newest(records: list[memoryview]) -> list[memoryview]:
     return records
 
 
-def accepted(
-    body: bytes, accepts: Callable[[str], bool], is_over: Callable[[], bool]
-) -> tuple[list[memoryview], int | None]:
+def accepted(body: bytes, accepts: Accepts, is_over: IsOver) -> tuple[list[memoryview], int | None]:
     """Of records back to back, which ``get`` left to be read, those that a filter takes.
 
     If ``is_over`` says that this has taken enough time, also how many records it was asked about: one at least. Else

@@ -5,8 +5,8 @@ a response is always a success: what counts is in the body, JSON with the fields
 leaves null out, so all others have its defaults here. Fields that Java derives from others (``batch``, ``count`` of a
 request, …) are ignored by both sides.
 
-``Entry`` is an entry of the log as DLedger's JSON has it: the header field by field, the record as base64. Its two CRCs
-are signed there, as all numbers of Java.
+``DLedgerEntry`` is an entry of the log as DLedger's JSON has it: the header field by field, the record as base64. Its
+two CRCs are signed there, as all numbers of Java.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENTRY_BYTES_MAX: Final = 4 * 1024 * 1024
 _UNSIGNED: Final = 0xFFFF_FFFF
 
 
-class Call(IntEnum):
+class DLedgerCode(IntEnum):
     """``DLedgerRequestCode``."""
 
     METADATA = 50000
@@ -103,7 +103,7 @@ class VoteAnswer(Base, frozen=True, kw_only=True):
     vote_result: str = "UNKNOWN"
 
 
-class Entry(Body, frozen=True, kw_only=True):
+class DLedgerEntry(Body, frozen=True, kw_only=True):
     magic: Int64 = 0
     size: Int64 = 0
     index: Int64 = 0
@@ -158,12 +158,12 @@ class Push(Base, frozen=True, kw_only=True):
     """A leader's call. APPEND has ``entry`` or ``batch_entry``; COMPARE and TRUNCATE have ``entry``; COMMIT none."""
 
     type: str = "none"
-    entry: Entry | None = None
-    batch_entry: tuple[Entry, ...] = ()
+    entry: DLedgerEntry | None = None
+    batch_entry: tuple[DLedgerEntry, ...] = ()
     commit_index: Int64 = -1
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[DLedgerEntry, ...]:
         return self.batch_entry or (() if self.entry is None else (self.entry,))
 
 
@@ -176,7 +176,7 @@ class PushAnswer(Base, frozen=True, kw_only=True):
     end_index: Int64 = 0
 
 
-class Transfer(Base, frozen=True, kw_only=True):
+class LeaderTransfer(Base, frozen=True, kw_only=True):
     """The leader ``transfer_id`` wants ``transferee_id`` to lead, as soon as that has the entry."""
 
     transfer_id: str | None = None
@@ -184,13 +184,13 @@ class Transfer(Base, frozen=True, kw_only=True):
     take_leadership_ledger_index: Int64 = 0
 
 
-def split_entries(data: bytes) -> Iterator[Entry]:
+def split_entries(data: bytes) -> Iterator[DLedgerEntry]:
     """The entries in bytes of the log."""
     at = 0
     view = memoryview(data)
     while at < len(data):
         size = ENTRY_HEADER.unpack_from(data, at)[1]
-        yield Entry.of(view[at : at + size])
+        yield DLedgerEntry.of(view[at : at + size])
         at += size
 
 

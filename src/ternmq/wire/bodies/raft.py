@@ -50,7 +50,7 @@ class QueueNumbers(Body, frozen=True, kw_only=True):
     queues: dict[str, dict[int, int]]
 
 
-class DeletedTopics(Body, frozen=True, kw_only=True):
+class DeletedTopicsBody(Body, frozen=True, kw_only=True):
     """Topic → log offset of its deletion: records before it belong to no topic."""
 
     topics: dict[str, int]

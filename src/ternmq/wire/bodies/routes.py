@@ -45,7 +45,7 @@ class QueueData(Body, frozen=True, kw_only=True):
     topic_sys_flag: int = always(int)
 
 
-class TopicRoute(Body, frozen=True, kw_only=True):
+class TopicRouteBody(Body, frozen=True, kw_only=True):
     """GET_ROUTEINFO_BY_TOPIC 105. ``order_topic_conf`` reads ``broker:queues;…``."""
 
     broker_datas: list[BrokerData] = always(list)
@@ -80,7 +80,7 @@ class KvTable(Body, frozen=True, kw_only=True):
     table: dict[str, str] = always(dict)
 
 
-class Registration(Body, frozen=True, kw_only=True):
+class RegistrationBody(Body, frozen=True, kw_only=True):
     """REGISTER_BROKER 103: all topics of a broker, or those that changed."""
 
     topic_config_serialize_wrapper: TopicTable = always(TopicTable)
@@ -104,7 +104,7 @@ def crc_of(data: Buffer) -> int:
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
-def encode_registration(registration: Registration, *, compressed: bool = False, version: int) -> bytes:
+def encode_registration(registration: RegistrationBody, *, compressed: bool = False, version: int) -> bytes:
     """The body in either form; ``version`` is the version in the frame."""
     if not compressed:
         return encode(registration)
@@ -118,11 +118,11 @@ def encode_registration(registration: Registration, *, compressed: bool = False,
     return zlib.compress(b"".join(parts))
 
 
-def decode_registration(data: Buffer, *, version: int) -> Registration:
+def decode_registration(data: Buffer, *, version: int) -> RegistrationBody:
     """Reads both forms; raises ``RemoteProtocolError``."""
     view = memoryview(data)
     if not view or view[0] != _ZLIB_FIRST:
-        return decode(view, Registration)
+        return decode(view, RegistrationBody)
     items = _Items(_inflate(view))
     data_version = decode(items.item(), DataVersion)
     topics = [_read_topic_line(items.item()) for _ in items.counted()]
@@ -135,7 +135,7 @@ def decode_registration(data: Buffer, *, version: int) -> Registration:
         topic_config_table={topic.topic_name: topic for topic in topics},
         topic_queue_mapping_info_map=mappings,
     )
-    return Registration(topic_config_serialize_wrapper=table, filter_server_list=filter_servers)
+    return RegistrationBody(topic_config_serialize_wrapper=table, filter_server_list=filter_servers)
 
 
 def _item(data: bytes) -> bytes:
