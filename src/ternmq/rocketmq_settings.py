@@ -191,7 +191,7 @@ REFUSED: Final = {
 }
 
 _NO_REPLICATION: Final = "not supported yet: a broker has one master, and slaves that copy its log (brokerRole)"
-_NO_CONTROLLER: Final = "controllers are not supported: use a Raft group (enableDLegerCommitLog), or `tern broker promote`"
+_NO_CONTROLLER: Final = "controllers are not supported: use a Raft group (enableDLegerCommitLog=true) instead"
 _AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
 _NO_LIGHT: Final = "light queues are not supported: a message is stored in the queue of its topic only"
 _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
