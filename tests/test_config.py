@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.config import Settings, _read_properties, load, rocketmq_name, to_properties
+from ternmq.config import Settings, _read_properties, load, rocketmq_name, to_line, to_properties
 from ternmq.errors import ConfigError
 
 
@@ -115,7 +115,7 @@ class TestPropertiesFiles:
     def test_any_text_is_settings_or_a_config_error(self, text: str) -> None:
         """B5's spirit: no input makes the reader fail in a way of its own."""
         with contextlib.suppress(ConfigError):
-            assert all(setting.key for setting in _read_properties(Path("any.conf"), text))
+            assert all(setting.key for setting in _read_properties("any.conf", text))
 
     @pytest.mark.parametrize("line", ["listenPort 10911", "<<<<<<< HEAD", "not a key = 1", "= 5"])
     def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:
@@ -350,3 +350,12 @@ class TestWritingSettings:
         assert "brokerRole=SLAVE\n" in text
         settings = Settings.gather(files=[write(tmp_path, "out.conf", text)])
         assert (config, StoreConfig()) == (settings.build(BrokerConfig), settings.build(StoreConfig))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "plain", "a b", "C:\\store\\n", "one\ntwo=3", "tab\tend\\", "\u2028x", "\x85", "=:#!"]
+)
+def test_a_line_that_is_written_is_read_as_one_setting(text: str) -> None:
+    """T2: whatever the value has."""
+    (setting,) = Settings.parse(to_line("key", text), "test").given
+    assert ("key", text) == (setting.key, setting.value)

@@ -25,11 +25,11 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, Union
 
-from ternmq.errors import ConfigError
+from ternmq.errors import ConfigError, RestartNeeded
 from ternmq.rocketmq_settings import REFUSED, ROCKETMQ_SETTINGS, UNKEPT
 
 log = logging.getLogger(__name__)
@@ -128,8 +128,46 @@ class Settings:
             given.append(_sectioned(key.strip(), value.strip(), "--set"))
         return cls(_with_tls_file(given) if includes else given)
 
+    @classmethod
+    def parse(cls, text: str, place: str) -> Settings:
+        """``key=value`` lines that did not come from a file, such as the body of a request."""
+        return cls(_read_properties(place, text))
+
     def build(self, kind: type[T]) -> T:
         """The config object of one component; settings that it does not know are ignored."""
+        values, places = self._values(kind)
+        for field in _fields(kind):
+            if field.name not in values and _is_required(field):
+                raise ConfigError(
+                    f"the setting {rocketmq_name(field.name)} is missing; give it with --set or in a file (-c)"
+                )
+        try:
+            return kind(**values)
+        except ValueError as error:  # includes ConfigError of the component's own check
+            raise ConfigError(_with_places(str(error), places)) from None
+
+    def change(self, config: T, is_changeable: Callable[[str], bool]) -> T:
+        """A config object of a running component with these settings; those that it does not know are ignored.
+
+        Raises ``ConfigError`` for an invalid value, and ``RestartNeeded`` for a new value of a setting that is not
+        changeable.
+        """
+        values, places = self._values(type(config))
+        secrets = {field.name for field in _fields(type(config)) if field.metadata.get("secret")}
+        for name, value in values.items():
+            # A secret is refused in any case: callers must not learn whether they have guessed it.
+            if not is_changeable(name) and (value != getattr(config, name) or name in secrets):
+                raise RestartNeeded(
+                    f"{rocketmq_name(name)} cannot be changed at run time; set it in the configuration file, and "
+                    "restart the server"
+                )
+        try:
+            return dataclasses.replace(config, **values)  # type: ignore[type-var]  # all configs are dataclasses
+        except ValueError as error:
+            raise ConfigError(_with_places(str(error), places)) from None
+
+    def _values(self, kind: type) -> tuple[dict[str, Any], dict[str, Setting]]:
+        """What is given for the fields of one component, and where."""
         hints = typing.get_type_hints(kind)
         values: dict[str, Any] = {}
         places: dict[str, Setting] = {}
@@ -139,15 +177,7 @@ class Settings:
             if field is not None and setting.section in ("", _section_of(kind)):
                 values[field.name] = _convert(setting, hints[field.name], field.default)
                 places[field.name] = setting
-        for field in fields.values():
-            if field.name not in values and _is_required(field):
-                raise ConfigError(
-                    f"the setting {rocketmq_name(field.name)} is missing; give it with --set or in a file (-c)"
-                )
-        try:
-            return kind(**values)
-        except ValueError as error:  # includes ConfigError of the component's own check
-            raise ConfigError(_with_places(str(error), places)) from None
+        return values, places
 
     def strangers(self, *kinds: type) -> list[Setting]:
         """Settings that none of the components knows."""
@@ -217,13 +247,22 @@ def rocketmq_name(field: str) -> str:
 
 def to_properties(*configs: object) -> str:
     """Config objects as ``key=value`` lines in alphabetical order (the reply to GET_BROKER_CONFIG)."""
-    values = {
-        field.name: getattr(config, field.name)
-        for config in configs
+    return "".join(sorted(to_line(name, text) for config in configs for name, text in texts(config).items()))
+
+
+def to_line(name: str, text: str) -> str:
+    """A line of a ``.properties`` file; what Java and this module read as something else is escaped."""
+    escaped = "".join(_ESCAPED.get(char, char) for char in text)
+    return f"{name}={escaped}\n"
+
+
+def texts(config: object) -> dict[str, str]:
+    """The settings of a config object as they are written in files, by RocketMQ's names; without secrets."""
+    return {
+        rocketmq_name(field.name): _to_text(getattr(config, field.name))
         for field in _fields(type(config))
         if not field.metadata.get("secret")
     }
-    return "".join(sorted(f"{rocketmq_name(name)}={_to_text(value)}\n" for name, value in values.items()))
 
 
 def _normal(name: str) -> str:
@@ -355,15 +394,15 @@ def _read_file(path: Path) -> Iterator[Setting]:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}; check the path after -c") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    return _read_toml(path, text) if path.suffix == ".toml" else _read_properties(path, text)
+    return _read_toml(path, text) if path.suffix == ".toml" else _read_properties(str(path), text)
 
 
-def _read_properties(path: Path, text: str) -> Iterator[Setting]:
+def _read_properties(source: str, text: str) -> Iterator[Setting]:
     for number, line in _logical_lines(text):
         key, value = _split(line)
         if value is None or not _KEY.match(key):
-            raise ConfigError(f"{path}, line {number}: invalid line {line!r}: expected key=value, or # for a comment")
-        yield _sectioned(key, value, f"{path}, line {number}")
+            raise ConfigError(f"{source}, line {number}: invalid line {line!r}: expected key=value, or # for a comment")
+        yield _sectioned(key, value, f"{source}, line {number}")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -396,6 +435,12 @@ def _split(line: str) -> tuple[str, str | None]:
 
 
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPED: Final = {
+    "\\": "\\\\",
+    **{char: f"\\{name}" for name, char in _ESCAPES.items()},
+    # More ends of lines for ``str.splitlines``.
+    **{char: f"\\u{ord(char):04x}" for char in "\v\x1c\x1d\x1e\x85\u2028\u2029"},
+}
 
 
 def _unescape(text: str) -> str:

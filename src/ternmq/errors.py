@@ -37,6 +37,10 @@ class ConfigError(TernError, ValueError):
     """An invalid setting: names the file or source, the key and what is expected."""
 
 
+class RestartNeeded(ConfigError):
+    """A setting cannot be changed while its server runs."""
+
+
 class InvalidExpression(TernError, ValueError):
     """An invalid SQL filter. ``position`` counts characters of ``expression`` from 0."""
 

@@ -191,8 +191,7 @@ REFUSED: Final = {
 }
 
 _NO_REPLICATION: Final = "not supported yet: a broker has one master, and slaves that copy its log (brokerRole)"
-_NO_CONTROLLER: Final = "controllers are not supported yet: the role of this broker is fixed"
-_NO_TRANSACTIONS: Final = "transactions are not supported yet: transactional messages are refused"
+_NO_CONTROLLER: Final = "controllers are not supported: use a Raft group (enableDLegerCommitLog=true) instead"
 _AS_ROCKETMQ: Final = "TernMQ ignores it, as RocketMQ does: the files are always below storePathRootDir"
 _NO_LIGHT: Final = "light queues are not supported: a message is stored in the queue of its topic only"
 _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see the counters"
@@ -259,8 +258,4 @@ UNKEPT: Final = {
     "enableMultiDispatch": Instead(_NO_LIGHT, _OFF),
     "filterServerNums": Instead("filter servers are not supported: use tags or SQL92", frozenset({"0"})),
     "metricsExporterType": Instead(_NO_METRICS, frozenset({"disable", "0"})),
-    "rejectTransactionMessage": Instead(_NO_TRANSACTIONS, _ON),
-    "transactionCheckInterval": Instead(_NO_TRANSACTIONS),
-    "transactionCheckMax": Instead(_NO_TRANSACTIONS),
-    "transactionTimeOut": Instead(_NO_TRANSACTIONS),
 }

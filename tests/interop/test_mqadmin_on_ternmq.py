@@ -162,3 +162,20 @@ async def test_mqadmin_shows_epochs_and_slaves(java: Java) -> None:
     assert "Epoch{epoch=1, startOffset=0" in epochs.replace("EpochEntry", "Epoch"), epochs
     assert f"epoch={told.epoch}, startOffset={told.log_end}" in epochs, epochs
     assert f"#MasterAddr\t{new.address}" in status, status
+
+
+async def test_mqadmin_changes_settings_of_a_running_broker(cluster: EmbeddedCluster, java: Java) -> None:
+    """T2, D6: and of a name server; what needs a restart is refused."""
+    names, (address,) = cluster.name_servers, [broker.address for broker in cluster.brokers]
+
+    changed = await java.admin(names, "updateBrokerConfig", "-b", address, "-k", "fileReservedTime", "-v", "48")
+    refused = await java.admin(names, "updateBrokerConfig", "-b", address, "-k", "listenPort", "-v", "1")
+    shown = await java.admin(names, "getBrokerConfig", "-b", address)
+    await java.admin(names, "updateNamesrvConfig", "-n", names, "-k", "orderMessageEnable", "-v", "true")
+    of_names = await java.admin(names, "getNamesrvConfig")
+
+    assert "success" in changed
+    assert ["fileReservedTime", "48"] in [line.replace("=", " ").split() for line in shown.splitlines()]
+    assert "success" not in refused
+    assert ["listenPort", "1"] not in [line.replace("=", " ").split() for line in shown.splitlines()]
+    assert ["orderMessageEnable", "true"] in [line.replace("=", " ").split() for line in of_names.splitlines()]

@@ -378,7 +378,7 @@ async def test_ordered_topics_are_in_the_route_once_that_is_switched_on(caller: 
         (b"listenPort=1", ResponseCode.NO_PERMISSION, "listenPort cannot be changed at run time"),
         (b"noSuchThing=1", ResponseCode.INVALID_PARAMETER, "noSuchThing"),
         (b"orderMessageEnable=perhaps", ResponseCode.INVALID_PARAMETER, "true or false"),
-        (b"nonsense", ResponseCode.INVALID_PARAMETER, "invalid --set"),
+        (b"nonsense", ResponseCode.INVALID_PARAMETER, "the request, line 2: invalid line 'nonsense'"),
         (b"\xff\xfe=1", ResponseCode.INVALID_PARAMETER, "UTF-8"),
     ],
 )

@@ -102,6 +102,18 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         """Role, log and slaves of the broker at ``address``, registered or not."""
         return self._run(self._noun().status_of(address))
 
+    def settings(self, address: str) -> dict[str, str]:
+        """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
+        return self._run(self._noun().settings(address))
+
+    def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
+        """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.
+
+        They are kept over restarts. Raises ``NoPermission`` for a setting that needs a restart, and
+        ``InvalidParameter`` for an unknown setting or an invalid value.
+        """
+        self._run(self._noun().change_settings(address, changes))
+
     def promote(self, address: str, *, force: bool = False, role: str = "") -> BrokerStatus:
         """Make the slave at ``address`` the master of its name, and return what it is then.
 

@@ -1,13 +1,15 @@
-"""Clusters and their brokers: as the name server knows them (A1), how they stand to their slaves, and which of them is
-the master (O1)."""
+"""Clusters and their brokers: as the name server knows them (A1), how they stand to their slaves, which of them is the
+master (O1), and their settings (T2)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ternmq.client.connect.instance import ClientInstance
+from ternmq.config import Settings, to_line
 from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.replication import BrokerStatus
@@ -102,6 +104,21 @@ class BrokerAdmin:
         """Role, log and slaves of the broker at ``address``, registered or not."""
         response = await self._instance.ask(address, RequestCode.GET_BROKER_STATUS, timeout_ms=_STATUS_TIMEOUT_MS)
         return decode(response.body, BrokerStatus)
+
+    async def settings(self, address: str) -> dict[str, str]:
+        """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
+        response = await self._instance.ask(address, RequestCode.GET_BROKER_CONFIG)
+        given = Settings.parse(str(response.body, "utf-8"), f"the answer of {address}").given
+        return {setting.key: setting.value for setting in given}
+
+    async def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
+        """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.
+
+        They are kept over restarts. Raises ``NoPermission`` for a setting that needs a restart, and
+        ``InvalidParameter`` for an unknown setting or an invalid value.
+        """
+        text = "".join(to_line(name, str(value)) for name, value in changes.items())
+        await self._instance.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
 
     async def promote(self, address: str, *, force: bool = False, role: str = "") -> BrokerStatus:
         """Make the slave at ``address`` the master of its name, and return what it is then.

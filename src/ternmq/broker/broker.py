@@ -22,6 +22,8 @@ from typing import Final, Protocol, Self
 from ternmq import kernels
 from ternmq.auth.access import AccessControl
 from ternmq.broker import flow
+from ternmq.broker.changes import FILE_NAME as CHANGES_FILE
+from ternmq.broker.changes import Changes, LiveSettings
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.handlers import Handlers
 from ternmq.broker.handlers.promotion import PromotionHandlers
@@ -46,7 +48,7 @@ from ternmq.delay.rocketmq_timer import unpack_check_point
 from ternmq.delay.schedule_log import DIRECTORY as SCHEDULE_DIRECTORY
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Env
-from ternmq.errors import ConfigError, NetworkError, NotMaster
+from ternmq.errors import ConfigError, NetworkError, NotMaster, RestartNeeded
 from ternmq.files import RETRY_S as FILES_RETRY_S
 from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFiles, do_now
 from ternmq.net.endpoint import bind
@@ -205,7 +207,14 @@ class Broker:
         log.info("broker %s stopped", self.config.broker_name)
 
     async def _mount(self, stack: AsyncExitStack) -> None:
-        config, env = self.config, self._env
+        env = self._env
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+        directory = self._store_config.store_path_root_dir / "config"
+        saves = HeldBack()
+        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
+        changes = Changes(table_file(CHANGES_FILE))
+        self.config, self._store_config = changes.onto(self.config, self._store_config)
+        config = self.config
 
         # The port comes first: message ids carry it, and nothing is touched when another broker runs here already.
         bound = bind(config.bind_address, self.port)
@@ -242,8 +251,6 @@ class Broker:
 
         # Files: first the tables, whose rules the store needs. They are written when it is open, and not before: a
         # start on a directory that cannot be used must not change it.
-        on_loop = asyncio.get_running_loop().call_soon_threadsafe
-        directory = self._store_config.store_path_root_dir / "config"
         held = lock_directory(self._store_config, disk)
         with ExitStack() as undo:
             undo.callback(held.release)
@@ -261,8 +268,6 @@ class Broker:
         alarm = Alarm()
         schedule = ScheduleLog(disk, self._store_config.store_path_root_dir, ring=alarm.ring)
         stack.callback(schedule.close)
-        saves = HeldBack()
-        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
         with ExitStack() as undo:
             undo.callback(held.release)
             tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
@@ -412,7 +417,11 @@ class Broker:
             store_host=store_host,
             ha_status=group.ha_status if group is not None else replicating.ha_status,
             runtime=group.runtime if group is not None else dict,
-            settings=lambda: (self.config, self._store_config, self._replication, self._raft),
+            settings=LiveSettings(
+                changes,
+                get=lambda: (self.config, self._store_config, self._replication, self._raft),
+                apply=partial(self._apply, store),
+            ),
             server=lambda: server,
         )
         routes = handlers.routes
@@ -539,16 +548,21 @@ class Broker:
     def apply(self, config: BrokerConfig) -> None:
         """Hand new settings over to all parts; none keeps a value of the old ones.
 
-        Raises ``ConfigError`` for a change that needs a restart: of names, addresses and what files are made of.
+        Raises ``RestartNeeded`` for a change of names, addresses and what files are made of.
         """
         config = with_room_for(config, self._store_config)
         for name in FIXED:
             if getattr(config, name) != getattr(self.config, name):
-                raise ConfigError(f"cannot change {rocketmq_name(name)} while the broker runs; restart it")
+                raise RestartNeeded(f"cannot change {rocketmq_name(name)} while the broker runs; restart it")
         self.config = config
         for part in self._parts:
             part.apply(config)
         self._apply_others(config)
+
+    def _apply(self, store: MessageStore, config: BrokerConfig, store_config: StoreConfig) -> None:
+        self.apply(config)
+        self._store_config = store_config
+        store.retention.apply(store_config)
 
     def _hand_over(self, lanes: Lanes, server: Server, registration: Registration, config: BrokerConfig) -> None:
         """To parts that know nothing of a broker's settings."""

@@ -26,6 +26,7 @@ from ternmq.cli import (
     profiles,
     raft,
     servers,
+    settings,
     store,
     topics,
     transactions,
@@ -71,6 +72,7 @@ app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
 app.add_typer(transactions.app, name="transaction", rich_help_panel="Administration")
+app.add_typer(settings.app, name="config", rich_help_panel="Administration")
 app.add_typer(outbox.app, name="outbox", rich_help_panel="Administration")
 app.add_typer(raft.app, name="raft", rich_help_panel="Administration")
 store.app.command()(dump)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import Final
 
@@ -15,6 +14,7 @@ from ternmq.errors import (
     InvalidParameter,
     NoPermission,
     NotFound,
+    RestartNeeded,
     SystemFailure,
     TopicMissing,
 )
@@ -259,36 +259,21 @@ class NameServerHandlers:
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
         return Reply(body=config.to_properties(self._settings).encode())
 
-    def update_config(self, _peer: Peer, request: Request[object]) -> Reply:
+    def update_config(self, peer: Peer, request: Request[object]) -> Reply:
         """Change settings at run time: all of the request, or none."""
         try:
-            lines = str(request.body, "utf-8").splitlines()
             # Without files that settings name: a caller must not make this program read any.
-            changes = config.Settings.gather(flags=[line for line in lines if line.strip()], includes=False)
-            strangers = changes.strangers(NamesrvConfig)
-            if strangers:
-                raise InvalidParameter(f"unknown setting {strangers[0].key} of a name server")
-            unchanged = config.to_properties(self._settings).splitlines()
-            changed = config.Settings.gather(flags=[*unchanged, *lines], includes=False).build(NamesrvConfig)
+            given = config.Settings.parse(str(request.body, "utf-8"), "the request")
+            for stranger in given.strangers(NamesrvConfig):
+                raise InvalidParameter(f"unknown setting {stranger.key} of a name server")
+            self._settings = given.change(self._settings, CHANGEABLE.__contains__)
         except UnicodeDecodeError:
             raise InvalidParameter("the settings are not UTF-8 text") from None
+        except RestartNeeded as error:
+            raise NoPermission(str(error)) from None
         except ConfigError as error:
             raise InvalidParameter(str(error)) from None
-        given = {setting.name for setting in changes.given}
-        for field in dataclasses.fields(NamesrvConfig):
-            is_new = getattr(changed, field.name) != getattr(self._settings, field.name)
-            if field.metadata.get("secret"):
-                # It was not written out with the unchanged ones, so it differs if it is set at all.
-                is_new = field.name.replace("_", "") in given
-            if is_new and field.name not in CHANGEABLE:
-                raise NoPermission(
-                    f"{config.rocketmq_name(field.name)} cannot be changed at run time; set it in the "
-                    "configuration file and restart the name server"
-                )
-        self._settings = dataclasses.replace(
-            self._settings, **{name: getattr(changed, name) for name in sorted(CHANGEABLE)}
-        )
-        log.info("settings changed: %s", lines)
+        log.info("settings changed by %s: %s", peer.address, [setting.key for setting in given.given])
         return Reply()
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.delays import DelayHandlers
 from ternmq.broker.services.intake import Intake
 from ternmq.delay import recalls
@@ -69,7 +70,7 @@ class World:
             recalls=self.recalls,
             overview=Overview(self.schedule),
             intake=intake,
-            may_recall=True,
+            config=BrokerConfig(),
             clock=SystemClock(),
             timer_end=lambda: 0,
         )

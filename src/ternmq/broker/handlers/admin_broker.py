@@ -1,4 +1,4 @@
-"""The broker itself, as tools ask: its state 28, its settings 26, and cleaning up 306, 316, 329 (D5, D6, C9).
+"""The broker itself, as tools ask: its state 28, its settings 25, 26, and cleaning up 306, 316, 329 (D5, D6, C9, T2).
 
 Tools of RocketMQ parse some of the state's values as numbers and print the rest as it is; names are theirs.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ternmq import config
+from ternmq.broker.changes import TEXT_BYTES_MAX, LiveSettings
 from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
+from ternmq.errors import ConfigError, InvalidParameter, NoPermission, RestartNeeded
 from ternmq.names import is_internal_topic
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
@@ -39,8 +40,7 @@ _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
 class BrokerHandlers:
-    """All methods belong to the broker's loop. ``settings`` gives all config objects of this broker, ``runtime`` what
-    its way of replication adds to its state."""
+    """All methods belong to the broker's loop. ``runtime`` is what its way of replication adds to its state."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class BrokerHandlers:
         store: MessageStore,
         topics: Topics,
         server: Callable[[], Server],
-        settings: Callable[[], Sequence[object]],
+        settings: LiveSettings,
         store_path: Path,
         delays: Callable[[], Mapping[int, tuple[int, int]]],
         measures: Callable[[], Mapping[str, str]],
@@ -74,6 +74,7 @@ class BrokerHandlers:
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: Route(self.runtime, ADMIN, ANY_CALLER),
             RequestCode.GET_BROKER_CONFIG: Route(self.get_config, ADMIN, ANY_CALLER),
+            RequestCode.UPDATE_BROKER_CONFIG: Route(self.update_config, ADMIN, Rule(Action.ADMIN)),
             RequestCode.CLEAN_UNUSED_TOPIC: Route(self.clean_unused_topics, ADMIN, Rule(Action.ADMIN)),
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: Route(self.clean_expired_queues, ADMIN, Rule(Action.ADMIN)),
             RequestCode.DELETE_EXPIRED_COMMITLOG: Route(self.delete_expired, ADMIN, Rule(Action.ADMIN)),
@@ -96,10 +97,24 @@ class BrokerHandlers:
         return Reply(body=encode(KvTable(table=table)))
 
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
-        return Reply(
-            header=ConfigReply(version=encode(DataVersion()).decode()),
-            body=config.to_properties(*self._settings()).encode(),
-        )
+        version = DataVersion(counter=self._settings.changes)
+        return Reply(header=ConfigReply(version=encode(version).decode()), body=self._settings.text().encode())
+
+    async def update_config(self, peer: Peer, request: Request[object]) -> Reply:
+        """Change settings: all of the request, or none; answered when they are on disk."""
+        if len(request.body) > TEXT_BYTES_MAX:
+            raise InvalidParameter(f"settings of {len(request.body)} bytes: expected at most {TEXT_BYTES_MAX}")
+        try:
+            changed = await self._settings.change(str(request.body, "utf-8"))
+        except UnicodeDecodeError:
+            raise InvalidParameter("the settings are not UTF-8 text") from None
+        except RestartNeeded as error:
+            raise NoPermission(str(error)) from None
+        except ConfigError as error:
+            raise InvalidParameter(str(error)) from None
+        for name, (old, new) in changed.items():
+            log.info("%s changed %s from %r to %r", peer.address, name, old, new, extra={"event": "setting changed"})
+        return Reply()
 
     def clean_unused_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
         """Delete the queues of topics that the table does not have (any more)."""

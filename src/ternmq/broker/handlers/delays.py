@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import ADMIN, QUERY, SEND
 from ternmq.broker.services.intake import Intake
 from ternmq.delay.overview import Overview
@@ -36,7 +37,7 @@ class DelayHandlers:
         recalls: Recalls,
         overview: Overview,
         intake: Intake,
-        may_recall: bool,
+        config: BrokerConfig,
         clock: Clock,
         timer_end: Callable[[], int],
     ) -> None:
@@ -44,9 +45,12 @@ class DelayHandlers:
         self._recalls = recalls
         self._overview = overview
         self._intake = intake
-        self._may_recall = may_recall
         self._clock = clock
         self._timer_end = timer_end
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
+        self._may_recall = config.recall_message_enable
 
     def routes(self) -> dict[int, Route]:
         of_topic = Rule(Action.SUB, topic="topic")

@@ -10,6 +10,7 @@ from ternmq.auth.access import AccessControl
 from ternmq.auth.handlers import AclHandlers
 from ternmq.auth.user_handlers import UserHandlers
 from ternmq.broker import flow
+from ternmq.broker.changes import LiveSettings
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.ack import AckHandlers
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
@@ -68,11 +69,11 @@ class Handlers:
         store_host: bytes,
         ha_status: Callable[[], HaStatus],
         runtime: Callable[[], dict[str, str]],
-        settings: Callable[[], tuple[object, ...]],
+        settings: LiveSettings,
         server: Callable[[], Server],
     ) -> None:
         """``ha_status`` tells how far the copies of the log are, ``runtime`` has more lines of the broker's state,
-        ``settings`` is what tools may see."""
+        ``settings`` is what tools may see and change."""
         name, store_path = config.broker_name, store.config.store_path_root_dir
         replies = SendReplies(config, store_host=store_host)
         sends = SendHandlers(sending=services.sending, replies=replies)
@@ -109,7 +110,7 @@ class Handlers:
             recalls=Recalls(schedule, clock=clock, broker_name=name),
             overview=Overview(schedule),
             intake=services.intake,
-            may_recall=config.recall_message_enable,
+            config=config,
             clock=clock,
             timer_end=partial(store.max_offset, WHEEL_TOPIC, 0),
         )
@@ -149,7 +150,7 @@ class Handlers:
                 cluster_name=config.broker_cluster_name,
             ).routes()
         #: Those that keep values of the settings.
-        self.parts = (replies, answers, self.members)
+        self.parts = (replies, answers, self.members, delays)
 
 
 def _for_tools(
@@ -160,7 +161,7 @@ def _for_tools(
     name: str,
     clock: Clock,
     runtime: Callable[[], dict[str, str]],
-    settings: Callable[[], tuple[object, ...]],
+    settings: LiveSettings,
     server: Callable[[], Server],
 ) -> dict[int, Route]:
     """What consumers ask now and then, and ``mqadmin`` and ``tern`` all the time."""

@@ -132,13 +132,7 @@ class Retention:
         self._hurry = hurry
         self._chores = chores
         self._post = post
-        self._marks = Marks(
-            config.clean_percent, config.force_percent, config.refuse_percent, config.clean_file_forcibly_enable
-        )
-        self._hours = config.delete_hours
-        self._reserved_ms = config.file_reserved_time * _HOUR_MS
-        self._batch_max = config.delete_file_batch_max
-        self._interval_s = config.clean_resource_interval / 1000
+        self.apply(config)
         self._due_at = clock.monotonic() + FIRST_LOOK_S
         self._is_looking = False
         self._rounds_asked = 0
@@ -152,6 +146,16 @@ class Retention:
         self._has_warned = False
         #: Why messages are refused; empty while they are taken.
         self.refusal = ""
+
+    def apply(self, config: StoreConfig) -> None:
+        """Take settings; they count from the next look on."""
+        self._marks = Marks(
+            config.clean_percent, config.force_percent, config.refuse_percent, config.clean_file_forcibly_enable
+        )
+        self._hours = config.delete_hours
+        self._reserved_ms = config.file_reserved_time * _HOUR_MS
+        self._batch_max = config.delete_file_batch_max
+        self._interval_s = config.clean_resource_interval / 1000
 
     def tick(self) -> None:
         """Look, if it is time to; to be called every second or so."""

@@ -1,0 +1,116 @@
+"""``tern config``: settings of running brokers, shown and changed (T2)."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
+from ternmq.cli.output import Output, note
+from ternmq.cli.running import run
+from ternmq.cli.store import ask
+from ternmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ternmq.admin import Admin
+    from ternmq.admin.brokers import BrokerInfo
+
+app = typer.Typer(no_args_is_help=True, help="Show and change the settings of running brokers.")
+
+Broker = Annotated[
+    str | None, typer.Option("--broker", "-b", metavar="NAME", help="A broker's name or address. Without it: all.")
+]
+
+
+@app.command()
+def show(
+    patterns: Annotated[
+        list[str] | None, typer.Argument(metavar="[SETTING]...", help="Names of settings; * stands for any text.")
+    ] = None,
+    broker: Broker = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show settings of running brokers, and which of them can be changed without a restart.
+
+    Examples:
+
+        tern config show
+
+        tern config show 'transaction*' fileReservedTime --broker broker-a
+    """
+    from ternmq.admin import Admin
+    from ternmq.broker.changes import changeable
+
+    async def work() -> list[dict[str, object]]:
+        async with Admin(name_servers) as admin:
+            brokers = await _brokers(admin, broker)
+            return [
+                {"broker": each.name, "id": each.broker_id, "setting": name, "value": value, "live": name in live}
+                for each in brokers
+                for name, value in (await admin.brokers.settings(each.address)).items()
+                if not patterns or any(fnmatch.fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
+            ]
+
+    live = changeable()
+    Output(as_json=as_json).rows(
+        run(work()), columns=("broker", "id", "setting", "value", "live"), empty="no such setting"
+    )
+
+
+@app.command("set")
+def set_(
+    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")],
+    broker: Broker = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Change settings of running brokers. The changes are kept over restarts.
+
+    A broker takes all of the settings, or none. `tern config show` tells which can be changed; others need a restart.
+
+    Examples:
+
+        tern config set fileReservedTime=48 --broker broker-a
+
+        tern config set brokerPermission=4 --broker 10.0.0.2:10911 --yes
+    """
+    from ternmq.admin import Admin
+
+    changes: dict[str, object] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"invalid setting {setting!r}: expected KEY=VALUE")
+        changes[name.strip()] = value.strip()
+
+    async def find() -> list[BrokerInfo]:
+        async with Admin(name_servers) as admin:
+            return await _brokers(admin, broker)
+
+    async def change(found: list[BrokerInfo]) -> None:
+        async with Admin(name_servers) as admin:
+            for each in found:
+                await admin.brokers.change_settings(each.address, changes)
+                Output(as_json=as_json).item(
+                    {"broker": each.name, "id": each.broker_id, "address": each.address, "changed": changes},
+                    f"{each.name} at {each.address}: {', '.join(settings)}",
+                )
+
+    found = run(find())
+    if not yes and len(found) > 1:
+        note(f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}")
+        ask("change all of them?")
+    run(change(found))
+
+
+async def _brokers(admin: Admin, wanted: str | None) -> list[BrokerInfo]:
+    brokers = await admin.brokers.all()
+    found = [each for each in brokers if wanted in (None, each.name, each.address)]
+    if not found:
+        known = ", ".join(sorted({each.name for each in brokers})) or "none"
+        raise ConfigError(f"there is no broker {wanted!r}; the registered brokers are {known}")
+    return found

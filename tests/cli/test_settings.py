@@ -1,0 +1,29 @@
+"""``tern config`` on a running broker (T2)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Start, tern
+
+
+def test_settings_are_shown_and_changed(start: Start, tmp_path: Path) -> None:
+    names = start("namesrv", "-p", "0", "--set", f"kvConfigPath={tmp_path / 'kv.json'}").name_server
+    flags = ("bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", "brokerName=broker-a", "listenPort=0")
+    given = [part for flag in (*flags, f"storePathRootDir={tmp_path / 'a'}") for part in ("--set", flag)]
+    start("broker", "-n", names, *given)
+
+    changed = tern("config", "set", "fileReservedTime=48", "brokerPermission=4", "-b", "broker-a", "-n", names)
+    shown = tern("config", "show", "fileReserved*", "listenPort", "brokerPERMISSION", "-n", names, "--json")
+    refused = tern("config", "set", "listenPort=1", "-n", names)
+    unknown = tern("config", "set", "fileReservedTime=1", "-b", "broker-x", "-n", names)
+    malformed = tern("config", "set", "fileReservedTime", "-n", names)
+
+    assert 0 == changed.returncode, changed.stderr
+    assert [("brokerPermission", "4", True), ("fileReservedTime", "48", True), ("listenPort", "0", False)] == [
+        (row["setting"], row["value"], row["live"]) for row in json.loads(shown.stdout)
+    ]
+    assert (1, True) == (refused.returncode, "listenPort cannot be changed at run time" in refused.stderr)
+    assert (1, True) == (unknown.returncode, "the registered brokers are broker-a" in unknown.stderr)
+    assert (1, True) == (malformed.returncode, "expected KEY=VALUE" in malformed.stderr)
