@@ -65,6 +65,18 @@ async def test_a_deleted_topic_is_gone_everywhere(admin: Admin) -> None:
         await admin.topics.route("orders")
 
 
+async def test_name_servers_tell_the_queues_of_an_ordered_topic_until_it_is_deleted() -> None:
+    """A5, E4: so no key moves to another queue while a broker is down."""
+    settings = {"orderMessageEnable": True}
+    async with EmbeddedCluster(brokers=2, settings=settings) as cluster, Admin(cluster.name_servers) as admin:
+        await admin.topics.create("steps", queues=3, order=True)
+        assert "broker-a:3;broker-b:3" == (await admin.topics.route("steps")).order_topic_conf
+
+        await admin.topics.delete("steps")
+        await admin.topics.create("steps", queues=1)
+        assert None is (await admin.topics.route("steps")).order_topic_conf
+
+
 async def test_an_unknown_topic_cannot_be_deleted_or_inspected(admin: Admin) -> None:
     for verb in (admin.topics.delete, admin.topics.status):
         with pytest.raises(RouteMissing, match="there is no topic 'nothing'"):

@@ -58,6 +58,17 @@ async def test_a_bad_row_does_not_stand_in_the_way(
     assert {b"ok"} | ({sent} if sent is not None else set()) == set(await bodies_of(cluster.name_servers, topic))
 
 
+async def test_a_row_too_large_to_be_read_is_dead_with_the_reason(cluster: EmbeddedCluster, spool: SpoolFile) -> None:
+    """J3: read whole, it would end every relay that takes it."""
+    row = "('hostile-huge', zeroblob(70000000), '{}', 0, 0), ('hostile-huge', x'6f6b', '{}', 0, 0)"
+    await spool.run(lambda execute: execute(f"{INSERT} {row}"))
+    async with relaying(spool, cluster) as relay:
+        await relay.sweep()
+    [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
+    assert "has 70000002 bytes, and relays read 67108864 at most" in dead.error
+    assert [b"ok"] == await bodies_of(cluster.name_servers, "hostile-huge")
+
+
 async def test_operators_see_rows_with_columns_of_another_type(spool: SpoolFile) -> None:
     """J3: status and the list of dead rows, which are needed most then."""
     statement = (

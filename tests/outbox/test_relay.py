@@ -463,6 +463,16 @@ def test_rows_of_one_order_key_that_go_to_several_places_are_sent_one_after_the_
     assert [2, 3, 4] == [parcel.row.id for parcel in left]
 
 
+def test_batches_are_bounded_by_bytes_not_by_characters() -> None:
+    """J3: a character of a property takes up to four bytes."""
+    details = '{"properties": {"name": "' + "\U0001f4e6" * 100 + '"}}'
+    parcels = [Parcel(Row(number, None, "t", b"x", details, None), Message("t", b"x")) for number in range(2)]
+
+    planned, _ = plan(parcels, queues={}, batch_bytes=1_000, compress_from_bytes=4_096)
+
+    assert [[0], [1]] == [[parcel.row.id for parcel in lot] for _, line in planned for lot in line]
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [("", None), ("order-1", "t:order-1"), ("ключ", "t:#"), ("a\0b", "t:#"), ("x" * 300, "t:#")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from tests.once.simulation import OnceSimulation
 from tests.outbox.simulation import OutboxSimulation
 from tests.raft.group_simulation import RaftSimulation
 from tests.replication.simulation import ReplicationSimulation
@@ -46,6 +47,7 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "replication": ReplicationSimulation,
     "transactions": TransactionSimulation,
     "outbox-seeds": OutboxSimulation,
+    "once": OnceSimulation,
 }
 
 

@@ -185,9 +185,11 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         """Create ``topic`` on each master of ``cluster``, or change it there; returns those masters.
 
         It has ``queues`` queues on each of them. ``perm`` says what is allowed: 6 to read and to write, 4 only to read,
-        2 only to write. ``order`` marks it as a topic whose messages must keep their order. ``cluster`` may be None if
-        there is only one. Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError`` for an
-        unknown cluster.
+        2 only to write. ``order`` marks it as a topic whose messages must keep their order, and stores the list of its
+        queues on all name servers. Those with ``orderMessageEnable`` tell it to producers, which then send no message
+        of a key to another queue while a broker is down. The list stays until the topic is deleted. ``cluster`` may be
+        None if there is only one. Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError``
+        for an unknown cluster.
         """
         return self._run(self._noun().create(topic, queues=queues, cluster=cluster, perm=perm, order=order))
 

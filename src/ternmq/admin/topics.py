@@ -13,11 +13,11 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.codec import by_queue, decode
-from ternmq.wire.bodies.routes import TopicRouteBody
+from ternmq.wire.bodies.routes import ORDER_TOPICS, TopicRouteBody
 from ternmq.wire.bodies.stats import TopicStats
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests_admin import AllTopics, DeleteTopic, RouteQuery, Topic, UpdateTopic
+from ternmq.wire.requests_admin import AllTopics, DeleteTopic, KvKey, PutKv, RouteQuery, Topic, UpdateTopic
 
 READ_WRITE: Final = 6
 #: A new topic is on the name server when its broker has registered it. Name servers do not notify, so we poll: with
@@ -68,9 +68,11 @@ class TopicAdmin:
         """Create ``topic`` on each master of ``cluster``, or change it there; returns those masters.
 
         It has ``queues`` queues on each of them. ``perm`` says what is allowed: 6 to read and to write, 4 only to read,
-        2 only to write. ``order`` marks it as a topic whose messages must keep their order. ``cluster`` may be None if
-        there is only one. Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError`` for an
-        unknown cluster.
+        2 only to write. ``order`` marks it as a topic whose messages must keep their order, and stores the list of its
+        queues on all name servers. Those with ``orderMessageEnable`` tell it to producers, which then send no message
+        of a key to another queue while a broker is down. The list stays until the topic is deleted. ``cluster`` may be
+        None if there is only one. Afterwards the name server knows the route. Raises ``InvalidName``, ``ConfigError``
+        for an unknown cluster.
         """
         names.check_topic(topic)
         if names.is_system_topic(topic):
@@ -80,6 +82,11 @@ class TopicAdmin:
         for master in masters:
             await self._instance.ask(master.address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         await self._seen(topic, {master.name for master in masters})
+        if order:
+            listed = ";".join(f"{master.name}:{queues}" for master in masters)
+            for address in self._instance.config.addresses:
+                put = PutKv(namespace=ORDER_TOPICS, key=topic, value=listed)
+                await self._instance.ask(address, RequestCode.PUT_KV_CONFIG, put)
         return masters
 
     async def ensure_on(self, topic: str, brokers: Iterable[str], *, queues: int) -> None:
@@ -115,6 +122,11 @@ class TopicAdmin:
         # After the brokers: one that still had the topic would register it again. Name servers are independent (A6).
         for address in self._instance.config.addresses:
             await self._instance.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopic(topic=topic))
+            # Only if there is one: accounts that manage topics may not be allowed to change other settings.
+            listed = KvKey(namespace=ORDER_TOPICS, key=topic)
+            found = await self._instance.call(address, RequestCode.GET_KV_CONFIG, listed)
+            if found.code == ResponseCode.SUCCESS:
+                await self._instance.ask(address, RequestCode.DELETE_KV_CONFIG, listed)
         return holders
 
     async def all(self) -> list[TopicInfo]:

@@ -26,7 +26,13 @@ def create(
         str | None, typer.Option("--cluster", help="Cluster to use; needed if there are several.")
     ] = None,
     perm: Annotated[str, typer.Option("--perm", help="rw, r (read only) or w (write only).")] = "rw",
-    order: Annotated[bool, typer.Option("--order", help="Create it as an ordered topic.")] = False,
+    order: Annotated[
+        bool,
+        typer.Option(
+            "--order",
+            help="Keep the queue of each key while a broker is down; needs orderMessageEnable of name servers.",
+        ),
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:

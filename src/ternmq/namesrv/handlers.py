@@ -19,13 +19,14 @@ from ternmq.errors import (
     TopicMissing,
 )
 from ternmq.namesrv.config import CHANGEABLE, NamesrvConfig
-from ternmq.namesrv.kv import ORDER_TOPICS, KvConfig
+from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
+    ORDER_TOPICS,
     KvTable,
     MemberGroupAnswer,
     TopicRouteBody,

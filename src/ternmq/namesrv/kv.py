@@ -20,7 +20,6 @@ from ternmq.errors import InvalidParameter
 from ternmq.files import Encode, TableFile
 from ternmq.wire.bodies.codec import Body, always, decode, encode
 
-ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 #: Half of the usual frame.
 BYTES_MAX: Final = 8 * 1024 * 1024
 _MARKS_BYTES: Final = 4

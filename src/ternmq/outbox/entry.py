@@ -36,6 +36,9 @@ ORDER_KEY_LENGTH: Final = 255
 TOPIC_LENGTH: Final = 255
 ERROR_LENGTH: Final = 1_000
 OWNER_LENGTH: Final = 64
+#: Body and column ``message`` of a row that a relay reads. No broker takes so much, but any program can insert it, and
+#: then every relay would die of it, one after the other.
+ROW_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class _Details(msgspec.Struct, omit_defaults=True):
@@ -68,7 +71,7 @@ class NewRow:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body) + len(self.message)
+        return len(self.body) + text_bytes(self.message)
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,6 +86,12 @@ class Row:
     order_key: str | None
     attempts: int = 0
     refusals: int = 0
+    #: The bytes of a row that is too large to be read; its body and message are empty here.
+    unread_bytes: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + text_bytes(self.message)
 
     @classmethod
     def of(cls, row_id: int, entry: NewRow) -> Row:
@@ -91,6 +100,11 @@ class Row:
 
     def to_message(self) -> Message:
         """The message; raises ``InvalidMessage`` for a row that is none."""
+        if self.unread_bytes:
+            raise InvalidMessage(
+                f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
+                "discard it, and send its content in parts"
+            )
         try:
             details = _decoder.decode(self.message)
             deliver_at_ms, delay_ms = details.deliver_at_ms, details.delay_ms
@@ -139,6 +153,11 @@ def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> NewRo
     except (TypeError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"the message to {message.topic!r} cannot be saved: {error}") from None
     return NewRow(message_id, message.topic, bytes(message.body), text, order_key_of(message))
+
+
+def text_bytes(text: str) -> int:
+    """The length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def order_key_of(message: Message) -> str | None:

@@ -206,9 +206,10 @@ class Relay:
         total = 0
         while True:
             async with self._in_round:
-                taken, sent = await self._round()
+                sent, buried = await self._round()
             total += sent
-            if not taken or not sent:
+            # Those that failed wait. While no broker can be reached, the others are not tried, either.
+            if not sent and not buried:
                 return total
 
     async def _sweep_and_wait(self) -> None:
@@ -220,6 +221,7 @@ class Relay:
                 await self._is_due.wait()
 
     async def _round(self) -> tuple[int, int]:
+        """Returns how many messages were sent, and how many are dead now."""
         self._takes += 1
         config, table, owner = self._config, self.database.table, f"{self.owner}.{self._takes}"
         until, now_ms = self._end_of_lease(config.lease_ms), self._clock.now_ms()
@@ -237,8 +239,7 @@ class Relay:
             return 0, 0
         results = await self._sending.send(rows, until=until)
         self.counters.sent_later += len(results.sent)
-        await self._settle(results, owner=owner)
-        return len(rows), len(results.sent)
+        return len(results.sent), await self._settle(results, owner=owner)
 
     async def _listen(self) -> None:
         async with self.database.listen() as notified:
@@ -252,8 +253,8 @@ class Relay:
 
     # --- Both ------------------------------------------------------------------------------------------------
 
-    async def _settle(self, results: Results, *, owner: str) -> None:
-        """Store what became of rows, in one transaction."""
+    async def _settle(self, results: Results, *, owner: str) -> int:
+        """Store what became of rows, in one transaction; returns how many are dead now."""
         now_ms, table = self._clock.now_ms(), self.database.table
         verdicts = [judge(row, error, now_ms=now_ms, config=self._config) for row, error in results.failed]
         self._count(results, verdicts)
@@ -268,6 +269,7 @@ class Relay:
 
         deleted = await self.database.run(work)
         self.counters.leases_lost += len(results.sent) - deleted
+        return sum(verdict.is_dead for verdict in verdicts)
 
     def _count(self, results: Results, verdicts: Sequence[FailedAttempt]) -> None:
         for (row, error), verdict in zip(results.failed, verdicts, strict=True):

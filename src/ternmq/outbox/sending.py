@@ -192,7 +192,7 @@ def plan(
     left: list[Parcel] = []
     for parcel in parcels:
         row, message = parcel.row, parcel.message
-        size = len(row.body) + len(row.message) + _OVERHEAD_BYTES
+        size = row.size_bytes + _OVERHEAD_BYTES
         alone = (
             message.is_delayed
             or len(row.body) >= compress_from_bytes

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from ternmq.outbox.entry import NewRow, Row
+from ternmq.outbox.entry import ROW_BYTES_MAX, NewRow, Row
 from ternmq.outbox.rules import TIMES_MAX, FailedAttempt
 from ternmq.outbox.schema import DEAD, WAITING, Dialect, check_name
 
@@ -175,8 +175,10 @@ class OutboxTable:
         ).changed
         if not changed:
             return []
+        size = f"{self._length}(body) + {self._length}(message)"
         found = execute(
-            "SELECT id, message_id, topic, body, message, order_key, attempts, refusals "
+            f"SELECT id, message_id, topic, CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, order_key, attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
@@ -349,15 +351,21 @@ def _text(value: object) -> str:
     return bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
+def _bytes(value: object) -> bytes:
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else str(value).encode("utf-8", "replace")
+
+
 def _row(fields: Sequence[object]) -> Row:
-    row_id, message_id, topic, body, message, order_key, attempts, refusals = fields
+    row_id, message_id, topic, body, message, order_key, attempts, refusals, size = fields
+    is_unread = body is None or message is None
     return Row(
         _number(row_id),
         _text_or_none(message_id),
         str(topic),
-        bytes(body) if isinstance(body, bytes | bytearray | memoryview) else str(body).encode("utf-8", "replace"),
-        _text(message),
+        b"" if is_unread else _bytes(body),
+        "" if is_unread else _text(message),
         _text_or_none(order_key),
         _times(attempts),
         _times(refusals),
+        unread_bytes=_number(size) if is_unread else 0,
     )

@@ -24,6 +24,9 @@ from ternmq.types import Buffer
 from ternmq.wire.bodies.codec import Body, always, decode, encode
 from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, TopicTable
 
+#: The namespace of name servers in which RocketMQ keeps the queues of ordered topics, as ``broker:queues;…``.
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+
 
 class BrokerData(Body, frozen=True, kw_only=True):
     """The brokers of one name: id (0 is the master) to address."""
