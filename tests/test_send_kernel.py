@@ -29,7 +29,7 @@ MASK: Final = ~(Sysflag.TRANSACTION_MASK | Sysflag.BORN_V6 | Sysflag.STORE_V6)
 MARK: Final = "DELAY\x01"
 HOLES: Final = {"msgId": "ID%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"}
 REPLY: Final = ReplyTemplate({"MSG_REGION": '100 %d "quoted"', "TRACE_ON": "true"}, HOLES)
-FORM: Final = native.ReplyForm(REPLY.parts()) if HAS_NATIVE else None
+FORM: Any = native.ReplyForm(REPLY.parts()) if HAS_NATIVE else None
 LOG_OFFSET, QUEUE_OFFSET, TIME_MS = 1_000_000, 77, 1_700_000_000_123
 
 
@@ -52,7 +52,8 @@ def check(data: bytes) -> bool:
     sends = native.parse_sends(data, 0, 1 << 24)
     if sends is None:
         return False
-    [request, *_] = FrameDecoder(bytes_max=1 << 24).feed(data)
+    commands: list[Any] = [*FrameDecoder(bytes_max=1 << 24).feed(data)]
+    request = commands[0]
     assert request == request_in(sends, 0)
     assert request.fault is None
     header = request.header
@@ -253,13 +254,13 @@ def test_limits_are_hit_exactly() -> None:
 def test_a_place_that_is_not_plain_ends_a_run() -> None:
     """E1: what was before it is stored, what is behind it is not."""
     data = b"".join(framed(header_text(b=topic, e="1").encode()) for topic in ("a", "b", "a", "c", "a"))
-    sends = native.parse_sends(data, 0, 1 << 24)
+    sends: Any = native.parse_sends(data, 0, 1 << 24)
     assert [("a", 1), ("b", 1), ("c", 1)] == sends.places
     page = bytearray(1 << 16)
     made = sends.store(terms(), FORM, 0, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None])
     assert 3 == made[0]
     assert [(0, 40), (1, 20)] == [(place, len(entries)) for place, entries, *_ in made[3]]
-    responses = FrameDecoder().feed(made[5])
+    responses: list[Any] = [*FrameDecoder().feed(made[5])]
     assert [5, 9, 6] == [response.read(SendReply).queue_offset for response in responses]
     # From there on, and with a list that is too short.
     assert sends.store(terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), None, None]) is None

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.mailboxes import Job, Mailboxes
 
 log = logging.getLogger(__name__)
@@ -238,4 +239,4 @@ def _used(lane: Lane) -> float:
 
 def _count(request: Any) -> int:
     """How many requests a job has: one, or those of a run (``net.runs``)."""
-    return getattr(request, "count", 1)
+    return request.count if HAS_NATIVE and isinstance(request, native.Sends) else 1
