@@ -127,9 +127,10 @@ class FrameDecoder:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
-            if runs and data.startswith(_RUN_STARTS, at + 8):
+            if runs and frame_end < end and data.startswith(_RUN_STARTS, at + 8):
                 sends = native.parse_sends(data, at, self._bytes_max)
-                if sends is not None:
+                # A send alone costs less than a run of one.
+                if sends is not None and sends.count > 1:
                     commands.append(sends)
                     at = sends.end
                     continue
