@@ -419,7 +419,7 @@ class Peer(Stream):
         now = self._active_at = self._loop.time()
         decoder, runs = self._decoder, self._runs
         try:
-            commands = decoder.feed(data, runs=runs is not None and runs.can_start())
+            commands = decoder.feed(data, runs.can_start if runs is not None else None)
         except RemoteProtocolError as error:
             self._usage.logs.warning("broken", f"closing the connection to {self.address}: {error}")
             self.abort()

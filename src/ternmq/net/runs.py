@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ternmq.net.lanes import Lane
-from ternmq.wire.frame import request_in
+from ternmq.wire.frame import RUN_MISSES_MAX, request_in
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -50,12 +50,13 @@ class RunWorker:
 
     def run(self, sends: Sends) -> None:
         """Handle all requests of a run, in order."""
-        peer, number, count = self._peer, 0, sends.count
+        peer, number, count, tries = self._peer, 0, sends.count, RUN_MISSES_MAX
         while number < count:
             # What is added to replies that are not read is counted one by one.
-            if not peer.is_full:
+            if tries and not peer.is_full:
+                first = number
                 try:
-                    number, replies = self._handler.run(peer, sends, number)
+                    number, replies = self._handler.run(peer, sends, first)
                 except Exception as error:
                     # Which of them are stored is not known.
                     for left in range(number, count):
@@ -65,6 +66,7 @@ class RunWorker:
                     peer.reply_all(replies)
                 if number == count:
                     return
+                tries -= number == first
             peer.run(request_in(sends, number))
             number += 1
 

@@ -23,7 +23,8 @@ usual shape is a request of its own from the start.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from ternmq.errors import LocalProtocolError, RemoteProtocolError
 from ternmq.kernels import HAS_NATIVE, native
@@ -49,6 +50,9 @@ from ternmq.wire.shapes import CODES, Shape, shape_of
 if TYPE_CHECKING:
     from ternmq._native import Sends
 
+#: Whether runs can be made of what is read now.
+TakesRuns: TypeAlias = Callable[[], bool]
+
 #: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 #: The largest limit that a server can have. Clients accept this, since the limit of the server decides. The first bytes
@@ -68,6 +72,8 @@ _SHAPES_MAX: Final = 8
 #: Requests of a connection that had another shape than those before, until no more shapes are tried.
 _MISSES_MAX: Final = 100
 
+#: Attempts at a run that bring none, until no more are made with the same read, or with the rest of a run.
+RUN_MISSES_MAX: Final = 4
 #: Requests of these codes can stay together, and how their headers begin then.
 RUN_CODES: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)
 _RUN_STARTS: Final = tuple(b'{"code":%d,' % code for code in RUN_CODES)
@@ -103,12 +109,13 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[Request[Any] | Response]: ...
 
     @overload
-    def feed(self, data: bytes, *, runs: bool) -> list[Request[Any] | Response | Sends]: ...
+    def feed(self, data: bytes, takes_runs: TakesRuns | None) -> list[Request[Any] | Response | Sends]: ...
 
-    def feed(self, data: bytes, *, runs: bool = False) -> list[Any]:
-        """Return all complete commands; keep the rest for the next call. With ``runs``, plain sends that follow each
-        other stay together."""
-        runs = runs and HAS_NATIVE
+    def feed(self, data: bytes, takes_runs: TakesRuns | None = None) -> list[Any]:
+        """Return all complete commands; keep the rest for the next call.
+
+        Plain sends that follow each other stay together if ``takes_runs`` says so; it is asked when there are some.
+        """
         if self._kept:
             self._append(data)
             if self.kept_bytes < self._wanted_bytes:
@@ -117,6 +124,7 @@ class FrameDecoder:
             self._kept.clear()
             self.kept_bytes = 0
         commands: list[Any] = []
+        tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         view = memoryview(data)
         at, end = 0, len(data)
         while end - at >= 8:
@@ -127,13 +135,16 @@ class FrameDecoder:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
-            if runs and frame_end < end and data.startswith(_RUN_STARTS, at + 8):
-                sends = native.parse_sends(data, at, self._bytes_max)
-                # A send alone costs less than a run of one.
+            # A send alone costs less than a run of one.
+            if tries and frame_end < end and data.startswith(_RUN_STARTS, at + 8):
+                assert takes_runs is not None, "there are no tries without it"
+                sends = native.parse_sends(data, at, self._bytes_max) if takes_runs() else None
                 if sends is not None and sends.count > 1:
                     commands.append(sends)
                     at = sends.end
                     continue
+                # A client that writes its headers in another way does so in each of them.
+                tries -= 1
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
