@@ -27,6 +27,7 @@ from ternmq.kernels import HAS_NATIVE
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer
 from ternmq.net.server import Server
+from ternmq.store.config import FlushDiskType
 from ternmq.store.derived import index
 from ternmq.store.log import batch
 from ternmq.wire import frame
@@ -34,8 +35,9 @@ from ternmq.wire.batch import pack_messages
 from ternmq.wire.codes import BINARY, RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Response
-from ternmq.wire.requests import SendMessage, SendMessageV2
-from tests.broker.calls import settings, small_store
+from ternmq.wire.record import unpack_records
+from ternmq.wire.requests import PullSysflag, SendMessage, SendMessageV2
+from tests.broker.calls import FAR_MS, pull, serving, settings, small_store
 from tests.manual_clock import ManualClock
 from tests.store.small import HOST, log_queues_index
 
@@ -452,3 +454,55 @@ async def test_sends_of_a_client_that_does_not_read_are_taken_one_by_one(tmp_pat
         run.assert_not_called()
         paused.assert_called_once()
         assert 5 == len(FrameDecoder().feed(answer))
+
+
+async def piped(address: str, data: bytes, count: int) -> list[Any]:
+    """Responses to requests that are written at once, over a socket."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    decoder, responses = FrameDecoder(), []
+    async with asyncio.timeout(60):
+        while len(responses) < count:
+            data = await reader.read(1 << 16)
+            assert data, "the broker closed the connection"
+            responses += decoder.feed(data)
+    writer.close()
+    await writer.wait_closed()
+    return responses
+
+
+async def test_a_waiting_pull_gets_what_a_run_brings(tmp_path: Path) -> None:
+    """F8, K1: over sockets; a pull is woken by the tag that it waits for."""
+    tagged = "".join((KEY, "TAGS\x01paid\x02"))
+    async with serving(tmp_path) as caller:
+        for queue_id in range(4):
+            await caller.sent("orders", b"first", queue_id=queue_id, properties=KEY)
+        request = pull(
+            "orders",
+            queue_offset=1,
+            subscription="paid",
+            sysflag=PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND,
+            suspend_timeout_ms=FAR_MS,
+        )
+        waiting = caller.peer.start_call(RequestCode.PULL_MESSAGE, request)
+        # Answered behind the pull, which waits by then.
+        await caller.sent("orders", b"second", queue_id=1, properties=KEY)
+        others = b"".join(plain(number) for number in range(20))
+        header = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties=tagged)
+        last = b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"paid", opaque=20)) + plain(21)
+        responses = await piped(caller.peer.address, others + last, 22)
+        assert [(number, 0) for number in range(22)] == [(each.opaque, each.code) for each in responses]
+        async with asyncio.timeout(60):
+            records = unpack_records((await waiting).body)
+        assert [b"paid"] == [bytes(record.body) for record in records]
+
+
+async def test_under_sync_flush_sends_are_taken_one_by_one(tmp_path: Path) -> None:
+    """C6: each is answered when the disk has it."""
+    with mock.patch.object(SendHandlers, "run") as run:
+        async with serving(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as caller:
+            await caller.sent("orders", b"first", properties=KEY)
+            responses = await piped(caller.peer.address, b"".join(plain(number) for number in range(30)), 30)
+    assert [0] * 30 == [each.code for each in responses]
+    run.assert_not_called()
