@@ -1,7 +1,7 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, final
 
 from ternmq.wire.record import Page
 
@@ -45,6 +45,7 @@ def expand_batch(
 def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
     """The offset ids of records, joined by commas."""
 
+@final
 class Sends:
     """Plain sends of one read that follow each other, parsed. It holds no state but what was read."""
 
@@ -83,7 +84,6 @@ class Sends:
         store_time_ms: int,
         born_host: bytes,
         targets: list[tuple[int, bytes] | None],
-        /,
     ) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes] | None:
         """Pack the sends from number ``first`` on as records into the page, between ``at`` and ``end``.
 
@@ -95,11 +95,12 @@ class Sends:
         then nothing is written.
         """
 
+@final
 class SendTerms:
     """What all runs of sends of a broker share. A send whose properties hold one of ``marks`` is not plain."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         *,
         store_host: bytes,
         more_properties: bytes,
@@ -107,12 +108,13 @@ class SendTerms:
         sysflag_mask: int,
         body_bytes_max: int,
         record_bytes_max: int,
-    ) -> None: ...
+    ) -> Self: ...
 
+@final
 class ReplyForm:
     """The six parts of a reply between which log offset, queue id, queue offset, unique key and opaque stand."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None: ...
+    def __new__(cls, parts: Sequence[bytes]) -> Self: ...
 
 def parse_sends(data: bytes, at: int, bytes_max: int) -> Sends | None:
     """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded."""

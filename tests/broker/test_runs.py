@@ -461,7 +461,8 @@ async def piped(address: str, data: bytes, count: int) -> list[Any]:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
-    decoder, responses = FrameDecoder(), []
+    decoder = FrameDecoder()
+    responses: list[Any] = []
     async with asyncio.timeout(60):
         while len(responses) < count:
             data = await reader.read(1 << 16)
