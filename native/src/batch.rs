@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::index;
-use crate::page::writable;
+use crate::page::{writable, Writer};
 use crate::properties::{tags_code, topic_hash};
 
 /// Size, 8 bytes, flag, length of the body; behind the body the length of the properties.
@@ -188,18 +188,6 @@ pub fn expand(data: &[u8], room: &mut [u8], target: &Target<'_>) -> Option<Expan
     }
     debug_assert_eq!(page.at, total);
     Some(made)
-}
-
-struct Writer<'a> {
-    page: &'a mut [u8],
-    at: usize,
-}
-
-impl Writer<'_> {
-    fn put(&mut self, bytes: &[u8]) {
-        self.page[self.at..self.at + bytes.len()].copy_from_slice(bytes);
-        self.at += bytes.len();
-    }
 }
 
 type Made<'py> = (

@@ -11,6 +11,7 @@ mod index;
 mod page;
 mod properties;
 mod scan;
+mod sends;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -20,5 +21,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
+    module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
+    module.add_class::<sends::Sends>()?;
+    module.add_class::<sends::SendTerms>()?;
+    module.add_class::<sends::ReplyForm>()?;
     Ok(())
 }

@@ -24,3 +24,16 @@ pub fn writable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a m
         },
     )
 }
+
+/// Writes one part behind the other.
+pub struct Writer<'a> {
+    pub page: &'a mut [u8],
+    pub at: usize,
+}
+
+impl Writer<'_> {
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.page[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+    }
+}

@@ -1,7 +1,7 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self, final
 
 from ternmq.wire.record import Page
 
@@ -44,6 +44,80 @@ def expand_batch(
 
 def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
     """The offset ids of records, joined by commas."""
+
+@final
+class Sends:
+    """Plain sends of one read that follow each other, parsed. It holds no state but what was read."""
+
+    @property
+    def data(self) -> bytes:
+        """The read."""
+
+    @property
+    def count(self) -> int:
+        """How many sends these are; at least one."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of their frames."""
+
+    @property
+    def end(self) -> int:
+        """Where the last frame ends in ``data``."""
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Topic and queue id of each queue that is named, once."""
+
+    def frame(self, number: int) -> tuple[int, int]:
+        """Where the frame of a send begins and ends in ``data``."""
+
+    def store(
+        self,
+        terms: SendTerms,
+        form: ReplyForm,
+        first: int,
+        page: Page,
+        at: int,
+        end: int,
+        log_offset: int,
+        store_time_ms: int,
+        born_host: bytes,
+        targets: list[tuple[int, bytes] | None],
+    ) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes] | None:
+        """Pack the sends from number ``first`` on as records into the page, between ``at`` and ``end``.
+
+        ``targets`` has for each place its next queue offset, and its topic with its length in front; None for a place
+        that is not plain. Returns: number of the first send that is not stored; log offset behind the last record, and
+        of the last record; for each place with new entries its number, the entries, the log offset behind them, the
+        bytes of the bodies, and each tags code with the queue offset behind its last record; index entries as
+        ``index_entries`` makes them; the replies, as frames. None if the send ``first`` is not plain or has no room;
+        then nothing is written.
+        """
+
+@final
+class SendTerms:
+    """What all runs of sends of a broker share. A send whose properties hold one of ``marks`` is not plain."""
+
+    def __new__(
+        cls,
+        *,
+        store_host: bytes,
+        more_properties: bytes,
+        marks: Sequence[bytes],
+        sysflag_mask: int,
+        body_bytes_max: int,
+        record_bytes_max: int,
+    ) -> Self: ...
+
+@final
+class ReplyForm:
+    """The six parts of a reply between which log offset, queue id, queue offset, unique key and opaque stand."""
+
+    def __new__(cls, parts: Sequence[bytes]) -> Self: ...
+
+def parse_sends(data: bytes, at: int, bytes_max: int) -> Sends | None:
+    """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded."""
 
 def scan(
     data: bytes,

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.mailboxes import Job, Mailboxes
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class Lanes:
                 return False
             worker, request, _, victim_size = lane.take(victim)
             lane.queued_bytes -= victim_size
-            lane.refused_full += 1
+            lane.refused_full += _count(request)
             try:
                 worker.refuse(request, _FULL)
             except Exception:
@@ -208,7 +209,7 @@ class Lanes:
                 done_bytes += size
                 try:
                     if arrived < late:
-                        lane.refused_late += 1
+                        lane.refused_late += _count(request)
                         waited_ms = int((now - arrived) * 1000)
                         reason = (
                             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
@@ -234,3 +235,8 @@ class Lanes:
 
 def _used(lane: Lane) -> float:
     return lane.used
+
+
+def _count(request: Any) -> int:
+    """How many requests a job has: one, or those of a run (``net.runs``)."""
+    return request.count if HAS_NATIVE and isinstance(request, native.Sends) else 1

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ternmq.errors import (
     BrokerRefused,
@@ -34,13 +34,17 @@ from ternmq.errors import (
 from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.limits import OUTGOING, Usage
+from ternmq.net.runs import RunHandler, RunWorker
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
-from ternmq.wire.frame import FrameDecoder, encode_reply, encode_request, frame
+from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, frame, request_in
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
+
+if TYPE_CHECKING:
+    from ternmq._native import Sends
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +77,8 @@ class Route:
     #: The field of the typed header that names the request's group. Requests of a lane are scheduled by group (R4);
     #: those without one are scheduled together.
     key: str | None = None
+    #: What handles runs of such requests. All codes that runs are made of (``wire.frame``) have the same.
+    runs: RunHandler | None = None
 
 
 RouteTable = Mapping[int, Route]
@@ -127,10 +133,18 @@ class Peer(Stream):
         self._calls_max = calls_max
         self._frame_bytes_max = self._usage.limits.frame_max_length
         self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
+        #: For runs of sends. A gate looks at each request alone.
+        self._runs = self._run_worker() if gate is None else None
         #: The last read ended within a frame.
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
+
+    def _run_worker(self) -> RunWorker | None:
+        first, second = (self._routes.get(code) for code in RUN_CODES)
+        if first is None or second is None or first.runs is None or first.runs is not second.runs:
+            return None
+        return RunWorker(self, first.runs, self._lanes[first.lane])
 
     # --- Calls of ours ---------------------------------------------------------------------------------------
 
@@ -281,6 +295,11 @@ class Peer(Stream):
                 # Not at the end of the turn: whether the other side reads must be known before much more is gathered.
                 self._flush()
 
+    def reply_all(self, replies: bytes) -> None:
+        """Answer several requests, with whole frames, while the other side reads (``is_full``)."""
+        if self._transport is not None:
+            self._write([replies])
+
     def _encoded(self, request: Request[Any], reply: Reply) -> list[Buffer]:
         try:
             return encode_reply(request, reply, bytes_max=self._frame_bytes_max)
@@ -398,9 +417,9 @@ class Peer(Stream):
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._loop.time()
-        decoder = self._decoder
+        decoder, runs = self._decoder, self._runs
         try:
-            commands = decoder.feed(data)
+            commands = decoder.feed(data, runs.can_start if runs is not None else None)
         except RemoteProtocolError as error:
             self._usage.logs.warning("broken", f"closing the connection to {self.address}: {error}")
             self.abort()
@@ -410,13 +429,17 @@ class Peer(Stream):
             self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands))
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
+        in_runs = 0
         for command in commands:
-            if type(command) is Response:
+            if isinstance(command, Response):
                 caller = self._calls.pop(command.opaque, None)
                 if caller is not None:
                     caller.answered(command)
                 continue
-            assert isinstance(command, Request)
+            if not isinstance(command, Request):
+                assert runs is not None, "runs are only made where there is one to take them"
+                in_runs = self._submit_run(runs, command, now, in_runs)
+                continue
             route = routes.get(command.code)
             if route is None:
                 remark = f" request type {command.code} not supported"
@@ -433,6 +456,18 @@ class Peer(Stream):
                     key = (command.header or {}).get(route.rule.group)
             lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
         lanes.run()
+
+    def _submit_run(self, runs: RunWorker, sends: Sends, now: float, in_runs: int) -> int:
+        """Queue a run as one job if its lane has room for all its requests, else each of them. So many requests of this
+        read as ``in_runs`` wait without a job of their own; returns how many do now."""
+        lane, lanes, count, size = runs.lane, self._lanes, sends.count, sends.frame_bytes
+        if lane.count + in_runs + count <= lane.config.capacity and lane.queued_bytes + size <= lane.config.bytes_max:
+            lanes.submit(lane, runs, sends, now, size)
+            return in_runs + count - 1
+        for number in range(count):
+            request = request_in(sends, number)
+            lanes.submit(lane, self, request, now, request.frame_bytes)
+        return in_runs
 
 
 class _Awaited:

@@ -41,6 +41,7 @@ from ternmq.store.log.batch import BatchPart, BatchWriter, PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.log.pending import Pending
 from ternmq.store.log.protocol import Log
+from ternmq.store.log.run import RunWriter
 from ternmq.store.log.writer import RecordWriter
 from ternmq.store.read.cold import ColdReads
 from ternmq.store.read.query import GetResult, GetStatus, Query, QueryResult, QueueEntry
@@ -131,6 +132,19 @@ class MessageStore:
         self.put_batch = self._batches.put
         #: The same for a batch as it was sent, if that is possible. See ``BatchWriter.put_sent``.
         self.put_sent_batch = self._batches.put_sent
+        self._runs = RunWriter(
+            config,
+            self._log,
+            self._table,
+            loaded.dispatcher.fresh_run,
+            store_host=store_host,
+            now_ms=clock.now_ms,
+            limits=self._writer.limits,
+        )
+        #: Append sends of one read, as far as they are plain. See ``RunWriter.put``.
+        self.put_run = self._runs.put
+        #: What ``put_run`` needs to know of all sends. See ``RunWriter.terms``.
+        self.run_terms = self._runs.terms
         self._query = Query(
             config, loaded.disk, self._log, self._queues, self._index, self._pending, memory_bytes=_memory_bytes()
         )

@@ -14,18 +14,24 @@ incomplete frame takes as much memory as has arrived, never as much as its lengt
 
 Bytes read are immutable, so the body of a request is a view of them, valid as long as there is a reference to it:
 no copy is made between the read and the store.
+
+Where compiled kernels are used, sends that follow each other can stay together as a *run* (``Sends``), for one call
+that stores them all. Each of them can still be taken out as a request (``request_in``), and what is not a send of the
+usual shape is a request of its own from the start.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 from ternmq.errors import LocalProtocolError, RemoteProtocolError
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.types import Buffer
 from ternmq.wire import requests, requests_admin  # noqa: F401 - registers the typed headers that frames decode into
 from ternmq.wire.auth import Credentials
-from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON
+from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON, RequestCode
 from ternmq.wire.header import (
     NO_BODY,
     Fields,
@@ -40,6 +46,12 @@ from ternmq.wire.header import (
     encode_json,
 )
 from ternmq.wire.shapes import CODES, Shape, shape_of
+
+if TYPE_CHECKING:
+    from ternmq._native import Sends
+
+#: Whether runs can be made of what is read now.
+TakesRuns: TypeAlias = Callable[[], bool]
 
 #: RocketMQ's limit for a frame, the length field included (``com.rocketmq.remoting.frameMaxLength``).
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -59,6 +71,12 @@ _START_BYTES: Final = 16
 _SHAPES_MAX: Final = 8
 #: Requests of a connection that had another shape than those before, until no more shapes are tried.
 _MISSES_MAX: Final = 100
+
+#: Attempts at a run that bring none, until no more are made with the same read, or with the rest of a run.
+RUN_MISSES_MAX: Final = 4
+#: Requests of these codes can stay together, and how their headers begin then.
+RUN_CODES: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)
+_RUN_STARTS: Final = tuple(b'{"code":%d,' % code for code in RUN_CODES)
 
 _TLS_HANDSHAKE: Final = b"\x16\x03"
 TLS_SPOKEN: Final = "the peer speaks TLS, which this port does not; turn TLS off in the client (useTLS, tls.enable)"
@@ -87,8 +105,17 @@ class FrameDecoder:
         self.kept_bytes = 0
         self._wanted_bytes = 0
 
-    def feed(self, data: bytes) -> list[Request[Any] | Response]:
-        """Return all complete commands; keep the rest for the next call."""
+    @overload
+    def feed(self, data: bytes) -> list[Request[Any] | Response]: ...
+
+    @overload
+    def feed(self, data: bytes, takes_runs: TakesRuns | None) -> list[Request[Any] | Response | Sends]: ...
+
+    def feed(self, data: bytes, takes_runs: TakesRuns | None = None) -> list[Any]:
+        """Return all complete commands; keep the rest for the next call.
+
+        Plain sends that follow each other stay together if ``takes_runs`` says so; it is asked when there are some.
+        """
         if self._kept:
             self._append(data)
             if self.kept_bytes < self._wanted_bytes:
@@ -96,7 +123,8 @@ class FrameDecoder:
             data = b"".join(self._kept)
             self._kept.clear()
             self.kept_bytes = 0
-        commands: list[Request[Any] | Response] = []
+        commands: list[Any] = []
+        tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         view = memoryview(data)
         at, end = 0, len(data)
         while end - at >= 8:
@@ -107,6 +135,16 @@ class FrameDecoder:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
+            # A send alone costs less than a run of one.
+            if tries and frame_end < end and data.startswith(_RUN_STARTS, at + 8):
+                assert takes_runs is not None, "there are no tries without it"
+                sends = native.parse_sends(data, at, self._bytes_max) if takes_runs() else None
+                if sends is not None and sends.count > 1:
+                    commands.append(sends)
+                    at = sends.end
+                    continue
+                # A client that writes its headers in another way does so in each of them.
+                tries -= 1
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
@@ -166,6 +204,17 @@ class FrameDecoder:
             last += data
         else:
             self._kept.append(bytearray(data))
+
+
+def request_in(sends: Sends, number: int) -> Request[Any]:
+    """One send of a run, as it would be alone."""
+    begin, end = sends.frame(number)
+    data = sends.data
+    body_at = begin + 8 + int.from_bytes(data[begin + 4 : begin + 8], "big")
+    request = _decode_header(JSON, data[begin + 8 : body_at])
+    request.body = memoryview(data)[body_at:end] if body_at < end else NO_BODY
+    request.frame_bytes = end - begin
+    return request
 
 
 def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, int]:

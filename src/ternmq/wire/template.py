@@ -9,6 +9,7 @@ Only JSON; of replies, only successful ones without a body or a remark. The bina
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,6 +23,7 @@ _PREFIX: Final = struct.Struct(">II")
 #: Placeholder of the opaque while the template is built.
 _OPAQUE: Final = 2_000_000_011
 _FIELDS: Final = b'"extFields":{'
+_CONVERSION: Final = re.compile(rb"%(%|016X|d|b)")
 
 
 class HeadTemplate:
@@ -57,3 +59,9 @@ class ReplyTemplate(HeadTemplate):
         head = self._format % values
         size = len(head)
         return _PREFIX.pack(size + 4, size) + head
+
+    def parts(self) -> list[bytes]:
+        """The header without its values: what stands before, between and behind them."""
+        # JSON has no zero bytes.
+        text = _CONVERSION.sub(lambda found: b"%" if found[1] == b"%" else b"\0", self._format)
+        return text.split(b"\0")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
@@ -21,6 +21,9 @@ from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import SendBack, SendFields, SendReply
 from ternmq.wire.template import ReplyTemplate
+
+if TYPE_CHECKING:
+    from ternmq._native import Sends
 
 #: What is told to the sender of a message whose fate is open, beside the codes that say it by themselves.
 _UNSURE: Final[dict[int, str]] = {
@@ -41,8 +44,11 @@ class SendReplies:
         self._trace_on = config.trace_on
         constant = {"MSG_REGION": config.region_id, "TRACE_ON": "true" if config.trace_on else "false"}
         holes = {"msgId": f"{self._id_prefix}%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"}
+        plain = ReplyTemplate(constant, holes)
         #: A whole frame, from log offset, queue id, queue offset, unique key and opaque.
-        self.fill = ReplyTemplate(constant, holes).fill
+        self.fill = plain.fill
+        #: The same for a kernel.
+        self.form = native.ReplyForm(plain.parts()) if HAS_NATIVE else None
         #: The same with a recall handle in front of the opaque.
         self.fill_delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"}).fill
 
@@ -89,8 +95,8 @@ class SendHandlers:
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.SEND_MESSAGE: Route(self.send, SEND, Rule(Action.PUB, topic="topic")),
-            RequestCode.SEND_MESSAGE_V2: Route(self.send, SEND, Rule(Action.PUB, topic="b")),
+            RequestCode.SEND_MESSAGE: Route(self.send, SEND, Rule(Action.PUB, topic="topic"), runs=self),
+            RequestCode.SEND_MESSAGE_V2: Route(self.send, SEND, Rule(Action.PUB, topic="b"), runs=self),
             RequestCode.SEND_BATCH_MESSAGE: Route(self.send, SEND, Rule(Action.PUB, topic="b")),
             RequestCode.CONSUMER_SEND_MSG_BACK: Route(
                 self.send_back, SEND, Rule(Action.SUB, group="group"), key="group"
@@ -120,6 +126,15 @@ class SendHandlers:
             self._reply_when_safe(peer, request, end_offset, reply, self._replies.of(sent))
             return None
         return reply
+
+    def takes_runs(self) -> bool:
+        """Whether runs of sends can be taken now (``runs.RunHandler``)."""
+        return self._replies.form is not None and self._sending.takes_runs()
+
+    def run(self, peer: Peer, sends: Sends, first: int) -> tuple[int, bytes]:
+        """Store sends of one read, as far as they are plain (``runs.RunHandler``)."""
+        form = self._replies.form
+        return self._sending.send_run(peer, sends, first, form) if form is not None else (first, b"")
 
     def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.errors import (
@@ -32,6 +32,9 @@ from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 
+if TYPE_CHECKING:
+    from ternmq._native import SendTerms
+
 #: Changes where a draft goes, or leaves it alone.
 Redirect = Callable[[Draft], None]
 
@@ -45,6 +48,9 @@ class Intake:
         self._put = store.put
         self._put_batch = store.put_batch
         self._put_sent_batch = store.put_sent_batch
+        self._run_terms = store.run_terms
+        #: Make records of sends of one read, while ``takes_runs``; see ``RunWriter.put``.
+        self.store_run = store.put_run
         #: Tells by ``is_awaited`` whether a sender has to wait for ``when_safe``.
         self.safety = store.safety
         #: By mark, in order.
@@ -111,6 +117,18 @@ class Intake:
             )
         except (StoreError, NotRunning) as error:
             _refuse(error)
+
+    def takes_runs(self) -> bool:
+        """Whether no send has to be looked at for the sake of safety: none is refused, and none waits."""
+        return not self.safety.is_guarded and not self.safety.is_awaited
+
+    def run_terms(self, more_properties: bytes, marks: Sequence[str]) -> SendTerms | None:
+        """What runs share, with the marks of the redirects; None if there can be none (``RunWriter.terms``)."""
+        own = [mark.encode() for mark, _ in self._redirects]
+        if any(mark in more_properties for mark in own):
+            # A redirect looks at every message then.
+            return None
+        return self._run_terms(more_properties, [*own, *(mark.encode() for mark in marks)])
 
     def when_safe(self, end_offset: int, answer: Answer) -> None:
         """Call ``answer`` when the record that ends at ``end_offset`` is safe, or when that takes too long.

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
@@ -50,8 +50,12 @@ from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.bodies.topics import TopicConfig
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendBack, SendFields
+
+if TYPE_CHECKING:
+    from ternmq._native import ReplyForm, Sends
 
 # Texts that betray a property without taking the text apart. A user's name or value may hold them, too: where one is
 # found, ``wire.properties`` looks closer, and decides.
@@ -141,6 +145,8 @@ class Sending:
             }
         )
         self._own_properties_data = self._own_properties.encode()
+        #: What runs share; None if sends are always handled one by one.
+        self._run_terms = self._intake.run_terms(self._own_properties_data, (_CLUSTER, _POP_CHECKPOINT, _TRANSIENT))
         self._plain_queues.clear()
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
@@ -211,6 +217,35 @@ class Sending:
             or not (_NO_WAIT in properties and props.find(properties, Property.WAIT) == "false")
         )
         return log_offset, end_offset, queue_id, queue_offset, unique_key, waits, handle
+
+    def takes_runs(self) -> bool:
+        """Whether ``send_run`` can be of use now."""
+        return self._run_terms is not None and bool(self._plain_queues) and self._intake.takes_runs()
+
+    def send_run(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes]:
+        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``.
+
+        The number of the first that is not stored, and the replies to all others, made by ``form``. What raises in
+        ``send`` is never stored here.
+        """
+        terms = self._run_terms
+        if terms is None or not self._intake.takes_runs():
+            return first, b""
+        plain_queues = self._plain_queues
+        placed = self._intake.store_run(
+            sends,
+            first,
+            lambda topic, queue_id: 0 <= queue_id < plain_queues.get(topic, 0),
+            terms=terms,
+            form=form,
+            born_host=origin.host,
+        )
+        if placed is None:
+            return first, b""
+        for queue, entries, _, body_bytes, _ in placed.parts:
+            count = len(entries) // ENTRY_BYTES
+            self._count(queue.topic, count, body_bytes, calls=count)
+        return placed.next, placed.replies
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:
         """Store the messages of a batch: all, or none. Where they lie, their queue, and whether to wait for

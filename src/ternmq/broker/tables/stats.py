@@ -77,9 +77,9 @@ class Stats:
 
     # --- Hot: called by handlers -------------------------------------------------------------------------------
 
-    def put(self, topic: str, messages: int, size_bytes: int) -> None:
-        """Messages were stored by one call."""
-        self.put_calls += 1
+    def put(self, topic: str, messages: int, size_bytes: int, calls: int = 1) -> None:
+        """Messages were stored by one call, or by so many."""
+        self.put_calls += calls
         self.put_messages += messages
         self.put_bytes += size_bytes
         count = self.put_by_topic.get(topic)

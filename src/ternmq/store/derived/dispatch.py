@@ -16,7 +16,7 @@ thread, before the answer. Those of another log wait until it confirms them (``s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.structs import replace
 
@@ -33,6 +33,9 @@ from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag
 from ternmq.wire.tags import TagsCodes
+
+if TYPE_CHECKING:
+    from ternmq.store.log.run import RunPart
 
 #: Set in a prepared half and in a rollback, which have no queue entry; a global is quicker than a class's attribute.
 _NOT_QUEUED: Final = Sysflag.PREPARED
@@ -237,6 +240,18 @@ class Dispatcher:
         if self.on_arrival is not None:
             for tags_code in tags_codes:
                 self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
+
+    def fresh_run(self, parts: list[RunPart], keys: bytes, last: int) -> None:
+        """Take in records of several queues that were just appended, by what a kernel made of them. ``last`` is the log
+        offset of the last one. Not for queues that are special."""
+        for part in parts:
+            part.queue.extend(part.entries, part.log_end)
+        if self._index is not None:
+            self._index.add_made(keys, last)
+        if self.on_arrival is not None:
+            for queue, _, _, _, tags in parts:
+                for tags_code, end_offset in tags:
+                    self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""

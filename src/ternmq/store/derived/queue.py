@@ -46,6 +46,7 @@ class ConsumeQueue:
         "directory",
         "ext",
         "has_due_times",
+        "is_special",
         "log_end",
         "min_offset",
         "needs_facts",
@@ -77,6 +78,8 @@ class ConsumeQueue:
         self.has_due_times = topic == SCHEDULE_TOPIC
         #: Whether more than a plain entry is made of a record: a unit beside it, or the fold of a derived part.
         self.needs_facts = topic in owner.folded_topics or (owner.exts is not None and owner.exts.writes)
+        #: Whether the short ways of kernels are not for its records: those, or records of the second version.
+        self.is_special = self.has_due_times or self.needs_facts or not is_v1
         self.min_offset = 0
         #: Number of the next entry: «max offset» in RocketMQ's words.
         self.next_offset = 0

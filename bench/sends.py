@@ -1,0 +1,84 @@
+"""What a plain send costs a broker, without sockets: ``python -m bench.sends``.
+
+A real broker gets reads of 1, 10 and 64 sends through two connections that are no sockets, in turns: one whose sends
+are handled as runs (``net.runs``), and one whose sends are handled one by one. CPU time of the broker's thread from the
+bytes that were read to the bytes of the replies; best and median of the rounds. Run it with ``TERNMQ_NATIVE=0``, too:
+then neither has a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from bench.transactions import WINDOW, Clock, Wire, sends
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
+from ternmq.broker.flow import SEND
+from ternmq.kernels import describe
+from ternmq.net.peer import Peer
+from ternmq.net.server import Server
+from ternmq.store.config import StoreConfig
+
+#: Sends of a read.
+COUNTS = (1, 10, WINDOW)
+
+
+def split(data: bytes, count: int) -> list[bytes]:
+    """The frames of a read as reads of so many."""
+    frames = []
+    at = 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        frames.append(data[at:end])
+        at = end
+    return [b"".join(frames[at : at + count]) for at in range(0, len(frames), count)]
+
+
+async def run(directory: Path, rounds: int) -> None:
+    async with Broker(BrokerConfig(broker_ip1="127.0.0.1", listen_port=0), StoreConfig(store_path_root_dir=directory)):
+        [server] = [one for one in gc.get_objects() if type(one) is Server]
+        ways = {}
+        for name in ("runs", "one by one"):
+            wire = Wire()
+            peer = Peer(server._routes, server.lanes, server._tasks, usage=server.usage)  # noqa: SLF001 - no socket
+            peer.connection_made(wire)
+            ways[name] = wire, peer
+        ways["one by one"][1]._runs = None  # noqa: SLF001 - as on a connection with a gate
+        clocks = {(name, count): Clock(f"{name}, {count} a read", None) for count in COUNTS for name in ways}
+        gc.collect()
+        gc.freeze()
+        for _ in range(rounds):
+            for (name, count), clock in clocks.items():
+                wire, peer = ways[name]
+                reads = split(sends(transactional=False)[0], count)
+                with clock.running():
+                    for data in reads:
+                        peer.data_received(data)
+                        await asyncio.sleep(0)
+                        while server.lanes[SEND].count:  # noqa: ASYNC110 - turns of the loop are what is measured
+                            await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
+                assert wire.take().count(b'"code":0,') == WINDOW
+        print(describe())
+        for clock in clocks.values():
+            print(clock)
+        for _, peer in ways.values():
+            peer.connection_lost(None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=300)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        uvloop.run(run(Path(name), options.rounds))
+
+
+if __name__ == "__main__":
+    main()

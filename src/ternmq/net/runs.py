@@ -1,0 +1,76 @@
+"""Runs: sends of one read that are handled together (B3, E1), where compiled kernels are used.
+
+``wire.frame`` keeps plain sends that follow each other together. A run is one job of its lane, and its requests are
+handled in their order: by the run's handler as far as it goes, and where it stops, one request takes the usual way, as
+if it had come alone. So a handler may stop anywhere, for any reason.
+
+A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. The bounds of a lane
+count jobs. A run is only made for a lane on which nothing waits, and that has room for all its requests; so a lane
+never has more requests than its bound and those of one read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ternmq.net.lanes import Lane
+from ternmq.wire.frame import RUN_MISSES_MAX, request_in
+
+if TYPE_CHECKING:
+    from ternmq._native import Sends
+    from ternmq.net.peer import Peer
+
+
+class RunHandler(Protocol):
+    """What handles runs of one server."""
+
+    def takes_runs(self) -> bool:
+        """Whether it is worth to make runs now: nothing that concerns all sends makes each of them special."""
+        ...
+
+    def run(self, peer: Peer, sends: Sends, first: int, /) -> tuple[int, bytes]:
+        """Handle requests from number ``first`` on: the number of the first that was not, and all replies as frames."""
+        ...
+
+
+class RunWorker:
+    """The runs of one connection (``lanes.Worker``)."""
+
+    __slots__ = ("_handler", "_peer", "lane")
+
+    def __init__(self, peer: Peer, handler: RunHandler, lane: Lane) -> None:
+        self._peer = peer
+        self._handler = handler
+        self.lane = lane
+
+    def can_start(self) -> bool:
+        """Whether runs can be made of what was read."""
+        lane = self.lane
+        return not lane.jobs and not lane.keyed and self._handler.takes_runs()
+
+    def run(self, sends: Sends) -> None:
+        """Handle all requests of a run, in order."""
+        peer, number, count, tries = self._peer, 0, sends.count, RUN_MISSES_MAX
+        while number < count:
+            # What is added to replies that are not read is counted one by one.
+            if tries and not peer.is_full:
+                first = number
+                try:
+                    number, replies = self._handler.run(peer, sends, first)
+                except Exception as error:
+                    # Which of them are stored is not known.
+                    for left in range(number, count):
+                        peer.fail(request_in(sends, left), error)
+                    return
+                if replies:
+                    peer.reply_all(replies)
+                if number == count:
+                    return
+                tries -= number == first
+            peer.run(request_in(sends, number))
+            number += 1
+
+    def refuse(self, sends: Sends, reason: str) -> None:
+        """Answer each request that there is too much to do."""
+        for number in range(sends.count):
+            self._peer.refuse(request_in(sends, number), reason)

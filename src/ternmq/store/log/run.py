@@ -1,0 +1,131 @@
+"""Sends of one read, appended together (C1, E1), where compiled kernels are used.
+
+A run of plain sends (``wire.frame``) becomes records, queue entries, index entries and replies in one call; it leaves
+the bytes that ``RecordWriter.put`` would leave. The kernel has no state: the end of the log and the next offsets of
+the queues are read before the call, and moved behind it, where they always are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.log.protocol import Log
+from ternmq.store.log.writer import Limits
+from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Sysflag
+
+if TYPE_CHECKING:
+    from ternmq._native import ReplyForm, Sends, SendTerms
+
+_SYSFLAG_MASK: Final = NO_HOST_FLAGS & ~Sysflag.TRANSACTION_MASK
+
+
+class RunPart(NamedTuple):
+    """What the records of a run add to one queue."""
+
+    queue: ConsumeQueue
+    entries: bytes
+    #: Log offset behind the last of them.
+    log_end: int
+    body_bytes: int
+    #: Each tags code, with the queue offset behind its last record.
+    tags: list[tuple[int, int]]
+
+
+class PlacedRun(NamedTuple):
+    """What became of a run."""
+
+    #: Number of the first send that is not stored.
+    next: int
+    parts: list[RunPart]
+    #: Of all that are stored, as frames.
+    replies: bytes
+
+
+class RunWriter:
+    """Belongs to the store's thread, like all that it writes to."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: Log,
+        table: Mapping[tuple[str, int], ConsumeQueue],
+        dispatch: Callable[[list[RunPart], bytes, int], None],
+        *,
+        store_host: bytes,
+        now_ms: Callable[[], int],
+        limits: Limits,
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._dispatch = dispatch
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._limits = limits
+        self._can_run = (
+            HAS_NATIVE
+            and log.confirms_at_once
+            and not log.lead
+            and len(store_host) == HOST_V4_BYTES
+            and config.flush_disk_type is not FlushDiskType.SYNC_FLUSH
+        )
+
+    def terms(self, more_properties: bytes, marks: Sequence[bytes]) -> SendTerms | None:
+        """What ``put`` needs to know of all sends: the properties that stand behind those of each, and texts in
+        properties that make a send special. None if this store takes no runs."""
+        if not self._can_run:
+            return None
+        return native.SendTerms(
+            store_host=self._store_host,
+            more_properties=more_properties,
+            marks=marks,
+            sysflag_mask=_SYSFLAG_MASK,
+            body_bytes_max=self._limits.body_bytes_max,
+            record_bytes_max=self._limits.record_bytes_max,
+        )
+
+    def put(
+        self,
+        sends: Sends,
+        first: int,
+        is_plain: Callable[[str, int], bool],
+        *,
+        terms: SendTerms,
+        form: ReplyForm,
+        born_host: bytes,
+    ) -> PlacedRun | None:
+        """Append and dispatch the sends from number ``first`` on, up to one that is not plain.
+
+        ``is_plain`` tells whether sends can go to a queue without further questions. None if ``RecordWriter.put`` must
+        decide about the first one, and nothing was stored.
+        """
+        window = self._log.window
+        log_offset, limit = window.at, window.limit
+        if limit <= log_offset:
+            return None
+        table = self._table
+        queues = [table.get(place) if is_plain(*place) else None for place in sends.places]
+        store_time_ms = self._now_ms()
+        base = window.base
+        made = sends.store(
+            terms,
+            form,
+            first,
+            window.page,
+            log_offset - base,
+            limit - base,
+            log_offset,
+            store_time_ms,
+            born_host,
+            [None if queue is None or queue.is_special else (queue.next_offset, queue.topic_part) for queue in queues],
+        )
+        if made is None:
+            return None
+        number, end_offset, last_offset, added, keys, replies = made
+        self._log.seal(end_offset, store_time_ms)
+        parts = [RunPart(queues[place], *rest) for place, *rest in added]  # type: ignore[arg-type]  # it has entries
+        self._dispatch(parts, keys, last_offset)
+        return PlacedRun(number, parts, replies)

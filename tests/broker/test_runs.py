@@ -1,0 +1,509 @@
+"""Runs of sends (issue 21): a broker that stores the sends of a read with one call of a kernel answers and stores the
+same bytes as one that takes them one by one (E1, C1, C2, C4, B5).
+
+Two brokers get the same reads through connections that are no sockets, so that each read ends at the same byte. Clock,
+seed and addresses are the same. Among ordinary sends there are all kinds of others: special properties, unknown topics,
+odd JSON, the binary form, batches, sizes at the limits, other requests, and damaged frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import pytest
+
+from ternmq.broker.broker import Broker
+from ternmq.broker.flow import SEND
+from ternmq.broker.handlers.send import SendHandlers
+from ternmq.env import Env
+from ternmq.kernels import HAS_NATIVE
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer
+from ternmq.net.server import Server
+from ternmq.store.config import FlushDiskType
+from ternmq.store.derived import index
+from ternmq.store.log import batch
+from ternmq.wire import frame
+from ternmq.wire.batch import pack_messages
+from ternmq.wire.codes import BINARY, RequestCode
+from ternmq.wire.frame import FrameDecoder, encode_request
+from ternmq.wire.header import Response
+from ternmq.wire.record import unpack_records
+from ternmq.wire.requests import PullSysflag, SendMessage, SendMessageV2
+from tests.broker.calls import FAR_MS, pull, serving, settings, small_store
+from tests.manual_clock import ManualClock
+from tests.store.small import HOST, log_queues_index
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+
+BODY_BYTES_MAX: Final = 5_000
+KEY: Final = "UNIQ_KEY\x017F000001000018B4AAC2000000000001\x02"
+PROPERTIES: Final = (
+    KEY,
+    KEY[:-1],
+    f"{KEY}WAIT\x01true\x02TAGS\x01paid\x02",
+    f"TAGS\x01paid\x02KEYS\x01a b  c\x02{KEY[:-1]}",
+    f"KEYS\x01é 𝄞\x02TAGS\x01é\x02{KEY}",
+    f'a"b\\c/d\x01\n\t\r\b\f\x02{KEY}',
+    f"zero\x01\0\x02{KEY}",
+    # What the broker must look at.
+    f"{KEY}DELAY\x013\x02",
+    f"{KEY}TRAN_MSG\x01true\x02PGROUP\x01g\x02",
+    f"{KEY}TIMER_DELAY_SEC\x01600\x02",
+    f"{KEY}__STARTDELIVERTIME\x011700000600000\x02",
+    f"{KEY}CLUSTER\x01other\x02",
+    f"{KEY}POP_CK\x011 2 3\x02",
+    f"{KEY}__RMQ.TRANSIENT.x\x01y\x02",
+    f"{KEY}WAIT\x01false\x02",
+    # Unique keys that are none, or need escapes, or are not the last.
+    "",
+    "TAGS\x01a\x02",
+    "UNIQ_KEY\x01\x02",
+    f"UNIQ_KEY\x01\x02{KEY}",
+    f"{KEY}UNIQ_KEY\x01\x02",
+    'UNIQ_KEY\x01with "quotes"\x02',
+    "UNIQ_KEY\x01é\x02",
+    "XUNIQ_KEY\x01abc\x02",
+    f"v\x01UNIQ_KEY\x01abc\x02{KEY}",
+    # Tags and keys without a value, and twice.
+    f"{KEY}TAGS\x01\x02",
+    f"TAGS\x01a\x02TAGS\x01b\x02{KEY}",
+    f"TAGS\x01a\x02TAGS\x01\x02{KEY}",
+    f"KEYS\x01\x02{KEY}",
+    # Around the limit of the properties, with those that the broker adds.
+    *(f"{KEY}p\x01{'x' * count}\x02" for count in range(32_640, 32_740, 3)),
+)
+TOPICS: Final = ("orders", "orders", "orders", "orders", "payments", "made-now", "no/such", "SCHEDULE_TOPIC_XXXX", "")
+
+
+#: Among reads: the client closes the connection.
+CLOSED: Final = b""
+
+
+class Wire(asyncio.Transport):
+    """A connection that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("10.0.0.7", 40_000), "sockname": ("127.0.0.1", 10_911)})
+        self.written = bytearray()
+        self.is_gone = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written += b"".join(list_of_data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+    def abort(self) -> None:
+        self.is_gone = True
+
+
+class Fed:
+    """A broker, and a connection to it for each read that did not end the one before."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._peer: Peer | None = None
+        self._wire = Wire()
+
+    async def feed(self, data: bytes) -> bytes:
+        """What a read is answered with."""
+        server = self._server
+        if self._wire.is_gone or data == CLOSED:
+            self.close()
+        if self._peer is None:
+            self._wire = Wire()
+            self._peer = Peer(server._routes, server.lanes, server._tasks, gate=server._gate, usage=server.usage)
+            self._peer.connection_made(self._wire)
+        self._wire.written.clear()
+        self._peer.data_received(data)
+        await self.settled()
+        return bytes(self._wire.written)
+
+    async def settled(self) -> None:
+        """Nothing waits on a lane, and all replies are written."""
+        while any(lane.count for lane in self._server.lanes.by_name.values()):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    @property
+    def lanes(self) -> Lanes:
+        return self._server.lanes
+
+    def close(self) -> None:
+        """End the connection; the next read has a new one."""
+        if self._peer is not None:
+            self._peer.connection_lost(None)
+        self._peer = None
+
+
+@asynccontextmanager
+async def fed(path: Path, *, store: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Fed]:
+    servers: list[Server] = []
+    make = Server.__init__
+
+    def noted(server: Server, *args: Any, **options: Any) -> None:
+        make(server, *args, **options)
+        servers.append(server)
+
+    sizes = {"mapped_file_size_commit_log": 1 << 18, "max_message_size": BODY_BYTES_MAX} | (store or {})
+    env = Env(ManualClock(), random.Random(1))
+    with (
+        mock.patch.object(Server, "__init__", noted),
+        mock.patch("ternmq.broker.broker.pack_host", return_value=HOST),
+    ):
+        broker = Broker(settings(broker_ip1="127.0.0.1", **changes), small_store(path, **sizes), env)
+        await broker.__aenter__()
+    try:
+        [server] = servers
+        one = Fed(server)
+        yield one
+        one.close()
+    finally:
+        await broker.__aexit__(None, None, None)
+
+
+def frame_of(header: bytes, body: bytes, *, form: int = 0) -> bytes:
+    return (
+        (4 + len(header) + len(body)).to_bytes(4, "big") + (form << 24 | len(header)).to_bytes(4, "big") + header + body
+    )
+
+
+def plain(number: int, *, topic: str = "orders", body: bytes = b"body") -> bytes:
+    header = SendMessageV2(topic=topic, queue_id=number % 4, producer_group="g", properties=KEY, born_time_ms=number)
+    return b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, body, opaque=number))
+
+
+class Reads:
+    """Reads of all kinds, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._number = 0
+
+    def next(self) -> list[bytes]:
+        """Some sends and other requests; the first read may end anywhere in a frame."""
+        choose = self._random
+        count = choose.choice((1, 2, 5, 20, 100))
+        # Most frames of a read are ordinary, or there would be no runs.
+        oddity = choose.choice((0.0, 0.05, 0.5))
+        frames = [self._odd() if choose.random() < oddity else self._send(0) for _ in range(count)]
+        is_damaged = choose.random() < 0.1
+        if is_damaged:
+            frames.insert(choose.randrange(count + 1), self._damaged())
+        data = b"".join(frames)
+        cut = choose.randrange(len(data)) if choose.random() < 0.3 else 0
+        reads = [data[:cut], data[cut:]] if cut else [data]
+        if is_damaged:
+            # A wrong length would swallow all that follows.
+            return [*reads, CLOSED]
+        # A read of its own: which lane goes first is a matter of time.
+        return [*reads, self._request(RequestCode.GET_MAX_OFFSET)]
+
+    def _send(self, oddity: float) -> bytes:
+        """A send; with so much oddity, its fields have odd values."""
+        choose = self._random
+        self._number += 1
+
+        def value(usual: Callable[[], Any], *odd: Any) -> Any:
+            return choose.choice(odd) if choose.random() < oddity else usual()
+
+        form = value(lambda: 0, BINARY)
+        kind, code = value(
+            lambda: (SendMessageV2, RequestCode.SEND_MESSAGE_V2), (SendMessage, RequestCode.SEND_MESSAGE)
+        )
+        header = kind(
+            topic=value(lambda: "orders", *TOPICS),
+            queue_id=value(lambda: choose.randrange(4), -1, 7, 8, 2**31 - 1),
+            producer_group="g",
+            properties=value(lambda: choose.choice(PROPERTIES[:6]), *PROPERTIES, None),
+            born_time_ms=value(lambda: 1_700_000_000_000 + self._number, 0, -1, 2**63 - 1),
+            sysflag=value(lambda: 0, 1, 4, 8, 12, 0x10, 0x30, -1, 2**31 - 1),
+            flag=value(lambda: 0, 7, -1),
+            reconsume_times=value(lambda: 0, None, 3),
+            unit_mode=value(lambda: False, True),
+            max_reconsume_times=value(lambda: None, 16),
+            broker_name=value(lambda: None, "broker-a"),
+        )
+        sizes = (0, 1, 100, 4_000, BODY_BYTES_MAX - 1, BODY_BYTES_MAX, BODY_BYTES_MAX + 1, 70_000)
+        body = choose.randbytes(value(lambda: choose.randrange(200), *sizes))
+        oneway = value(lambda: False, True)
+        return b"".join(encode_request(code, header, body, opaque=self._number, oneway=oneway, form=form))
+
+    def _odd(self) -> bytes:
+        choose = self._random
+        kinds = (lambda: self._send(0.15), lambda: self._send(0.15), lambda: self._send(1), self._json, self._other)
+        return choose.choice(kinds)()
+
+    def _json(self) -> bytes:
+        """A send whose header is written in another way."""
+        fields: dict[str, Any] = {
+            "a": "g",
+            "b": "orders",
+            "c": "TBW102",
+            "d": "4",
+            "e": "1",
+            "f": "0",
+            "g": "5",
+            "h": "0",
+        }
+        fields |= {"i": KEY, "j": "0", "k": "false", "m": "false"}
+        self._number += 1
+        whole: dict[str, Any] = {"code": 310, "extFields": fields, "flag": 0, "language": "JAVA"}
+        whole |= {"opaque": self._number, "serializeTypeCurrentRPC": "JSON", "version": 401}
+        text = json.dumps(whole, separators=(",", ":"))
+        old, new = self._random.choice(
+            (
+                ("", ""),
+                ('"e":"1"', '"e":1'),
+                ('"e":"1"', '"e":"01"'),
+                ('"e":"1"', '"e":"+1"'),
+                ('"e":"1"', '"e":" 1"'),
+                ('"e":"1"', '"e":"1.0"'),
+                ('"e":"1"', '"e":"-0"'),
+                ('"e":"1"', '"e":"2147483648"'),
+                ('"e":"1"', '"e":"99999999999999999999"'),
+                ('"e":"1"', '"e":null'),
+                ('"e":"1"', '"e":"1","e":"2"'),
+                ('"e":"1",', ""),
+                ('"b":"orders"', '"b":"ord\\u0065rs"'),
+                ('"b":"orders"', '"b":"orders","b":"payments"'),
+                ('"b":"orders",', ""),
+                ('"g":"5"', '"g":"-9223372036854775808"'),
+                ('"g":"5"', '"g":"9223372036854775808"'),
+                ('"k":"false"', '"k":"FALSE"'),
+                ('"k":"false"', '"k":false'),
+                ('"k":"false"', '"k":"maybe"'),
+                ('"m":"false"', '"m":"true"'),
+                ('"m":"false"', '"m":"0"'),
+                ('"m":"false"', '"m":"false","z":"more"'),
+                ('"m":"false"', '"m":"false","AccessKey":"x"'),
+                ('"a":"g"', '"a":"\\ud800"'),
+                ('"a":"g"', '"a":"\x7f"'),
+                ("UNIQ_KEY", "UNIQ\\u005fKEY"),
+                ("UNIQ_KEY", "\\ud834\\udd1e\\u0001x\\u0002UNIQ_KEY"),
+                ("UNIQ_KEY", "\\ud834\\u0001x\\u0002UNIQ_KEY"),
+                ("\\u0001", "\\u0001\\/\\b\\f\\n\\r\\t"),
+                ('"flag":0', '"flag":2'),
+                ('"flag":0', '"flag":4'),
+                ('"flag":0', '"flag":-1'),
+                ('"flag":0', '"flag":0.0'),
+                ('"flag":0', '"flag":0,"flag":2'),
+                ('"code":310', '"code":310,"code":10'),
+                ('"code":310', '"code": 310'),
+                ('"language":"JAVA"', '"language":3'),
+                ('"language":"JAVA"', '"language":"JAVA","remark":"r"'),
+                ('"language":"JAVA"', '"language":"JAVA","remark":null'),
+                ('"opaque":', '"opaque":-'),
+                ('"opaque":', '"opaque":9999999999'),
+                ('"version":401', '"version":9999999999'),
+                (',"version":401', ""),
+                ('"serializeTypeCurrentRPC":"JSON"', '"serializeTypeCurrentRPC":"ROCKETMQ"'),
+            )
+        )
+        assert old in text, old
+        return frame_of(text.replace(old, new, 1).encode(), b"odd")
+
+    def _other(self) -> bytes:
+        choose = self._random
+        self._number += 1
+        if choose.random() < 0.4:
+            messages = [(0, b"in a batch", choose.choice(PROPERTIES[:6])) for _ in range(choose.randrange(4))]
+            header = SendMessageV2(topic="orders", queue_id=2, batch=True, properties=KEY)
+            code = choose.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+            return b"".join(encode_request(code, header, pack_messages(messages), opaque=self._number))
+        return self._request(choose.choice((RequestCode.SEND_MESSAGE_V2, 9_999)))
+
+    def _request(self, code: int) -> bytes:
+        fields = {"topic": "orders", "queueId": "1"}
+        return b"".join(encode_request(code, None, b"", opaque=self._number, more_fields=fields))
+
+    def _damaged(self) -> bytes:
+        """A frame that ends its connection, or one with a wrong byte somewhere."""
+        choose, good = self._random, bytearray(self._send(0))
+        if choose.random() < 0.3:
+            at = choose.randrange(4)
+            good[at] = choose.choice((0, 0x7F, 0xFF))
+        else:
+            header_bytes = int.from_bytes(good[4:8], "big") & 0xFFFFFF
+            good[choose.randrange(4, 8 + header_bytes)] ^= 1 << choose.randrange(8)
+        return bytes(good)
+
+
+#: Counters of a broker that sends move.
+COUNTERS: Final = ("putMessageTimesTotal", "putMessageSizeTotal", "msgPutTotalTodayNow", "putMessageAverageSize")
+
+
+async def counters(one: Fed) -> dict[str, str]:
+    one.close()
+    data = await one.feed(b"".join(encode_request(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=1)))
+    [response] = FrameDecoder().feed(data)
+    assert isinstance(response, Response)
+    table: dict[str, str] = json.loads(bytes(response.body))["table"]
+    return {name: table[name] for name in COUNTERS}
+
+
+async def fed_with(path: Path, reads: list[bytes]) -> tuple[list[bytes], dict[str, str], int]:
+    """Replies to each read, the counters, and how many sends were stored in runs."""
+    taken = 0
+    run = SendHandlers.run
+
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+        nonlocal taken
+        number, replies = run(self, peer, sends, first)
+        taken += number - first
+        return number, replies
+
+    async with fed(path) as one:
+        with mock.patch.object(SendHandlers, "run", counted):
+            replies = [await one.feed(data) for data in reads]
+        return replies, await counters(one), taken
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
+async def test_a_broker_with_kernels_answers_and_stores_the_same(tmp_path: Path, seed: int) -> None:
+    """E1, C1, C2, C4, B5."""
+    source = Reads(seed)
+    reads = [plain(number) for number in range(4)] + [data for _ in range(120) for data in source.next()]
+    replies, counted, taken = await fed_with(tmp_path / "kernel", reads)
+    with (
+        mock.patch.object(frame, "HAS_NATIVE", False),
+        mock.patch.object(batch, "HAS_NATIVE", False),
+        mock.patch.object(index, "HAS_NATIVE", False),
+    ):
+        expected, expected_counters, taken_without = await fed_with(tmp_path / "python", reads)
+    assert taken > 300
+    assert not taken_without
+    for one, other in zip(expected, replies, strict=True):
+        assert FrameDecoder().feed(one) == FrameDecoder().feed(other)
+        assert one == other
+    assert expected_counters == counted
+    assert log_queues_index(tmp_path / "python") == log_queues_index(tmp_path / "kernel")
+
+
+async def test_a_full_lane_refuses_as_many_of_a_run_as_of_single_sends(tmp_path: Path) -> None:
+    """M1: a lane counts the sends of a run."""
+    reads = [plain(0), b"".join(plain(number) for number in range(4, 104, 4))]
+    answers = []
+    for name, is_native in (("kernel", True), ("python", False)):
+        with mock.patch.object(frame, "HAS_NATIVE", is_native):
+            async with fed(tmp_path / name, send_thread_pool_queue_capacity=10) as one:
+                answers.append([await one.feed(data) for data in reads])
+                assert 15 == one.lanes[SEND].refused_full
+    assert answers[0] == answers[1]
+
+
+async def test_a_run_that_waited_too_long_is_refused_send_by_send(tmp_path: Path) -> None:
+    """M1."""
+    data = b"".join(plain(number) for number in range(20))
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        lane = one.lanes[SEND]
+        # As if the loop had been busy since long before the read.
+        late = mock.patch.object(one.lanes, "submit", wraps=one.lanes.submit)
+        with late as submit:
+            submit.side_effect = lambda lane, worker, request, _now, size, key=None: Lanes.submit(
+                one.lanes, lane, worker, request, -1e9, size, key
+            )
+            answer = await one.feed(data)
+        assert 20 == lane.refused_late
+    responses = FrameDecoder().feed(answer)
+    assert [*range(20)] == [response.opaque for response in responses]
+    assert all("TIMEOUT_CLEAN_QUEUE" in (response.remark or "") for response in responses)
+
+
+async def test_a_failure_answers_all_sends_that_are_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """B5: the connection and its other requests go on."""
+    data = b"".join(plain(number) for number in range(8))
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        with mock.patch.object(SendHandlers, "run", side_effect=RuntimeError("a fault")):
+            responses = FrameDecoder().feed(await one.feed(data))
+        assert [(number, 1) for number in range(8)] == [(each.opaque, each.code) for each in responses]
+        assert "failed" in caplog.text
+        [response] = FrameDecoder().feed(await one.feed(plain(9)))
+        assert response.code == 0
+
+
+async def test_sends_of_a_client_that_does_not_read_are_taken_one_by_one(tmp_path: Path) -> None:
+    """M1: what waits for such a client is counted, and its reading is paused."""
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        peer = one._peer
+        assert peer is not None
+        peer.pause_writing()
+        with (
+            mock.patch.object(SendHandlers, "run") as run,
+            mock.patch.object(Wire, "pause_reading", create=True) as paused,
+        ):
+            answer = await one.feed(b"".join(plain(number) for number in range(5)))
+        run.assert_not_called()
+        paused.assert_called_once()
+        assert 5 == len(FrameDecoder().feed(answer))
+
+
+async def piped(address: str, data: bytes, count: int) -> list[Any]:
+    """Responses to requests that are written at once, over a socket."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    decoder = FrameDecoder()
+    responses: list[Any] = []
+    async with asyncio.timeout(60):
+        while len(responses) < count:
+            data = await reader.read(1 << 16)
+            assert data, "the broker closed the connection"
+            responses += decoder.feed(data)
+    writer.close()
+    await writer.wait_closed()
+    return responses
+
+
+async def test_a_waiting_pull_gets_what_a_run_brings(tmp_path: Path) -> None:
+    """F8, K1: over sockets; a pull is woken by the tag that it waits for."""
+    tagged = "".join((KEY, "TAGS\x01paid\x02"))
+    async with serving(tmp_path) as caller:
+        for queue_id in range(4):
+            await caller.sent("orders", b"first", queue_id=queue_id, properties=KEY)
+        request = pull(
+            "orders",
+            queue_offset=1,
+            subscription="paid",
+            sysflag=PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND,
+            suspend_timeout_ms=FAR_MS,
+        )
+        waiting = caller.peer.start_call(RequestCode.PULL_MESSAGE, request)
+        # Answered behind the pull, which waits by then.
+        await caller.sent("orders", b"second", queue_id=1, properties=KEY)
+        others = b"".join(plain(number) for number in range(20))
+        header = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties=tagged)
+        last = b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"paid", opaque=20)) + plain(21)
+        responses = await piped(caller.peer.address, others + last, 22)
+        assert [(number, 0) for number in range(22)] == [(each.opaque, each.code) for each in responses]
+        async with asyncio.timeout(60):
+            records = unpack_records((await waiting).body)
+        assert [b"paid"] == [bytes(record.body) for record in records]
+
+
+async def test_under_sync_flush_sends_are_taken_one_by_one(tmp_path: Path) -> None:
+    """C6: each is answered when the disk has it."""
+    with mock.patch.object(SendHandlers, "run") as run:
+        async with serving(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as caller:
+            await caller.sent("orders", b"first", properties=KEY)
+            responses = await piped(caller.peer.address, b"".join(plain(number) for number in range(30)), 30)
+    assert [0] * 30 == [each.code for each in responses]
+    run.assert_not_called()
