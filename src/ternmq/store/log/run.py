@@ -14,7 +14,7 @@ from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.writer import Limits
+from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Sysflag
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RunWriter:
         *,
         store_host: bytes,
         now_ms: Callable[[], int],
-        limits: Limits,
+        limits: RecordLimits,
     ) -> None:
         self._log = log
         self._table = table
