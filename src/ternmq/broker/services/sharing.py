@@ -344,7 +344,7 @@ class Sharing:
         term, now = self._term(), self._clock.monotonic()
         self._check(query)
         group, consumer = query.consumer_group, query.consumer
-        keys = [key for key in term.lives.places() if key[0] == group and term.lives.is_known(key, consumer)]
+        keys = term.lives.places_of(group, consumer)
         for key in keys:
             term.lives.left(key, consumer, now)
         for key in keys:
