@@ -143,6 +143,7 @@ def test_one_action_takes_all_from_a_consumer_that_leaves(make: Make, is_killed:
     if is_killed:
         world.kill()
         world.start()
+    assert "30" == world.sharing.measures()["shareRetryWaiting"]
     world.tend()
     assert sorted(message.body for message in held) == sorted(retried(world))
 

@@ -150,10 +150,11 @@ async def test_what_is_passed_over_comes_again_as_a_retry(broker: Caller) -> Non
     again, bodies = await given(broker, "bob", topic=names.retry_topic(GROUP), poll_ms=FAR_MS, count_max=1)
     assert [b"0"] == bodies
     table = decode((await broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body, KvTable).table
-    assert ("2", "2") == (table["shareLostAcks"], table["shareRetried"])
+    assert ("2", "2", "0") == (table["shareLostAcks"], table["shareRetried"], table["shareRetryWaiting"])
+    assert int(table["shareLostAckTimestamp"]) > 0
     milliseconds, slices = table[f"pullTimeMs_{GROUP}"].split(",")
     assert float(milliseconds) >= 0
-    assert int(slices) >= 2
+    assert int(slices) >= 3, "two pulls and an ack"
     assert again.first == 0
 
 

@@ -448,6 +448,8 @@ class Sharing:
             places = running.state.places.values()
             table["shareConsumers"] = running.state.consumer_count
             table["shareHeld"] = sum([place.held for place in places])
+            lost = [place.consumers[LOST].held for place in places if LOST in place.consumers]
+            table["shareRetryWaiting"] = sum(lost)
             table["shareBytes"] = running.memory_bytes
         return {name: str(value) for name, value in table.items()}
 
