@@ -218,7 +218,7 @@ class ShareSource:
     def _lot(
         self, queue: MessageQueue, life: int, numbered: Sequence[tuple[int, Claimed]], deadline: float
     ) -> ShareLot:
-        async def ask_for_time(number: int, by_ms: int) -> bool:
+        async def extension(number: int, by_ms: int) -> bool:
             return await self._hold(life, number, by_ms)
 
         lot = ShareLot(
@@ -228,7 +228,7 @@ class ShareSource:
             life=life,
             deadline=deadline,
             done=self._done,
-            ask_for_time=ask_for_time,
+            extension=extension,
             limit_reached=self._room.limit_reached,
         )
         self._room.add(lot)
