@@ -143,8 +143,10 @@ class PullLog:
 
     def _is_between(self, last: int, first: int) -> bool:
         """Whether a number between these two is held."""
+        if first == last + 1:
+            return False
         span = self._span(last + 1, first - 1)
-        return first > last + 1 and span.start < span.stop
+        return span.start < span.stop
 
     def behind(self, number: int) -> Sequence[Run]:
         """Runs with numbers above this one; the first may have others, too."""
