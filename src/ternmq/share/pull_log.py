@@ -143,10 +143,7 @@ class PullLog:
 
     def _is_between(self, last: int, first: int) -> bool:
         """Whether a number between these two is held."""
-        if first == last + 1:
-            return False
-        span = self._span(last + 1, first - 1)
-        return span.start < span.stop
+        return first > last + 1 and len(self.runs[self._span(last + 1, first - 1)]) > 0
 
     def behind(self, number: int) -> Sequence[Run]:
         """Runs with numbers above this one; the first may have others, too."""
