@@ -1,23 +1,25 @@
 """Requests of consumers are scheduled by group, whatever the way of consuming (R4).
 
-No clock is looked at, only the order of answers on one connection: requests of a storm and, behind them, one of a small
-group arrive in the same read.
+No clock is looked at, only the order of answers: requests of a storm and, behind them, one of a small group arrive in
+the same read, or on many connections in the same turn of the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from ternmq.net import lanes
 from ternmq.net.lanes import SLICE_REQUESTS
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES
 from ternmq.wire.requests import PopMessage
 from ternmq.wire.requests_share import SharePull
-from tests.broker.calls import Caller, pull, serving
+from tests.broker.calls import Caller, dialled, pull, serving
 
 #: No more than one read brings.
 STORM: Final = 4 * SLICE_REQUESTS
@@ -51,6 +53,28 @@ async def test_a_storm_of_one_group_delays_another_by_a_slice(way: Any, tmp_path
             _ask(broker, "small", way("small", 0), answered),
         )
         assert answered.index("small") <= 2 * SLICE_REQUESTS
+
+
+@pytest.mark.parametrize("way", [pulls, pops, shares])
+async def test_a_storm_on_many_connections_delays_another_group_by_a_turn(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: a request on each of many connections. They were all carried out as they were read, whatever their group had
+    used: the small group, read last, was answered last."""
+    # The time of a turn is over as soon as one read was worked off: how fast the machine is does not matter.
+    monkeypatch.setattr(lanes, "TURN_S", 0.0)
+    async with serving(tmp_path) as broker, AsyncExitStack() as stack:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number)
+        address = broker.peer.address
+        callers = [await stack.enter_async_context(dialled(address)) for _ in range(STORM + 1)]
+        answered: list[str] = []
+        *storm, small = callers
+        await asyncio.gather(
+            *(_ask(caller, "storm", way("storm", number), answered) for number, caller in enumerate(storm)),
+            _ask(small, "small", way("small", 0), answered),
+        )
+        assert answered.index("small") <= SLICE_REQUESTS
 
 
 async def _ask(broker: Caller, group: str, request: tuple[RequestCode, Any], answered: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ternmq.net.lanes import SLICE_REQUESTS, SLOW_REQUESTS, LaneConfig, Lanes
+from ternmq.net.lanes import SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
 
 
 class Log:
@@ -57,7 +57,7 @@ async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:
 async def test_a_storm_on_one_lane_delays_another_by_one_slice_only() -> None:
     """B3: a send that arrives behind 1,000 pulls runs after the first slice of them."""
     clock = [0.0]
-    log = Log(clock, cost_s=0.0001)
+    log = Log(clock, cost_s=TURN_S / 100)
     lanes = await lanes_at(clock, LaneConfig("pull"), LaneConfig("send"))
 
     for _ in range(1000):
@@ -87,7 +87,7 @@ async def test_slow_requests_end_a_slice_with_the_turn() -> None:
 async def test_a_long_queue_leaves_the_loop_between_turns_and_goes_on_by_itself() -> None:
     """B3: sockets are served while work is piled up."""
     clock = [0.0]
-    log = Log(clock, cost_s=0.001)
+    log = Log(clock, cost_s=TURN_S / 5)
     lanes = await lanes_at(clock, LaneConfig("pull"))
 
     for number in range(200):
@@ -99,6 +99,59 @@ async def test_a_long_queue_leaves_the_loop_between_turns_and_goes_on_by_itself(
 
     assert after_one_turn == 2 * SLOW_REQUESTS
     assert list(range(200)) == log.ran
+
+
+async def test_a_lane_that_comes_back_when_no_other_has_work_does_not_spend_what_it_saved() -> None:
+    """B3: the busy lane is empty for a moment; still the other one starts level with it."""
+    clock = [0.0]
+    log = Log(clock, cost_s=0.0001)
+    lanes = await lanes_at(clock, LaneConfig("busy"), LaneConfig("idle"))
+    for _ in range(500):
+        lanes.submit(lanes["busy"], log, "busy", 0.0)
+        lanes.run()
+        await asyncio.sleep(0)
+    log.ran.clear()
+
+    for name in ("idle", "busy"):
+        for _ in range(SLICE_REQUESTS * 8):
+            lanes.submit(lanes[name], log, name, 0.0)
+    lanes.run()
+    while len(log.ran) < SLICE_REQUESTS * 16:
+        await asyncio.sleep(0)
+
+    assert log.ran.index("busy") <= 2 * SLICE_REQUESTS
+
+
+async def test_reads_of_many_connections_share_the_time_of_a_turn() -> None:
+    """R4: requests of a storm that come one by one, each on its own connection, were all run as they were read. What is
+    read when the time is over waits, and the small group goes first in the next turn."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S / 4)
+    lanes = await lanes_at(clock, LaneConfig("pull"))
+
+    for _ in range(100):
+        lanes.submit(lanes["pull"], log, "storm", clock[0], key="storm")
+        lanes.run()
+    lanes.submit(lanes["pull"], log, "small", clock[0], key="small")
+    lanes.run()
+    in_this_turn = len(log.ran)
+    await asyncio.sleep(0)
+
+    assert in_this_turn <= 2 * SLOW_REQUESTS
+    assert "small" in log.ran[in_this_turn : in_this_turn + SLOW_REQUESTS + 1]
+
+
+async def test_each_turn_of_the_loop_has_time_of_its_own() -> None:
+    """A turn that is over does not shorten the next: a request that comes alone is run at once."""
+    clock = [0.0]
+    log = Log(clock, cost_s=2 * TURN_S)
+    lanes = await lanes_at(clock, LaneConfig("pull"))
+
+    for number in range(3):
+        lanes.submit(lanes["pull"], log, number, clock[0])
+        lanes.run()
+        assert number + 1 == len(log.ran)
+        await asyncio.sleep(0)
 
 
 async def test_a_lane_back_from_idleness_does_not_spend_what_it_saved() -> None:

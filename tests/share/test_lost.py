@@ -11,7 +11,7 @@ from ternmq.broker.config import READ
 from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import NoPermission, RecordRefused
 from ternmq.wire.requests_share import SharePull
-from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, Options, World
+from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, InHand, Options, World
 
 Make = Callable[[Options], World]
 
@@ -119,3 +119,79 @@ def test_an_ordered_group_becomes_a_plain_one_with_its_members(make: Make) -> No
     world.leave("ann")
     world.tend()
     assert [b"0"] == retried(world)
+
+
+def scattered(world: World, count: int) -> list[InHand]:
+    """Messages that ann holds, of two queues in turn, so that each is a run of its own."""
+    for number in range(count):
+        world.send(b"%d" % number, queue_id=number % 2)
+    held: list[InHand] = []
+    for number in range(count):
+        last, life = (number - 1, held[-1].life) if held else (-1, 0)
+        held += world.pull("ann", count_max=1, held=last, life=life, hold_ms=60_000)
+    return held
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_one_action_takes_all_from_a_consumer_that_leaves(make: Make, is_killed: bool) -> None:
+    """R2, R4: an action for each of thousands of runs held the broker's loop for 200 ms."""
+    world = make(Options(queues=2))
+    held = scattered(world, 30)
+    before = world.store.max_offset(names.SHARE_TOPIC, 0)
+    world.leave("ann")
+    assert before + 1 == world.store.max_offset(names.SHARE_TOPIC, 0)
+    if is_killed:
+        world.kill()
+        world.start()
+    assert "30" == world.sharing.measures()["shareRetryWaiting"]
+    world.tend()
+    assert sorted(message.body for message in held) == sorted(retried(world))
+
+
+def test_what_has_more_time_stays_where_messages_before_and_behind_it_are_taken_back(make: Make) -> None:
+    """R2: one range must not name what lies between."""
+    world = make(Options(queues=2))
+    held = scattered(world, 9)
+    world.hold("ann", held[4], 600_000)
+    world.pass_time(59)
+    world.beat("ann")
+    world.pass_time(2)
+    assert 8 == world.sharing.counts.ack_timeouts
+    assert ("online", 1) == world.states()["ann"]
+    assert sorted(message.body for message in held if message is not held[4]) == sorted(retried(world))
+    world.ack("ann", held[4])
+    assert ("online", 0) == world.states()["ann"]
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize(
+    "filtered", [{"subscription": "b"}, {"expression_type": "SQL92", "subscription": "price > 10"}]
+)
+def test_what_retention_deletes_of_filtered_messages_is_confirmed_and_numbers_stay(
+    make: Make, filtered: dict[str, str], order: bool
+) -> None:
+    """R1, K1, K2: the runs of a consumer with a filter have gaps; some runs are deleted, one in part."""
+    world = make(Options(queues=1))
+    for number in range(24):
+        # Two that pass, two that do not.
+        passes = number % 4 < 2
+        tag, price = ("b", "20") if passes else ("a", "1")
+        world.send(b"%02d" % number + b" " * 1_000, TAGS=tag, price=price, KEYS="one")
+    held = world.pull("ann", bytes_max=1 << 20, order=order, **filtered)
+    assert [number for number in range(24) if number % 4 < 2] == [int(message.body[:2]) for message in held]
+    world.clean()
+    first = world.store.min_offset(TOPIC, 0)
+    assert 0 < first < 20, "some are deleted"
+    deleted = [message for message in held if message.queue_offset < first]
+    left = held[len(deleted) :]
+    world.beat("ann")
+    world.tend()
+    assert len(deleted) == world.sharing.counts.expired
+    assert ("online", len(left)) == world.states()["ann"]
+    again = world.pull("ann", bytes_max=1 << 20, order=order, **filtered)
+    assert left[: len(again)] == again, "with the numbers that they had"
+    world.ack("ann", left[0], left[-1])
+    assert ("online", 0) == world.states()["ann"]
+    world.send(b"new", TAGS="b", price="20", KEYS="one")
+    [message] = world.pull("bob", order=order, **filtered)
+    assert b"new" == message.body, "the key of what was deleted is free"

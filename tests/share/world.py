@@ -103,6 +103,7 @@ class World:
             max_share_held=options.held_max,
             max_share_consumers=options.consumers_max,
             max_share_bytes=options.bytes_max,
+            enable_property_filter=True,
         )
         store_config = small_config(ROOT, mapped_file_size_commit_log=1 << 14, file_reserved_time=1)
         self.store = MessageStore.open(store_config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)

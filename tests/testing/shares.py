@@ -39,6 +39,8 @@ SOON_S: Final = 1.2
 #: A message fails this often at most; then it waits for a few seconds.
 FAILURES_MAX: Final = 2
 FAILED_S: Final = 10.0
+#: In an ordered group messages without a key wait for each other: for all listeners that are slow or hang.
+ONE_BY_ONE_S: Final = 300.0
 #: How long the shop goes on when all is well.
 QUIET_S: Final = 20.0
 
@@ -74,6 +76,11 @@ class Habits:
             hanging=random.choice((0.0, 0.0, 0.02)),
             changes=random.random() < 0.6,
         )
+
+    @property
+    def hanging_s(self) -> float:
+        """How long a listener hangs: longer than it may. An ordered group has no limit, and waits for each."""
+        return (5_000 if self.ordered or not self.hold_ms else self.hold_ms) / 1000 * 1.2
 
     @property
     def is_prompt(self) -> bool:
@@ -121,7 +128,7 @@ class ShareConsumerSimulation(PopSimulation):
         await asyncio.sleep(habits.offline_ms / 1000 + 20.0)
         self._quiet_ms = self.now_ms()
         await asyncio.sleep(QUIET_S)
-        wait_s = (habits.offline_ms + 3 * habits.hold_ms) / 1000
+        wait_s = (habits.offline_ms + 3 * habits.hold_ms) / 1000 + (ONE_BY_ONE_S if habits.ordered else 0)
         await self._drain(wait_s + FAILURES_MAX * FAILED_S + 60.0)
 
     # --- Programs -----------------------------------------------------------------------------------------------------
@@ -166,7 +173,7 @@ class ShareConsumerSimulation(PopSimulation):
         if is_prompt and self._quiet_ms < self._sent_ms[body] < now_ms - SOON_S * 1000:
             self.fail(Broken(f"{body!r} came {now_ms - self._sent_ms[body]} ms after it was sent, without faults"))
         if random.random() < habits.hanging:
-            await asyncio.sleep((habits.hold_ms or 5_000) / 1000 * 1.2)
+            await asyncio.sleep(habits.hanging_s)
         elif random.random() < habits.slow:
             await asyncio.sleep(random.choice((0.05, 0.5, 3.0)))
         if random.random() < habits.failing and self.journal.failed[body] < FAILURES_MAX:

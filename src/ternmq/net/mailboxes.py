@@ -6,7 +6,7 @@ share one mailbox, ``plain``, which takes part like any other. A lane without ke
 
 Time used is counted from a common level: a key that comes back from idleness starts level with the key that is being
 served, so it can neither spend what it saved nor pay for what it used when the lane had nothing else to do. What a key
-used beyond the level is remembered while the lane has work; when the lane is empty, all start again.
+used beyond the level is remembered while the lane has work; when it ends a turn without any, all start again.
 
 QMQ orders its actors by the time of their last run instead, because by total time a burst of a group that was quiet
 for long would own all threads. Starting at the level avoids that, too, and still charges a group for slow requests.

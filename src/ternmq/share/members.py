@@ -27,6 +27,8 @@ class Lives:
         self.apply(offline_s=offline_s, gone_s=gone_s)
         #: By group and topic, then by name.
         self._seen: dict[PlaceKey, dict[str, float]] = {}
+        #: By group, its places: a broker may have a hundred thousand, and a consumer that leaves one asks for its own.
+        self._of_group: dict[str, dict[PlaceKey, None]] = {}
         self._left: set[tuple[PlaceKey, str]] = set()
         #: Consumers that are known.
         self.count = 0
@@ -49,9 +51,16 @@ class Lives:
     def places(self) -> list[PlaceKey]:
         return list(self._seen)
 
+    def places_of(self, group: str, consumer: str) -> list[PlaceKey]:
+        """Those of a group where a consumer was heard of."""
+        return [place for place in self._of_group.get(group, ()) if consumer in self._seen[place]]
+
     def seen(self, place: PlaceKey, consumer: str, now: float) -> None:
         """It was heard of."""
-        seen = self._seen.setdefault(place, {})
+        seen = self._seen.get(place)
+        if seen is None:
+            seen = self._seen[place] = {}
+            self._of_group.setdefault(place[0], {})[place] = None
         self.count += consumer not in seen
         seen[consumer] = now
         self._left.discard((place, consumer))
@@ -71,6 +80,10 @@ class Lives:
             self.count -= 1
             if not seen:
                 del self._seen[place]
+                places = self._of_group[place[0]]
+                del places[place]
+                if not places:
+                    del self._of_group[place[0]]
         self._left.discard((place, consumer))
 
     def idle_s(self, place: PlaceKey, consumer: str, now: float) -> float:

@@ -130,6 +130,21 @@ class PullLog:
         """What is held of these numbers."""
         return _cut(self.runs[self._span(first, last)], first, last)[1]
 
+    def in_rows(self, runs: Sequence[Run], count_max: int) -> list[list[Run]]:
+        """Runs, or parts of them, in the order of their numbers: cut into rows between whose first and last number
+        nothing else is held, so that one range names them all."""
+        rows: list[list[Run]] = []
+        for run in runs:
+            row = rows[-1] if rows else []
+            if not row or len(row) >= count_max or self._is_between(row[-1].last, run.first):
+                rows.append(row := [])
+            row.append(run)
+        return rows
+
+    def _is_between(self, last: int, first: int) -> bool:
+        """Whether a number between these two is held."""
+        return first > last + 1 and len(self.runs[self._span(last + 1, first - 1)]) > 0
+
     def behind(self, number: int) -> Sequence[Run]:
         """Runs with numbers above this one; the first may have others, too."""
         return self.runs[bisect_right(self.runs, number, key=_last_of) :]

@@ -37,7 +37,7 @@ _CHECKPOINT_SHARE: Final = 4
 CHECKPOINT_BYTES: Final = 256 << 20
 CHECKPOINT_S: Final = 3_600.0
 #: Records of a checkpoint that are written in one turn of the loop.
-TURN_RECORDS: Final = 100
+TURN_RECORDS: Final = 32
 
 
 class ActionStore(Protocol):

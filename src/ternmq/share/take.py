@@ -129,6 +129,12 @@ class ShareTaken:
     #: Other consumers that were given messages.
     others: list[str] = field(default_factory=list)
 
+    @property
+    def is_more_to_look_at(self) -> bool:
+        """Whether a pull that found nothing for its consumer may find something without an arrival: a filter has left
+        the rest for later, or all so far was for others."""
+        return self.unfinished or (bool(self.others) and self.rest > 0)
+
 
 class KeyHolders:
     """Of one place: which consumer holds messages of which key, and how many."""

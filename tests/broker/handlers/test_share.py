@@ -40,7 +40,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Caller]:
 
 async def pull(broker: Caller, consumer: str, **fields: Any) -> Response:
     given: dict[str, Any] = {"consumer_group": GROUP, "topic": "orders", "count_max": 32} | fields
-    return await broker.call(RequestCode.SHARE_PULL, SharePull(consumer=consumer, **given))
+    return await broker.call(RequestCode.SHARE_PULL, SharePull(consumer=consumer, **given), timeout_ms=FAR_MS)
 
 
 async def given(broker: Caller, consumer: str, **fields: Any) -> tuple[SharePullReply, list[bytes]]:
@@ -150,10 +150,11 @@ async def test_what_is_passed_over_comes_again_as_a_retry(broker: Caller) -> Non
     again, bodies = await given(broker, "bob", topic=names.retry_topic(GROUP), poll_ms=FAR_MS, count_max=1)
     assert [b"0"] == bodies
     table = decode((await broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body, KvTable).table
-    assert ("2", "2") == (table["shareLostAcks"], table["shareRetried"])
+    assert ("2", "2", "0") == (table["shareLostAcks"], table["shareRetried"], table["shareRetryWaiting"])
+    assert int(table["shareLostAckTimestamp"]) > 0
     milliseconds, slices = table[f"pullTimeMs_{GROUP}"].split(",")
     assert float(milliseconds) >= 0
-    assert int(slices) >= 2
+    assert int(slices) >= 3, "two pulls and an ack"
     assert again.first == 0
 
 
@@ -225,6 +226,96 @@ async def test_filters_choose_what_is_given(broker: Caller) -> None:
     assert (0, [b"1", b"3", b"5", b"7"]) == (reply.first, bodies)
     assert (await ack(broker, "ann", reply, 0, 3)).code == 0
     assert {"ann": ("online", 0)} == await members(broker)
+
+
+@pytest.fixture
+async def selective(tmp_path: Path) -> AsyncIterator[Caller]:
+    """A broker that filters by SQL."""
+    async with serving(tmp_path, enable_property_filter=True) as caller:
+        yield caller
+
+
+BIG: Final = {"expression_type": "SQL92", "subscription": "price > 10"}
+
+
+async def offer(broker: Caller, *prices: int, key: str = "") -> None:
+    for price in prices:
+        properties = {"price": str(price)} | ({"KEYS": key} if key else {})
+        await broker.sent("orders", b"%d" % price, properties=properties)
+
+
+async def test_sql_filters_choose_what_is_given_and_given_again(selective: Caller) -> None:
+    """R1, R2, K2: numbers have no gaps, what is left out is not looked at again, and what was not confirmed comes first
+    again, whatever the filter says now."""
+    await offer(selective, 1, 11, 2, 12, 3, 13)
+    reply, bodies = await given(selective, "ann", count_max=2, **BIG)
+    assert (0, [b"11", b"12"]) == (reply.first, bodies)
+    other, bodies = await given(selective, "bob", **BIG)
+    assert (0, [b"13"]) == (other.first, bodies)
+    again, bodies = await given(selective, "ann", expression_type="SQL92", subscription="price > 11", held=-1)
+    assert (0, True, [b"11", b"12"]) == (again.first, again.again, bodies)
+    assert (await ack(selective, "ann", again, 0, 1)).code == 0
+    assert {"ann": ("online", 0), "bob": ("online", 1)} == await members(selective)
+    # Another expression begins where the group is.
+    await offer(selective, 4)
+    assert [b"4"] == (await given(selective, "ann", held=1, life=reply.life))[1]
+
+
+async def test_a_filter_that_cannot_be_read_is_refused_and_nothing_is_passed_by(selective: Caller) -> None:
+    """R1, K2: the answer says where the expression is wrong."""
+    await offer(selective, 11)
+    wrong = await pull(selective, "ann", expression_type="SQL92", subscription="price >")
+    assert ResponseCode.SUBSCRIPTION_PARSE_FAILED == wrong.code
+    assert "price >" in (wrong.remark or "")
+    assert [b"11"] == (await given(selective, "ann", **BIG))[1]
+
+
+async def test_without_sql_a_shared_pull_says_which_setting_allows_it(broker: Caller) -> None:
+    """K2."""
+    await broker.sent("orders", b"1")
+    refused = await pull(broker, "ann", **BIG)
+    assert "enablePropertyFilter" in (refused.remark or "")
+
+
+@pytest.mark.parametrize("order", [False, True])
+async def test_a_pull_with_a_filter_waits_for_a_message_that_passes_it(selective: Caller, order: bool) -> None:
+    """R1, F8, K2."""
+    await offer(selective, 1)
+    waiting = asyncio.ensure_future(pull(selective, "ann", order=order, poll_ms=FAR_MS, **BIG))
+    await offer(selective, 2, 3, 11)
+    assert [b"11"] == [bytes(record.body) for record in unpack_records((await waiting).body)]
+
+
+@pytest.mark.parametrize("order", [False, True])
+async def test_a_filter_finds_what_lies_behind_thousands_that_it_refuses(selective: Caller, order: bool) -> None:
+    """R1, K2: one pull looks through a part of them; it goes on at once, and does not wait for an arrival."""
+    refused = [(b"small", {"price": "1"})] * 1_000
+    for _ in range(5):
+        assert (await selective.send_batch("orders", refused)).code == 0
+    await offer(selective, 11)
+    response = await pull(selective, "ann", order=order, poll_ms=FAR_MS - 10_000, **BIG)
+    assert [b"11"] == [bytes(record.body) for record in unpack_records(response.body)]
+
+
+async def test_a_filter_and_the_order_of_keys_hold_together(selective: Caller) -> None:
+    """R1, K2: a message whose key another consumer holds goes to that one, if it passes the filter."""
+    await offer(selective, 11, 1, 12, key="x")
+    await offer(selective, 21, key="y")
+    first, bodies = await given(selective, "ann", count_max=1, order=True, **BIG)
+    assert [b"11"] == bodies
+    assert [b"21"] == (await given(selective, "bob", order=True, **BIG))[1]
+    later, bodies = await given(selective, "ann", order=True, held=0, life=first.life, **BIG)
+    assert (1, [b"12"]) == (later.first, bodies)
+    assert (await ack(selective, "ann", first, 0, 1)).code == 0
+
+
+async def test_a_consumer_goes_on_where_all_of_a_pull_was_for_others(selective: Caller) -> None:
+    """R1: its pull waits for what is left of the queue, not for the next arrival."""
+    await offer(selective, *range(8), key="x")
+    await offer(selective, 99, key="y")
+    assert [b"0"] == (await given(selective, "ann", count_max=1, order=True))[1]
+    response = await pull(selective, "bob", count_max=2, order=True, poll_ms=FAR_MS)
+    assert [b"99"] == [bytes(record.body) for record in unpack_records(response.body)]
 
 
 async def test_a_key_is_held_by_one_consumer_at_a_time(broker: Caller) -> None:

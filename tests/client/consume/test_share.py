@@ -192,7 +192,7 @@ async def test_a_message_that_takes_too_long_goes_to_another_consumer(
             hang.set()
 
 
-async def test_filters_by_tag_and_sql(producer: Producer, cluster: EmbeddedCluster) -> None:
+async def test_filters_by_tag(producer: Producer, cluster: EmbeddedCluster) -> None:
     """R1, K1."""
     for number, tag in enumerate("abab"):
         await send(producer, f"{tag}{number}", tags=tag)
@@ -201,6 +201,25 @@ async def test_filters_by_tag_and_sql(producer: Producer, cluster: EmbeddedClust
     consumer.subscribe("orders", "b")
     async with consumer:
         assert ["b1", "b3"] == sorted(await seen.bodies(2))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_filters_by_sql(producer: Producer, cluster: EmbeddedCluster, ordered: bool) -> None:
+    """R1, K2: the broker filters, also for consumers that keep the order of keys."""
+    for price in range(20):
+        await producer.send(
+            Message("orders", str(price).encode(), properties={"price": str(price)}, sharding_key=str(price % 2))
+        )
+    seen = Collector()
+    consumer = ShareConsumer("billing", seen, name_servers=cluster.name_servers, start=FIRST, ordered=ordered)
+    consumer.subscribe("orders", sql="price > 10")
+    async with consumer:
+        bodies = await seen.bodies(9)
+    assert sorted(map(str, range(11, 20))) == sorted(bodies)
+    if ordered:
+        for parity in (0, 1):
+            own = [int(body) for body in bodies if int(body) % 2 == parity]
+            assert sorted(own) == own
 
 
 async def test_an_ordered_consumer_keeps_the_order_of_each_key(cluster: EmbeddedCluster, producer: Producer) -> None:

@@ -5,6 +5,7 @@ Tools of RocketMQ parse some of the state's values as numbers and print the rest
 
 from __future__ import annotations
 
+import heapq
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.broker.changes import TEXT_BYTES_MAX, LiveSettings
-from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND
+from ternmq.broker.flow import ADMIN, CLIENT, PULL, QUERY, SEND
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
@@ -147,9 +148,13 @@ class BrokerHandlers:
             table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
-        # How much of the broker's time the busiest groups took, and in how many slices (R4).
-        spent = sorted(lanes[PULL].spent.items(), key=lambda item: -item[1][0])[:_GROUPS_SHOWN]
-        table |= {f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}" for group, (seconds, slices) in spent}
+        # How much of the broker's time the busiest groups took, and in how many slices: pulls, and acks (R4).
+        spent = dict(lanes[PULL].spent)
+        for group, (seconds, slices) in lanes[CLIENT].spent.items():
+            before = spent.get(group, (0.0, 0))
+            spent[group] = before[0] + seconds, before[1] + slices
+        busiest = heapq.nlargest(_GROUPS_SHOWN, spent.items(), key=lambda item: item[1])
+        table |= {f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}" for group, (seconds, slices) in busiest}
         return table
 
     def _usage_table(self) -> dict[str, str]:

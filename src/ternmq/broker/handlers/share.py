@@ -104,8 +104,10 @@ class ShareHandlers:
                 deadline = self._polls.deadline(header.poll_ms)
             if deadline is not None and deadline > self._polls.deadline(0):
                 if self._park(peer, request, shared, deadline):
-                    if shared.taken.unfinished:
-                        self._polls.wake(PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
+                    if shared.taken.is_more_to_look_at:
+                        self._polls.wake(
+                            PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES, member=_member(header)
+                        )
                     return None
                 shared.outcome = SharePullOutcome.FULL
         return self._reply(peer, request, shared)
@@ -143,7 +145,7 @@ class ShareHandlers:
             wanted=shared.wanted,
             deadline=deadline,
             size=request.frame_bytes,
-            member=header.consumer if header.order else "",
+            member=_member(header),
         )
         held.poll = poll
         if poll is None:
@@ -178,3 +180,8 @@ class ShareHandlers:
     def members(self, _peer: Peer, request: Request[GetShareMembers]) -> Reply:
         """The consumers of a group."""
         return Reply(body=encode(ShareMembers(members=self._sharing.members(request.fields.consumer_group))))
+
+
+def _member(header: SharePull) -> str:
+    """As whom a pull waits: in an ordered group there may be something for this consumer alone."""
+    return header.consumer if header.order else ""

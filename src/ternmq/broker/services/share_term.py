@@ -42,6 +42,8 @@ TEND_S: Final = 1.0
 NOTE_S: Final = 5.0
 #: Consumers that are looked at in one turn of the loop.
 TURN_CONSUMERS: Final = 500
+#: Runs that one action moves. A consumer with a filter may hold thousands, of a message each.
+MOVE_RUNS: Final = 1_000
 
 
 @dataclass(slots=True)
@@ -193,7 +195,7 @@ class ShareTerm:
         """Look after all consumers once. Raises what writing again raises, when all else is done."""
         looked, log_begin = 0, self._store.min_log_offset
         failure: StoreError | BrokerRefused | None = None
-        self._forget_idle()
+        await self._forget_idle()
         for key in list(self.state.places):
             place = self.state.places.get(key)
             if place is None:
@@ -218,7 +220,7 @@ class ShareTerm:
         self._log_begin = log_begin
         if self._clock.monotonic() - self._noted_s >= NOTE_S:
             self._noted_s = self._clock.monotonic()
-            self._note_progress()
+            await self._note_progress()
         if self._log.is_due(self.state):
             for _ in self._log.checkpoint(self.state):
                 await asyncio.sleep(0)
@@ -289,11 +291,12 @@ class ShareTerm:
         return True
 
     def _move(self, place: Place, consumer: str, runs: Sequence[Run], to: str) -> None:
-        for run in list(runs):
-            at = self.next_number(place.group, place.topic, to)
-            stretch = run.queue_id, run.offset, run.count
-            self.do(MoveRuns(place.group, place.topic, consumer, run.first, run.last, to, at, self.life, 0, [stretch]))
-            self.taker.moved(place.group, place.topic, [run], consumer, to, at)
+        group, topic = place.key
+        for row in place.consumers[consumer].in_rows(runs, MOVE_RUNS):
+            at = self.next_number(group, topic, to)
+            stretches = [(run.queue_id, run.offset, run.count) for run in row]
+            self.do(MoveRuns(group, topic, consumer, row[0].first, row[-1].last, to, at, self.life, 0, stretches))
+            self.taker.moved(group, topic, row, consumer, to, at)
 
     def _heir(self, place: Place, consumer: str) -> str | None:
         """Another consumer that is online: the one that holds the least."""
@@ -305,12 +308,15 @@ class ShareTerm:
         ]
         return min(online)[1] if online else None
 
-    def _forget_idle(self) -> None:
+    async def _forget_idle(self) -> None:
         """Forget consumers that hold nothing, never did, and are not heard of any more."""
-        now = self._clock.monotonic()
+        now, looked = self._clock.monotonic(), 0
         for key in self.lives.places():
-            place = self.state.places.get(key)
             for consumer in self.lives.names(key):
+                looked += 1
+                if not looked % TURN_CONSUMERS:
+                    await asyncio.sleep(0)
+                place = self.state.places.get(key)
                 is_known = place is not None and consumer in place.consumers
                 # One that has just left is remembered: a pull of it may still wait (``Sharing.has_left``).
                 if not is_known and self.lives.is_silent(key, consumer, now):
@@ -325,22 +331,33 @@ class ShareTerm:
                 self.taker.release(place.group, place.topic, consumer, run.first, last)
                 self._expired(gone)
 
-    def _note_progress(self) -> None:
+    async def _note_progress(self) -> None:
         """Where each group is, for tools, and for members that consume in another way: once that is safe.
 
         After a power cut the log may know less than the table of offsets would.
         """
         changed, self._changed = self._changed, {}
-        places = [self.state.places[key] for key in changed if key in self.state.places]
-        floors = [(place.group, place.topic, place.floors()) for place in places]
+        floors: list[tuple[Place, dict[int, int]]] = []
+        looked = 0
+        for key in changed:
+            place = self.state.places.get(key)
+            if place is None:
+                continue
+            floors.append((place, place.floors()))
+            looked += 1 + len(place.consumers)
+            if looked >= TURN_CONSUMERS:
+                self._note_when_safe(floors)
+                floors, looked = [], 0
+                await asyncio.sleep(0)
+        self._note_when_safe(floors)
 
+    def _note_when_safe(self, floors: Sequence[tuple[Place, dict[int, int]]]) -> None:
         def note() -> None:
-            if self._is_stopped:
-                return
-            for group, topic, offsets in floors:
-                for queue_id, offset in offsets.items():
-                    if self._offsets.get(group, topic, queue_id) != offset and (group, topic) in self.state.places:
-                        self._offsets.commit(group, topic, queue_id, offset)
+            for place, offsets in floors:
+                if self._is_current(place):
+                    for queue_id, offset in offsets.items():
+                        if self._offsets.get(place.group, place.topic, queue_id) != offset:
+                            self._offsets.commit(place.group, place.topic, queue_id, offset)
 
         self._store.safe.call_when(self._store.written, note)
 

@@ -344,7 +344,7 @@ class Sharing:
         term, now = self._term(), self._clock.monotonic()
         self._check(query)
         group, consumer = query.consumer_group, query.consumer
-        keys = [key for key in term.lives.places() if key[0] == group and term.lives.is_known(key, consumer)]
+        keys = term.lives.places_of(group, consumer)
         for key in keys:
             term.lives.left(key, consumer, now)
         for key in keys:
@@ -448,6 +448,8 @@ class Sharing:
             places = running.state.places.values()
             table["shareConsumers"] = running.state.consumer_count
             table["shareHeld"] = sum([place.held for place in places])
+            lost = [place.consumers[LOST].held for place in places if LOST in place.consumers]
+            table["shareRetryWaiting"] = sum(lost)
             table["shareBytes"] = running.memory_bytes
         return {name: str(value) for name, value in table.items()}
 

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.source import Fetching
+from ternmq.client.consume.timed_lot import TimedLot
 from ternmq.message import MessageQueue
 
 log = logging.getLogger(__name__)
@@ -20,31 +21,7 @@ log = logging.getLogger(__name__)
 #: A source that waits for room says so often that its consumer lives.
 BEAT_S: Final = 10.0
 
-
-class RoomLot(Protocol):
-    """A lot that is ours for a while."""
-
-    body_bytes: int
-
-    def __len__(self) -> int:
-        """How many messages are not settled."""
-        ...
-
-    @property
-    def unsettled(self) -> list[Claimed]: ...
-
-    @property
-    def is_in_hand(self) -> bool:
-        """Whether a message of it is not settled and ours."""
-        ...
-
-    @property
-    def last_deadline(self) -> float:
-        """When the last message of it stops being ours, by the clock's ``monotonic``."""
-        ...
-
-
-LotT = TypeVar("LotT", bound=RoomLot)
+LotT = TypeVar("LotT", bound=TimedLot)
 
 
 class Room(Generic[LotT]):

@@ -142,13 +142,7 @@ class ShareSource:
         reply = response.read(SharePullReply)
         messages, flags = read_answer(response.body, Claimed, queue.broker_name)
         is_new = self._given.add(reply.life, reply.first, len(messages))
-        numbered = [
-            (number, message)
-            for number, message, new in zip(
-                range(reply.first, reply.first + len(messages)), messages, is_new, strict=True
-            )
-            if new
-        ]
+        numbered = [pair for pair, new in zip(enumerate(messages, reply.first), is_new, strict=True) if new]
         # From the answer on: the pull may have waited for longer than the limit. The broker counts from a moment
         # before; what is confirmed in between has no effect, and the message is delivered again.
         deadline = now + self._hold_ms / 1000 if self._hold_ms else math.inf
@@ -162,8 +156,7 @@ class ShareSource:
             if numbered:
                 await self._room.wait()
                 if clock.monotonic() >= deadline:
-                    for number, _ in numbered:
-                        self._given.drop(reply.life, number)
+                    self._given.drop(reply.life, [number for number, _ in numbered])
                     return
 
     @property
@@ -203,8 +196,9 @@ class ShareSource:
         fetching = self._fetching
         fetching.settling.stats.pulled(self.queue.topic, len(numbered), took_s=took_s)
         namespace = fetching.instance.config.namespace
-        for _, message in numbered:
-            restore_topic(message, namespace)
+        if namespace or is_retry_topic(self.queue.topic):
+            for _, message in numbered:
+                restore_topic(message, namespace)
         if not self._config.ordered:
             self._deliver(self._lot(self.queue, life, numbered, deadline), [each for _, each in numbered], deliver)
             return
@@ -218,7 +212,7 @@ class ShareSource:
     def _lot(
         self, queue: MessageQueue, life: int, numbered: Sequence[tuple[int, Claimed]], deadline: float
     ) -> ShareLot:
-        async def ask_for_time(number: int, by_ms: int) -> bool:
+        async def extension(number: int, by_ms: int) -> bool:
             return await self._hold(life, number, by_ms)
 
         lot = ShareLot(
@@ -228,7 +222,7 @@ class ShareSource:
             life=life,
             deadline=deadline,
             done=self._done,
-            ask_for_time=ask_for_time,
+            extension=extension,
             limit_reached=self._room.limit_reached,
         )
         self._room.add(lot)
@@ -250,16 +244,13 @@ class ShareSource:
     # --- Acks ------------------------------------------------------------------------------------------------
 
     def _done(self, life: int, numbers: Sequence[int]) -> None:
-        given = self._given
-        for number in numbers:
-            given.done(life, number)
+        self._given.done(life, numbers)
         self._room.freed()
         self._send_soon()
 
     def _gone(self, lot: ShareLot) -> None:
         """What is left of a lot is not ours any more."""
-        for number in lot.numbers():
-            self._given.drop(lot.life, number)
+        self._given.drop(lot.life, lot.numbers())
         self._send_soon()
 
     def _send_soon(self) -> None:
