@@ -131,6 +131,8 @@ class Peer(Stream):
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
+        #: The last call was the only one in progress when it was written.
+        self._is_alone = False
 
     # --- Calls of ours ---------------------------------------------------------------------------------------
 
@@ -202,16 +204,30 @@ class Peer(Stream):
         self._calls.pop(opaque, None)
 
     def _begin(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+        out, calls = self._out, self._calls
         if caller is not None:
-            if len(self._calls) >= self._calls_max:
+            if len(calls) >= self._calls_max:
                 raise TooManyCalls(
                     f"{self._calls_max} calls to {self.address} are waiting for an answer; send more slowly"
                 )
-            self._calls[opaque] = caller
-        self._write(buffers)
-        if self._is_paused and caller is not None:
-            # What we read next may be the answer.
-            self._resume_reading()
+            calls[opaque] = caller
+            if self._is_paused:
+                # What we read next may be the answer.
+                self._resume_reading()
+            if self._is_alone and not out and len(calls) == 1:
+                # So was the one before: this caller makes one call after the other. Waiting for others that could share
+                # the write would cost a turn of the loop, and bring none.
+                out += buffers
+                self._flush()
+                return
+        self._is_alone = False
+        if not out:
+            self._loop.call_soon(self._flush_calls)
+        out += buffers
+
+    def _flush_calls(self) -> None:
+        self._is_alone = len(self._calls) == 1
+        self._flush()
 
     def call_oneway(
         self,
@@ -410,8 +426,10 @@ class Peer(Stream):
             self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands))
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
+        responses = 0
         for command in commands:
             if type(command) is Response:
+                responses += 1
                 caller = self._calls.pop(command.opaque, None)
                 if caller is not None:
                     caller.answered(command)
@@ -432,7 +450,8 @@ class Peer(Stream):
                     # The header is not typed yet. The rule has the group under its name on the wire.
                     key = (command.header or {}).get(route.rule.group)
             lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
-        lanes.run()
+        if responses < len(commands):
+            lanes.run()
 
 
 class _Awaited:
