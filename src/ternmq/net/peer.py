@@ -1,9 +1,11 @@
 """A peer: one connection, on which both ends may call (B2, B5). Its bytes are in ``net.stream``.
 
 ``data_received`` takes what the kernel had ready, decodes all frames in it, settles the responses and hands the
-requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. A handler is a plain
-function that returns a ``Reply``; one that must wait returns an awaitable, and only then a task is made. It may also
-return None and call ``reply`` itself later (a held pull, a send that waits for the disk).
+requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. So do calls of ours,
+unless one follows the other: a call that is the only one in progress, as the one before it was, leaves at once.
+
+A handler is a plain function that returns a ``Reply``; one that must wait returns an awaitable, and only then a task is
+made. It may also return None and call ``reply`` itself later (a held pull, a send that waits for the disk).
 
 A handler can fail, and its reply can be too large for a frame: both become an error reply. ``reply`` never raises, as
 it is called from timers and callbacks of others, too.
