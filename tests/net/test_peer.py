@@ -23,7 +23,7 @@ from ternmq.net.server import Server
 from ternmq.tasks import Tasks
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.frame import encode_request
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.header import Reply, Request, Response
 
 LANES = [LaneConfig("work")]
 #: Codes without a typed header, free to use in tests.
@@ -101,6 +101,24 @@ async def test_pipelined_calls_are_each_answered(port: int) -> None:
         answers = await asyncio.gather(*(peer.call(ECHO, body=body) for body in bodies))
 
     assert bodies == [bytes(answer.body) for answer in answers]
+
+
+async def test_calls_of_one_turn_share_a_write_and_one_after_the_other_does_not_wait(port: int) -> None:
+    """B2: whether a call is written at once, without a turn of the loop, is learnt from the calls before it."""
+    async with dialled(port) as peer:
+
+        def is_written_at_once() -> bool:
+            before = peer._written_bytes
+            calls.append(peer.start_call(ECHO))
+            return peer._written_bytes > before
+
+        rounds = []
+        for count in (1, 1, 3, 3, 1, 1):
+            calls: list[asyncio.Future[Response]] = []
+            rounds.append([is_written_at_once() for _ in range(count)])
+            await asyncio.gather(*calls)
+
+    assert rounds == [[False], [True], [True, False, False], [False, False, False], [False], [True]]
 
 
 async def test_answers_may_come_in_any_order(port: int, servant: Servant) -> None:

@@ -1,9 +1,11 @@
 """A peer: one connection, on which both ends may call (B2, B5). Its bytes are in ``net.stream``.
 
 ``data_received`` takes what the kernel had ready, decodes all frames in it, settles the responses and hands the
-requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. A handler is a plain
-function that returns a ``Reply``; one that must wait returns an awaitable, and only then a task is made. It may also
-return None and call ``reply`` itself later (a held pull, a send that waits for the disk).
+requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. So do calls of ours,
+unless one follows the other: a call that is the only one in progress, as the one before it was, leaves at once.
+
+A handler is a plain function that returns a ``Reply``; one that must wait returns an awaitable, and only then a task is
+made. It may also return None and call ``reply`` itself later (a held pull, a send that waits for the disk).
 
 A handler can fail, and its reply can be too large for a frame: both become an error reply. ``reply`` never raises, as
 it is called from timers and callbacks of others, too.
@@ -139,6 +141,8 @@ class Peer(Stream):
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
+        #: The last call was the only one in progress when it was written.
+        self._is_alone = False
 
     def _run_worker(self) -> RunWorker | None:
         first, second = (self._routes.get(code) for code in RUN_CODES)
@@ -216,16 +220,30 @@ class Peer(Stream):
         self._calls.pop(opaque, None)
 
     def _begin(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+        out, calls = self._out, self._calls
         if caller is not None:
-            if len(self._calls) >= self._calls_max:
+            if len(calls) >= self._calls_max:
                 raise TooManyCalls(
                     f"{self._calls_max} calls to {self.address} are waiting for an answer; send more slowly"
                 )
-            self._calls[opaque] = caller
-        self._write(buffers)
-        if self._is_paused and caller is not None:
-            # What we read next may be the answer.
-            self._resume_reading()
+            calls[opaque] = caller
+            if self._is_paused:
+                # What we read next may be the answer.
+                self._resume_reading()
+            if self._is_alone and not out and len(calls) == 1:
+                # So was the one before: this caller makes one call after the other. Waiting for others that could share
+                # the write would cost a turn of the loop, and bring none.
+                out += buffers
+                self._flush()
+                return
+        self._is_alone = False
+        if not out:
+            self._loop.call_soon(self._flush_calls)
+        out += buffers
+
+    def _flush_calls(self) -> None:
+        self._is_alone = len(self._calls) == 1
+        self._flush()
 
     def call_oneway(
         self,
@@ -429,9 +447,10 @@ class Peer(Stream):
             self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands))
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
-        in_runs = 0
+        in_runs = responses = 0
         for command in commands:
             if isinstance(command, Response):
+                responses += 1
                 caller = self._calls.pop(command.opaque, None)
                 if caller is not None:
                     caller.answered(command)
@@ -455,7 +474,8 @@ class Peer(Stream):
                     # The header is not typed yet. The rule has the group under its name on the wire.
                     key = (command.header or {}).get(route.rule.group)
             lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
-        lanes.run()
+        if responses < len(commands):
+            lanes.run()
 
     def _submit_run(self, runs: RunWorker, sends: Sends, now: float, in_runs: int) -> int:
         """Queue a run as one job if its lane has room for all its requests, else each of them. So many requests of this

@@ -146,18 +146,18 @@ class SendHeads:
         self._default_topic_queue_nums = default_topic_queue_nums
         self._unit_mode = unit_mode
         self._credentials = credentials
-        self._templates: dict[tuple[str, int, bool], HeadTemplate] = {}
+        #: By topic, and by what decides on the code and the flag: a batch, a reply, one-way.
+        self._templates: dict[tuple[str, bool, bool, bool], HeadTemplate] = {}
 
     def encode(self, outgoing: Outgoing, queue_id: int, *, opaque: int, oneway: bool = False) -> bytes:
         """The header of one attempt."""
-        code = outgoing.code
         if self.form != JSON or outgoing.max_reconsume_times is not None or self._credentials is not None:
             encode = encode_binary if self.form == BINARY else encode_json
             fields = self._header(outgoing, queue_id).to_fields()
             if self._credentials is not None:
                 self._credentials.sign(fields, outgoing.body)
-            return encode(code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
-        template = self._templates.get((outgoing.topic, code, oneway))
+            return encode(outgoing.code, fields, opaque=opaque, flag=FLAG_ONEWAY if oneway else 0)
+        template = self._templates.get((outgoing.topic, outgoing.is_batch, outgoing.is_reply, oneway))
         if template is None:
             template = self._template(outgoing, oneway=oneway)
         return template.head(
@@ -188,7 +188,7 @@ class SendHeads:
         template = HeadTemplate(outgoing.code, constant, _HOLES, flag=FLAG_ONEWAY if oneway else 0)
         if len(self._templates) >= _TEMPLATES_MAX:
             self._templates.clear()
-        self._templates[outgoing.topic, outgoing.code, oneway] = template
+        self._templates[outgoing.topic, outgoing.is_batch, outgoing.is_reply, oneway] = template
         return template
 
 

@@ -21,6 +21,7 @@ import asyncio
 import contextvars
 import enum
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from ternmq.client.config import ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
@@ -57,6 +58,12 @@ class Retry(enum.Enum):
     NONE = enum.auto()
 
 
+#: Bound once: to look up a member of an enum takes 0.1 µs, and each send would do it ten times.
+_SYNC, _ASYNC, _ONEWAY = SendMode.SYNC, SendMode.ASYNC, SendMode.ONEWAY
+_OTHER_BROKER, _SAME_BROKER, _NO_RETRY = Retry.OTHER_BROKER, Retry.SAME_BROKER, Retry.NONE
+_OK: Final = SendStatus.OK
+
+
 class Sender:
     """The sending half of a producer. All methods belong to the loop's thread."""
 
@@ -80,19 +87,27 @@ class Sender:
         self._turns = RoundRobin(instance.env.random)
         self._faults = LatencyFaults() if config.send_latency_fault_enable else None
 
-    async def deliver(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> SendReceipt:
+    async def deliver(
+        self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int, mode: SendMode = SendMode.SYNC
+    ) -> SendReceipt:
         """Send and wait for the answer. ``pick`` fixes the queue, and then nothing is retried.
 
         Raises ``BrokerRefused`` for an answer that no retry would change, ``SendFailed`` when several attempts failed,
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to
         send to.
         """
-        retry = Retry.OTHER_BROKER if pick is None else Retry.NONE
-        return await self._finished(OngoingSend(self, outgoing, SendMode.SYNC, retry, pick=pick, timeout_ms=timeout_ms))
+        retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
+        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
+        sending.begin()
+        try:
+            return await sending.receipt
+        except asyncio.CancelledError:
+            sending.abandon()
+            raise
 
     async def deliver_oneway(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> None:
         """Send without an answer; waits only for route, connection and a peer that reads."""
-        await self._finished(OngoingSend(self, outgoing, SendMode.ONEWAY, Retry.NONE, pick=pick, timeout_ms=timeout_ms))
+        await self.deliver(outgoing, pick=pick, timeout_ms=timeout_ms, mode=_ONEWAY)
 
     def start(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> asyncio.Future[SendReceipt]:
         """Send without waiting; the future gets the receipt or the error. Raises ``TooManyCalls`` at the limit."""
@@ -102,8 +117,8 @@ class Sender:
                 f"{len(self.flying)} sends of {self._flying_bytes} bytes wait for an answer; await some of their "
                 "futures first, or raise async_bytes_max"
             )
-        retry = Retry.SAME_BROKER if pick is None else Retry.NONE
-        sending = OngoingSend(self, outgoing, SendMode.ASYNC, retry, pick=pick, timeout_ms=timeout_ms)
+        retry = _SAME_BROKER if pick is None else _NO_RETRY
+        sending = OngoingSend(self, outgoing, _ASYNC, retry, pick=pick, timeout_ms=timeout_ms)
         self.flying[sending] = None
         self._flying_bytes += body_bytes
         sending.begin()
@@ -124,14 +139,6 @@ class Sender:
             if isinstance(error, NetworkError):
                 raise
             raise CallTimeout(f"no name server told the route of topic {topic!r} within {timeout_ms} ms") from None
-
-    async def _finished(self, sending: OngoingSend) -> SendReceipt:
-        sending.begin()
-        try:
-            return await sending.receipt
-        except asyncio.CancelledError:
-            sending.abandon()
-            raise
 
     # --- Parts of an attempt ---------------------------------------------------------------------------------
 
@@ -180,7 +187,7 @@ class Sender:
         if self._faults is not None:
             took_ms = int((self.now() - started) * 1000)
             self._faults.report(queue.broker_name, took_ms=took_ms, failed=error is not None, now_ms=self._now_ms())
-        if isinstance(error, NetworkError | ServiceNotAvailable):
+        if error is not None and isinstance(error, (NetworkError, ServiceNotAvailable)):
             self.instance.refresh_routes_soon()
 
     def now(self) -> float:
@@ -234,10 +241,10 @@ class OngoingSend:
         self._pick = pick
         self._timeout_ms = timeout_ms
         config = sender.config
-        if retry is Retry.OTHER_BROKER:
+        if retry is _OTHER_BROKER:
             self._attempts_left = 1 + config.retries
         else:
-            self._attempts_left = 1 + config.async_retries if retry is Retry.SAME_BROKER else 1
+            self._attempts_left = 1 + config.async_retries if retry is _SAME_BROKER else 1
         #: Where this attempt goes; the queue is kept in an attempt on the same broker.
         self._queue: MessageQueue | None = None
         self._address = ""
@@ -266,7 +273,7 @@ class OngoingSend:
             if not self._place(route):
                 return
             peer = instance.connections.get(self._address)
-            if peer is not None and (self._mode is SendMode.ASYNC or not peer.is_full):
+            if peer is not None and (self._mode is _ASYNC or not peer.is_full):
                 self._write(peer)
                 return
         try:
@@ -284,7 +291,7 @@ class OngoingSend:
                     return
             self._awaited = f"{self._address} gave no connection"
             peer = await sender.instance.connections.to(self._address)
-            if self._mode is not SendMode.ASYNC:
+            if self._mode is not _ASYNC:
                 # Sends without waiting have a limit of their own.
                 self._awaited = f"{self._address} did not read earlier data"
                 await peer.writable(timeout_ms=self._timeout_ms)
@@ -335,7 +342,7 @@ class OngoingSend:
     def _write(self, peer: Peer) -> None:
         sender, outgoing, queue = self._sender, self.outgoing, self._queue
         assert queue is not None
-        is_oneway = self._mode is SendMode.ONEWAY
+        is_oneway = self._mode is _ONEWAY
         try:
             opaque = peer.next_opaque()
             head = sender.heads.encode(outgoing, queue.queue_id, opaque=opaque, oneway=is_oneway)
@@ -397,7 +404,7 @@ class OngoingSend:
                 self._finish(None, error)
                 return
             self._failures = (*self._failures, error) if self._retry is Retry.OTHER_BROKER else (error,)
-        elif receipt is None or receipt.status is SendStatus.OK or not self._wants_safer():
+        elif receipt is None or receipt.status is _OK or not self._wants_safer():
             self._finish(receipt, None)
             return
         else:
@@ -468,7 +475,7 @@ class OngoingSend:
     def _finish(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
         sender = self._sender
         sender.instance.time_limits.remove(self, self._timeout_ms)
-        if self._mode is SendMode.ASYNC:
+        if self._mode is _ASYNC:
             sender.landed(self)
         if self.receipt.done():
             # Cancelled by its holder.
