@@ -7,9 +7,11 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod delivery;
 mod index;
 mod page;
 mod properties;
+mod record;
 mod scan;
 
 #[pymodule]
@@ -17,6 +19,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
+    module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;

@@ -114,14 +114,14 @@ def own_queue(properties: str) -> tuple[int, str, int] | None:
     """Slot, topic and queue id of a waiting record, if ``Timer`` wrote them."""
     at = properties.rfind(_OUT) + len(_OUT)
     end = properties.find("\x02", at)
-    queue, slot = _queue_of(properties[end + 1 :]), properties[at:end]
+    queue, slot = queue_of(properties[end + 1 :]), properties[at:end]
     if queue is None or at < len(_OUT) or not (slot.isdigit() and slot.isascii() and len(slot) <= 14):
         return None
     return int(slot), *queue
 
 
 @lru_cache(1024)
-def _queue_of(text: str) -> tuple[str, int] | None:
+def queue_of(text: str) -> tuple[str, int] | None:
     """Topic and queue id, if the text has just these: the same for all messages of a queue."""
     found = _QUEUE.fullmatch(text)
     return (found[1], int(found[2])) if found is not None else None

@@ -55,6 +55,7 @@ from ternmq.errors import CorruptRecord
 from ternmq.message import Property
 from ternmq.names import WHEEL_TOPIC
 from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.parts import Closings
 from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.disk.base import Disk
 from ternmq.wire import properties as props
@@ -155,6 +156,8 @@ class ScheduleLog:
         #: Records that this node closes as master, while the record that says so is not folded yet; with slot and
         #: topic, if they are known.
         self.in_flight: dict[int, tuple[int, str] | None] = {}
+        #: The hour of the messages that are delivered next, all at once.
+        self._delivered_hour = 0
         #: The properties of the record that is stored next, and what they say.
         self._announced: tuple[str, Waiting | None] = ("", None)
         #: Hours to remove, and their counts.
@@ -165,6 +168,10 @@ class ScheduleLog:
     def announce(self, properties: str, waiting: Waiting) -> None:
         """Tell what the properties of a record say that is about to be stored, so that they are not read again."""
         self._announced = properties, waiting
+
+    def announce_deliveries(self, hour: int) -> None:
+        """Tell of which hour the messages are that are delivered next, all at once (``fold_closings``)."""
+        self._delivered_hour = hour
 
     # --- Derived ------------------------------------------------------------------------------------------------
 
@@ -257,6 +264,16 @@ class ScheduleLog:
         files.close(closing=log_offset, closed=closed)
         self._uncount(place[1])
         self._buffer(files, MARK_BYTES)
+
+    def fold_closings(self, closings: Closings) -> None:
+        """Take in records that deliver messages of one hour (``announce_deliveries``)."""
+        marks, files = closings.marks, self._hours[self._delivered_hour]
+        self._note_fold(int.from_bytes(marks[:8], "big"))
+        files.close_all(marks)
+        self._last_folded = files.last_closing
+        for topic, count in closings.topics.items():
+            self._uncount(topic, count)
+        self._buffer(files, len(marks))
 
     def cut(self, log_offset: int) -> None:
         """The log ends at ``log_offset``: forget what came from records behind it."""
@@ -486,8 +503,8 @@ class ScheduleLog:
     def _count(self, topic: str) -> None:
         self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
 
-    def _uncount(self, topic: str) -> None:
-        left = self.topics_waiting.get(topic, 0) - 1
+    def _uncount(self, topic: str, count: int = 1) -> None:
+        left = self.topics_waiting.get(topic, 0) - count
         if left > 0:
             self.topics_waiting[topic] = left
         else:
