@@ -13,6 +13,7 @@ mod page;
 mod properties;
 mod record;
 mod scan;
+mod timer;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -24,5 +25,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
+    module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
     Ok(())
 }

@@ -76,6 +76,12 @@ def has_sound_entries(data: bytes) -> bool:
 def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
     """The offset ids of records, joined by commas."""
 
+def timed(
+    properties: str, topic: str, queue_id: int, now_ms: int, max_delay_ms: int
+) -> tuple[str, int, int, int] | None:
+    """Let a message wait: its properties with slot, topic and queue, the slot, which of ``TIMER_PROPERTIES`` asks for
+    its time, and the value of that in ms. None if no time is asked for, or Python must decide."""
+
 def scan(
     data: bytes,
     at: int,

@@ -26,6 +26,7 @@ import asyncio
 import logging
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from typing import Final
 
 from ternmq import names
@@ -283,7 +284,8 @@ class Delivery:
                     if not together:
                         self._deliver(files, wheel, numbers[done])
                         together = 1
-                    bytes_left -= sum(max(wheel.sizes[number], 0) for number in numbers[done : done + together])
+                    # The size of a damaged entry may be negative.
+                    bytes_left -= max(sum(map(wheel.sizes.__getitem__, numbers[done : done + together])), 1)
                     done += together
                 wheel.put_back(numbers[done:])
             except (StoreError, NotRunning):
@@ -349,15 +351,12 @@ class Delivery:
 
     def _spans(self, files: HourFiles, wheel: HourWheel, numbers: list[int], bytes_max: int) -> Spans | None:
         """Where records stand that are delivered together; None if they cannot be read now."""
-        sizes: list[int] = []
-        for number in numbers:
-            size = wheel.sizes[number]
-            bytes_max -= size
-            if bytes_max < 0 and sizes:
-                break
-            sizes.append(size)
-        numbers = numbers[: len(sizes)]
-        log_offsets = [wheel.log_offsets[number] for number in numbers]
+        sizes = list(map(wheel.sizes.__getitem__, numbers))
+        if sum(sizes) > bytes_max:
+            within = [end <= bytes_max for end in accumulate(sizes)]
+            del sizes[max(within.index(False), 1) :]
+            numbers = numbers[: len(sizes)]
+        log_offsets = list(map(wheel.log_offsets.__getitem__, numbers))
         low, high = min(log_offsets), max(log_offsets)
         if wheel.is_sound and low >= self._store.written - self._store.memory_bytes:
             # What came not long ago is in memory: no need to read it from the file of its hour. If an entry is damaged

@@ -43,6 +43,11 @@ _out_text = props.getter(Property.TIMER_OUT_MS)
 _real_topic = props.getter(Property.REAL_TOPIC)
 
 
+def is_relative(name: str) -> bool:
+    """Whether a property asks for a delay; the others ask for a time."""
+    return name in _UNITS_MS
+
+
 class Wish(msgspec.Struct, frozen=True, gc=False):
     """How a message asks for its time."""
 
@@ -69,7 +74,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
         """When the record is due: within its slot, at the end of that if nothing better is known."""
         wish, slot_ms = self.wish, self.slot_ms
         if wish is not None:
-            due_ms = wish.due_ms(store_time_ms)
+            due_ms = store_time_ms + wish.ms if wish.is_relative else wish.ms
             if slot_ms < due_ms < slot_ms + SLOT_MS:
                 return due_ms
         return slot_ms + SLOT_MS

@@ -192,14 +192,22 @@ class Parts:
 
         Without ``record`` its bytes are read from the log.
         """
-        closed, log_offset = fact.closes, fact.log_offset
+        topic, log_offset, size = fact.topic, fact.log_offset, fact.size
+        closed = fact.closes if fact.prepared_transaction_offset else 0
         for feed in self._feeds:
-            is_folded = fact.topic in feed.topics
+            is_folded = topic in feed.topics
             if not (is_folded or closed) or log_offset < feed.folded:
                 continue
-            feed.folded = log_offset + fact.size
+            feed.folded = log_offset + size
             if is_folded:
-                self._give(feed.part, fact, record)
+                view = record[:] if record is not None else self._view(log_offset, size)
+                assert view is not None, "a record that is dispatched can be read"
+                try:
+                    # A part that keeps the view finds out at once.
+                    with view:
+                        feed.part.fold(fact, view)
+                except StoreError as error:
+                    self._on_trouble(error)
             if closed:
                 try:
                     feed.part.fold_closing(fact, closed if closed != FIRST else 0)
@@ -214,16 +222,6 @@ class Parts:
                 feed.part.fold_closings(closings)
             except StoreError as error:
                 self._on_trouble(error)
-
-    def _give(self, part: Derived, fact: Fact, record: memoryview | None) -> None:
-        view = record[:] if record is not None else self._view(fact.log_offset, fact.size)
-        assert view is not None, "a record that is dispatched can be read"
-        try:
-            # A part that keeps the view finds out at once.
-            with view:
-                part.fold(fact, view)
-        except StoreError as error:
-            self._on_trouble(error)
 
     # --- Disk -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Deliveries by the compiled kernel leave the files that the Python version leaves (I2, C1–C5)."""
+"""Compiled kernels of delayed messages do what the Python versions do (I2, C1–C5)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ternmq.delay import delivery, hour_files
+from ternmq.delay import timer as timer_module
+from ternmq.delay.hour_files import ENTRY_BYTES
+from ternmq.delay.timer import Timer
+from ternmq.errors import TernError
 from ternmq.kernels import HAS_NATIVE
+from ternmq.message import TIMER_PROPERTIES
 from ternmq.names import WHEEL_TOPIC
 from ternmq.store.derived import follower, index
 from ternmq.store.log.draft import Draft
+from ternmq.store.log.made import Maker
 from ternmq.wire.record import pack_host
 from tests.delay.timers import ROOT, TimerWorld
 from tests.delay.world import in_virtual_time
+from tests.manual_clock import ManualClock
 from tests.store.log.test_put_all import content
 from tests.store.small import BORN
 
@@ -111,7 +118,96 @@ def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, 
     """Over the ends of segments, with records of any kind in between, from the log and from the files of the hour."""
     by_kernel = in_virtual_time(files_after(messages, from_log=from_log))
     with ExitStack() as stack:
-        for module in (delivery, hour_files, follower, index):
+        for module in (delivery, hour_files, timer_module, follower, index):
             stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
         by_python = in_virtual_time(files_after(messages, from_log=from_log))
     assert by_python == by_kernel
+
+
+def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
+    """I2: all but the first of each queue, which makes the queue."""
+
+    async def program() -> None:
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world.start()
+        made = []
+        put_made = world.store.put_made
+
+        def counted(make: Maker) -> int:
+            made.append(put_made(make))
+            return made[-1]
+
+        world.store.put_made = counted  # type: ignore[method-assign]
+        for number in range(2):
+            for _ in range(40):
+                assert world.send(1_000 + number)
+            await asyncio.sleep(3)
+        world.check_complete()
+        assert 40 == made[-1]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_damaged_entry_that_names_the_place_of_another_message_delivers_none_twice() -> None:
+    """I2: what the log has there is a sound record, and not the one of the entry."""
+
+    async def program() -> None:
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world.start()
+        sent = [world.send(3_600_000 * 3, absolute=True) for _ in range(20)]
+        assert all(sent)
+        world.store.flush_now()
+        await world.stop()
+        [path] = [entry.name for entry in world.disk.list(ROOT / "schedule") if entry.name.endswith(".index")]
+        file = world.disk.open_file(ROOT / "schedule" / path)
+        other = sent[5]
+        assert other is not None
+        file.write(3 * ENTRY_BYTES + 8, other.log_offset.to_bytes(8, "big"))
+        world.start()
+        await asyncio.sleep(3 * 3_600 + 5)
+        world.look()
+        assert 19 == len(world.delivered["orders"])
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+wishes = st.lists(
+    st.tuples(
+        st.sampled_from(
+            (*TIMER_PROPERTIES, "DELAY", "TIMER_OUT_MS", "REAL_TOPIC", "TIMER_ROLL_TIMES", "XTIMER_OUT_MS", "T", "")
+        ),
+        st.sampled_from(
+            ("", "0", "5", "0005", "90000", "-1", "x", "٣", "1700000100000", "9" * 18, "9" * 19, "a\x01b", "é")
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(wishes, st.booleans(), st.sampled_from(("orders", "é", "%RETRY%g", WHEEL_TOPIC)), st.sampled_from((0, 4)))
+def test_a_message_waits_as_the_python_version_lets_it_wait(
+    pairs: list[tuple[str, str]], ends: bool, topic: str, sysflag: int
+) -> None:
+    """I2: the same text, slot and announcement, or the same refusal."""
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)[: None if ends else -1]
+    found = []
+    for is_native in (True, False):
+        announced: list[object] = []
+        timer = Timer(
+            clock=ManualClock(),
+            broker_name="a",
+            is_enabled=True,
+            max_delay_sec=100_000,
+            announce=lambda *what, into=announced: into.append(what),
+        )
+        message = Draft(topic, 3, b"", text, 1, BORN, sysflag=sysflag)
+        refusal = ""
+        with mock.patch.object(timer_module, "HAS_NATIVE", is_native):
+            try:
+                timer.redirect(message)
+            except TernError as error:
+                refusal = str(error)
+        found.append((message, refusal, announced, timer.handle(message, 7, "k")))
+    assert found[1] == found[0]
