@@ -137,7 +137,7 @@ def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
             made.append(put_made(make))
             return made[-1]
 
-        world.store.put_made = counted  # type: ignore[method-assign]
+        world.store.put_made = counted
         for number in range(2):
             for _ in range(40):
                 assert world.send(1_000 + number)

@@ -69,7 +69,7 @@ class Rewriter:
         ``delivered`` comes from ``delivered_at``.
         """
         while True:
-            count, *made, unknown = native.deliver(
+            count, end_offset, runs, keys, marks, unknown = native.deliver(
                 room.page,
                 room.at,
                 room.end,
@@ -88,7 +88,7 @@ class Rewriter:
             )
             is_learned = unknown is not None and self._learn(unknown)
             if count:
-                return Made(count, *made)
+                return Made(count, end_offset, runs, keys, marks)
             if not is_learned:
                 return None
 

@@ -33,7 +33,7 @@ class Room(NamedTuple):
 class Made(NamedTuple):
     """Records that stand in the room."""
 
-    count: int
+    record_count: int
     #: Log offset behind the last one.
     end_offset: int
     #: For each queue its new entries, the log offset behind the last of them, and each of their tags codes once.

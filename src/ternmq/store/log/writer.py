@@ -284,7 +284,7 @@ class RecordWriter:
         self._dispatch_made(made)
         if self._is_sync:
             self._wake()
-        return made.count
+        return made.record_count
 
     def _put_together(self, drafts: Sequence[Draft], first: int) -> int:
         """Append the small records that come first, as many as the window has room for; how many."""
