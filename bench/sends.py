@@ -16,7 +16,8 @@ from pathlib import Path
 
 import uvloop
 
-from bench.transactions import WINDOW, Clock, Wire, sends
+from bench.frames import WINDOW, Clock, Wire
+from bench.transactions import sends
 from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND

@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use crate::page::writable;
 use crate::properties::{each_key_hash, topic_hash, NotPlain};
+use crate::record::{get_i32, get_i64};
 
 pub const MADE_BYTES: usize = 20;
 const HEADER_BYTES: usize = 40;
@@ -75,14 +76,6 @@ pub fn index_entries<'py>(
         }
     }
     Ok(Some(PyBytes::new(py, &made)))
-}
-
-fn get_i32(page: &[u8], at: usize) -> i32 {
-    i32::from_be_bytes(page[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn get_i64(page: &[u8], at: usize) -> i64 {
-    i64::from_be_bytes(page[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// What `put` leaves in the header of the file.

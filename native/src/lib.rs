@@ -7,17 +7,22 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod delivery;
 mod index;
 mod page;
 mod properties;
+mod record;
 mod scan;
 mod sends;
+mod timer;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
+    module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
@@ -25,5 +30,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sends::Sends>()?;
     module.add_class::<sends::SendTerms>()?;
     module.add_class::<sends::ReplyForm>()?;
+    module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
     Ok(())
 }

@@ -37,3 +37,13 @@ impl Writer<'_> {
         self.at += bytes.len();
     }
 }
+
+/// The bytes of a contiguous buffer, for as long as it is borrowed.
+pub fn readable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [u8]> {
+    if !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("the source must be contiguous"));
+    }
+    // SAFETY: as above. The bytes may be those of a page; the caller does not use this slice and one of `writable` at
+    // the same time.
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
+}

@@ -9,20 +9,10 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::index;
 use crate::properties::{tags_code, topic_hash};
+use crate::record::{get_i32, get_i64, plain_parts};
 
-const MAGIC_V1: i32 = -626_843_481;
-const FIXED_V4_BYTES: usize = 88;
-const RECORD_BYTES_MIN: usize = FIXED_V4_BYTES + 3;
 /// Hosts of IPv6, and the kinds of transactions that have no queue entry or another meaning.
 const SPECIAL: i32 = 0x10 | 0x20 | 0xC;
-
-fn get_i32(data: &[u8], at: usize) -> i32 {
-    i32::from_be_bytes(data[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn get_i64(data: &[u8], at: usize) -> i64 {
-    i64::from_be_bytes(data[at..at + 8].try_into().expect("eight bytes"))
-}
 
 /// A record of the ordinary kind.
 pub struct Plain<'a> {
@@ -38,41 +28,17 @@ pub struct Plain<'a> {
 
 /// The record at `at`, whose log offset must be `log_offset`; None if it is not plain, damaged or not whole.
 pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option<Plain<'_>> {
-    let record = data.get(at..)?;
-    if record.len() < RECORD_BYTES_MIN {
-        return None;
-    }
-    let size = usize::try_from(get_i32(record, 0)).ok()?;
-    let body_bytes = usize::try_from(get_i32(record, 84)).ok()?;
-    if get_i32(record, 4) != MAGIC_V1
-        || get_i64(record, 28) != log_offset
-        || get_i32(record, 36) & SPECIAL != 0
+    let rest = data.get(at..)?;
+    let size = usize::try_from(i32::from_be_bytes(rest.get(..4)?.try_into().ok()?)).ok()?;
+    let record = rest.get(..size)?;
+    let parts = plain_parts(record, log_offset)?;
+    if get_i32(record, 36) & SPECIAL != 0
         || get_i64(record, 76) != 0
+        || (check_crc && !parts.is_sound(record))
     {
         return None;
     }
-    let record = record.get(..size)?;
-    let topic_at = FIXED_V4_BYTES.checked_add(body_bytes)?;
-    let topic_bytes = usize::from(*record.get(topic_at)?);
-    let properties_at = topic_at + topic_bytes + 3;
-    if topic_bytes > 127 || properties_at > size {
-        return None;
-    }
-    let properties = &record[properties_at..];
-    if usize::from(u16::from_be_bytes([
-        record[properties_at - 2],
-        record[properties_at - 1],
-    ])) != properties.len()
-    {
-        return None;
-    }
-    let body = &record[FIXED_V4_BYTES..topic_at];
-    if check_crc
-        && !body.is_empty()
-        && crc32fast::hash(body) & 0x7FFF_FFFF != get_i32(record, 8) as u32
-    {
-        return None;
-    }
+    let properties = parts.properties;
     // Zeros may be a sector that never reached the disk.
     if memchr(0, properties).is_some() {
         return None;
@@ -83,7 +49,7 @@ pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option
         queue_offset: get_i64(record, 20),
         log_offset,
         store_time_ms: get_i64(record, 56),
-        topic_field: &record[topic_at..properties_at - 2],
+        topic_field: parts.topic_field,
         properties,
     })
 }

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Self, final
 
+from ternmq.types import Buffer
 from ternmq.wire.record import Page
 
 __version__: str
@@ -41,6 +42,36 @@ def expand_batch(
     their index entries as ``index_entries`` makes them. None if the batch is not plain, not whole, or has no room; then
     nothing is written.
     """
+
+def deliver(
+    page: Page,
+    at: int,
+    end: int,
+    source: Buffer,
+    places: list[int],
+    sizes: list[int],
+    waiting_at: list[int],
+    *,
+    log_offset: int,
+    store_time_ms: int,
+    store_host: bytes,
+    delivered: bytes,
+    hour: int,
+    record_bytes_max: int,
+    own: dict[bytes, tuple[str, int]],
+    table: dict[tuple[str, int], Any],
+) -> tuple[int, int, list[tuple[Any, bytes, int, list[int]]], bytes, bytes, bytes | None]:
+    """Write waiting records again under their own topics, into the page between ``at`` and ``end``.
+
+    The records stand in ``source`` at ``places``, have ``sizes``, and wait at the log offsets ``waiting_at``; the
+    source may be the same page. ``own`` tells which queue the text of topic and queue means, ``table`` has the queues.
+    It stops at the first record that is not plain, not whole, not of the hour, or has no room. Returns how many were
+    written, the log offset behind them, the rest of ``store.log.made.Made``, and the text of a queue that ``own`` does
+    not have, if it stopped because of it.
+    """
+
+def has_sound_entries(data: bytes) -> bool:
+    """Whether all entries of an hour's index (``delay.hour_files``) have the checksum that they tell."""
 
 def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
     """The offset ids of records, joined by commas."""
@@ -118,6 +149,12 @@ class ReplyForm:
 
 def parse_sends(data: bytes, at: int, bytes_max: int) -> Sends | None:
     """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded."""
+
+def timed(
+    properties: str, topic: str, queue_id: int, now_ms: int, max_delay_ms: int
+) -> tuple[str, int, int, int] | None:
+    """Let a message wait: its properties with slot, topic and queue, the slot, which of ``TIMER_PROPERTIES`` asks for
+    its time, and the value of that in ms. None if no time is asked for, or Python must decide."""
 
 def scan(
     data: bytes,

@@ -45,9 +45,13 @@ def came(world: TimerWorld) -> list[bytes]:
     return [each.body for each in world.delivered["orders"]]
 
 
-def run(program: Callable[[TimerWorld], Coroutine[Any, Any, None]]) -> None:
+#: Settings of a store whose records are never taken to be in memory: they are read from the files of the hour.
+COLD = {"access_message_in_memory_max_ratio": 0}
+
+
+def run(program: Callable[[TimerWorld], Coroutine[Any, Any, None]], **changes: Any) -> None:
     async def whole() -> None:
-        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20, **changes)
         world.start()
         await program(world)
         await world.stop()
@@ -247,7 +251,7 @@ def test_a_record_that_is_damaged_among_many_is_taken_from_the_log(is_doubtful: 
         await asyncio.sleep(10)
         assert [b"%d" % number for number in range(20)] == came(world)
 
-    run(program)
+    run(program, **COLD)
 
 
 @pytest.mark.parametrize("file", [".records", ".index"])
@@ -281,7 +285,7 @@ def test_a_read_that_fails_among_many_leaves_no_message_out(monkeypatch: pytest.
         await asyncio.sleep(20)
         assert 0 == world.schedule.waiting
 
-    run(program)
+    run(program, **COLD)
 
 
 def test_large_messages_that_are_due_at_once_let_others_work_in_between() -> None:

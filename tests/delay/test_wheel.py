@@ -19,7 +19,9 @@ BEGIN = HOUR * HOUR_MS
 def numbers(dues_ms: Sequence[int], first: int = 100) -> Numbers:
     count = len(dues_ms)
     log_offsets = array("q", range(first, first + count))
-    return Numbers(array("q", dues_ms), log_offsets, array("q", bytes(8 * count)), array("i", bytes(4 * count)), [])
+    return Numbers(
+        array("q", dues_ms), log_offsets, array("q", bytes(8 * count)), array("i", bytes(4 * count)), [], True
+    )
 
 
 def wheel_of(dues_ms: Sequence[int], hour: int = HOUR) -> Wheel:

@@ -14,6 +14,7 @@ from typing import Final
 from zlib import crc32
 
 from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.parts import Closings
 from ternmq.store.disk.base import Disk
 from ternmq.wire.record import unpack_record
 
@@ -26,6 +27,7 @@ _FILE_BYTES: Final = 4096 * EVENT_BYTES
 #: Events in memory before they are written to the file.
 _MEMORY_MAX: Final = 6
 _OFFSET: Final = struct.Struct(">q")
+_MARK: Final = struct.Struct(">qq")
 
 #: Log offset, size, closed log offset or -1, CRC of the body or -1.
 Event = tuple[int, int, int, int]
@@ -90,6 +92,12 @@ class WaitingPart:
             self.events[-1] = (fact.log_offset, fact.size, closed, self.events[-1][3])
         else:
             self._add((fact.log_offset, fact.size, closed, -1))
+
+    def fold_closings(self, closings: Closings) -> None:
+        marks = list(_MARK.iter_unpack(closings.marks))
+        ends = [*(closing for closing, _ in marks[1:]), closings.end_offset]
+        for (closing, closed), end in zip(marks, ends, strict=True):
+            self._add((closing, end - closing, closed, -1))
 
     def _add(self, event: Event) -> None:
         assert not self.events or self.events[-1][0] < event[0], "records come in log order, and once"

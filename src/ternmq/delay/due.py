@@ -43,6 +43,11 @@ _out_text = props.getter(Property.TIMER_OUT_MS)
 _real_topic = props.getter(Property.REAL_TOPIC)
 
 
+def is_relative(name: str) -> bool:
+    """Whether a property asks for a delay; the others ask for a time."""
+    return name in _UNITS_MS
+
+
 class AskedTime(msgspec.Struct, frozen=True, gc=False):
     """How a message asks for its time."""
 
@@ -69,7 +74,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
         """When the record is due: within its slot, at the end of that if nothing better is known."""
         wish, slot_ms = self.wish, self.slot_ms
         if wish is not None:
-            due_ms = wish.due_ms(store_time_ms)
+            due_ms = store_time_ms + wish.ms if wish.is_relative else wish.ms
             if slot_ms < due_ms < slot_ms + SLOT_MS:
                 return due_ms
         return slot_ms + SLOT_MS
@@ -114,14 +119,14 @@ def own_queue(properties: str) -> tuple[int, str, int] | None:
     """Slot, topic and queue id of a waiting record, if ``Timer`` wrote them."""
     at = properties.rfind(_OUT) + len(_OUT)
     end = properties.find("\x02", at)
-    queue, slot = _queue_of(properties[end + 1 :]), properties[at:end]
+    queue, slot = queue_of(properties[end + 1 :]), properties[at:end]
     if queue is None or at < len(_OUT) or not (slot.isdigit() and slot.isascii() and len(slot) <= 14):
         return None
     return int(slot), *queue
 
 
 @lru_cache(1024)
-def _queue_of(text: str) -> tuple[str, int] | None:
+def queue_of(text: str) -> tuple[str, int] | None:
     """Topic and queue id, if the text has just these: the same for all messages of a queue."""
     found = _QUEUE.fullmatch(text)
     return (found[1], int(found[2])) if found is not None else None

@@ -38,6 +38,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from ternmq.delay.due import HOUR_MS
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.disk.base import PlainFile
 
@@ -94,6 +95,8 @@ class Numbers(NamedTuple):
     places: array[int]
     sizes: array[int]
     special: list[int]
+    #: Whether the checksums of all were right; False without compiled kernels, which look.
+    is_sound: bool
 
 
 class Counts(NamedTuple):
@@ -239,6 +242,11 @@ class HourFiles:
         self._closed.buffer += _MARK.pack(closing, closed)
         self.last_closing = closing
 
+    def close_all(self, marks: bytes) -> None:
+        """``close`` for many: log offsets of the record that closes and of the closed one, in pairs."""
+        self._closed.buffer += marks
+        self.last_closing = int.from_bytes(marks[-MARK_BYTES:-8], "big")
+
     def write_out(self) -> int:
         """Write everything to the files; how many bytes. Raises ``StoreError``; the rest is written the next time."""
         # The index last: an entry that a tool finds in the files has its record.
@@ -280,7 +288,7 @@ class HourFiles:
         return (_entry(data[at : at + ENTRY_BYTES]) for at in range(0, len(data), ENTRY_BYTES))
 
     def numbers(self, first: int, count: int) -> Numbers:
-        """What a wheel wants to know of many entries. They are not checked."""
+        """What a wheel wants to know of many entries."""
         data = self._index.read(first * ENTRY_BYTES, count * ENTRY_BYTES)
         words = _words(data)
         kinds = data[43::ENTRY_BYTES]
@@ -288,7 +296,8 @@ class HourFiles:
         sizes = array("i", data)[8::12]
         if byteorder == "little":
             sizes.byteswap()
-        return Numbers(words[0::6], words[1::6], words[2::6], sizes, special)
+        is_sound = HAS_NATIVE and native.has_sound_entries(data)
+        return Numbers(words[0::6], words[1::6], words[2::6], sizes, special, is_sound)
 
     def log_offsets(self, first: int, count: int) -> array[int]:
         """Log offsets of consecutive entries, fewer at the end. They are not checked."""
@@ -325,6 +334,18 @@ class HourFiles:
                     following += 1
                 data = read(begin, end - begin) if end <= written else records.read(begin, end - begin)
             yield data, at - begin
+
+    def joined(self, spans: Sequence[tuple[int, int]]) -> tuple[bytes, list[int]]:
+        """The bytes of ``pieces`` as one, and where each span begins in them."""
+        parts: list[bytes] = []
+        places: list[int] = []
+        begin = end = 0
+        for data, at in self.pieces(spans):
+            if not parts or data is not parts[-1]:
+                parts.append(data)
+                begin, end = end, end + len(data)
+            places.append(begin + at)
+        return b"".join(parts), places
 
     def entries_from(self, log_offset: int) -> Iterator[IndexLine]:
         """The entries of records from a log offset on."""

@@ -1,20 +1,25 @@
-"""A waiting record as a draft under its own topic, the quick way (I2).
+"""Waiting records under their own topics, the quick ways (I2).
 
 A hundred thousand messages may be due in one second, and they are delivered on the loop. So for a record as ``Timer``
 writes it, in the usual form (IPv4 hosts, a short topic), its fields are taken straight from its bytes: 2 µs instead
 of 5. For any other record there is no quick way, and the long one (``Delivery``) finds out what is the matter.
+
+With compiled kernels many records are written again by one call (``Rewriter``): 1 µs each.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from ternmq import names
-from ternmq.delay.due import own_queue
+from ternmq.delay.due import own_queue, queue_of
+from ternmq.kernels import native
 from ternmq.message import Property
 from ternmq.store.log.draft import FIRST, Draft
+from ternmq.store.log.made import Made, Room
+from ternmq.types import Buffer
 from ternmq.wire.record import (
     CRC_MASK,
     FIXED_V4_BYTES,
@@ -33,6 +38,69 @@ _NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 _PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 200
 _TAKES_BACK: Final = f"{Property.TIMER_DELETE_KEY}\x01"
 _ENQUEUED: Final = f"{Property.TIMER_ENQUEUE_MS}\x01"
+
+
+#: Texts of queues that are known, and the bytes of one.
+_OWN_MAX: Final = 1024
+_OWN_BYTES_MAX: Final = 512
+
+
+class Spans(NamedTuple):
+    """Records that wait, in the order of their delivery."""
+
+    source: Buffer
+    #: Where they begin in the source, and how long they are.
+    places: list[int]
+    sizes: list[int]
+    #: Where the log has them.
+    log_offsets: list[int]
+
+
+class Rewriter:
+    """Delivers many records by one call of the kernel. Belongs to the broker's loop."""
+
+    def __init__(self) -> None:
+        #: The queue that a text at the end of a waiting record's properties means.
+        self._own: dict[bytes, tuple[str, int]] = {}
+
+    def make(self, spans: Spans, hour: int, delivered: bytes, room: Room) -> Made | None:
+        """Deliver records of one hour, up to the first with which something is unusual. None if that is the first.
+
+        ``delivered`` comes from ``delivered_at``.
+        """
+        while True:
+            count, end_offset, runs, keys, marks, unknown = native.deliver(
+                room.page,
+                room.at,
+                room.end,
+                spans.source,
+                spans.places,
+                spans.sizes,
+                spans.log_offsets,
+                log_offset=room.log_offset,
+                store_time_ms=room.store_time_ms,
+                store_host=room.store_host,
+                delivered=delivered,
+                hour=hour,
+                record_bytes_max=room.record_bytes_max,
+                own=self._own,
+                table=room.table,
+            )
+            is_learned = unknown is not None and self._learn(unknown)
+            if count:
+                return Made(count, end_offset, runs, keys, marks)
+            if not is_learned:
+                return None
+
+    def _learn(self, text: bytes) -> bool:
+        """Note which queue a text means; False if it is one for the long way."""
+        queue = queue_of(text.decode()) if len(text) <= _OWN_BYTES_MAX else None
+        if queue is None or names.is_internal_topic(queue[0]):
+            return False
+        if len(self._own) >= _OWN_MAX:
+            self._own.clear()
+        self._own[text] = queue
+        return True
 
 
 def delivered_at(now_ms: int) -> str:

@@ -55,6 +55,7 @@ from ternmq.errors import CorruptRecord
 from ternmq.message import Property
 from ternmq.names import WHEEL_TOPIC
 from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.parts import Closings
 from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.disk.base import Disk
 from ternmq.wire import properties as props
@@ -80,8 +81,10 @@ _real_topic = props.getter(Property.REAL_TOPIC)
 _roll_times = props.getter(Property.TIMER_ROLL_TIMES)
 _delete_key = props.getter(Property.TIMER_DELETE_KEY)
 
-#: As a global; an attribute of an enum is slow.
+#: As globals; an attribute of an enum is slow.
 _WAITS: Final = EntryKind.WAITS
+_TAKES_BACK: Final = Property.TIMER_DELETE_KEY
+_ROLLED: Final = Property.TIMER_ROLL_TIMES
 #: Told the due time of each message that is folded.
 Ring = Callable[[int], object]
 
@@ -155,6 +158,8 @@ class ScheduleLog:
         #: Records that this node closes as master, while the record that says so is not folded yet; with slot and
         #: topic, if they are known.
         self.in_flight: dict[int, tuple[int, str] | None] = {}
+        #: The hour of the messages that are delivered next, all at once.
+        self._delivered_hour = 0
         #: The properties of the record that is stored next, and what they say.
         self._announced: tuple[str, Waiting | None] = ("", None)
         #: Hours to remove, and their counts.
@@ -165,6 +170,10 @@ class ScheduleLog:
     def announce(self, properties: str, waiting: Waiting) -> None:
         """Tell what the properties of a record say that is about to be stored, so that they are not read again."""
         self._announced = properties, waiting
+
+    def announce_deliveries(self, hour: int) -> None:
+        """Tell of which hour the messages are that are delivered next, all at once (``fold_closings``)."""
+        self._delivered_hour = hour
 
     # --- Derived ------------------------------------------------------------------------------------------------
 
@@ -216,8 +225,8 @@ class ScheduleLog:
 
     def fold(self, fact: Fact, record: memoryview) -> None:
         """Take in a record of the timer topic."""
-        log_offset, properties = fact.log_offset, fact.properties
-        if fact.closes:
+        log_offset, properties, queue_offset = fact.log_offset, fact.properties, fact.queue_offset
+        if fact.prepared_transaction_offset and fact.closes:
             return
         self._note_fold(log_offset)
         text, waiting = self._announced
@@ -231,18 +240,23 @@ class ScheduleLog:
             )
             return
         slot_ms, topic = waiting.slot_ms, waiting.topic
-        if self.handover.has_delivered(slot_ms, fact.queue_offset):
+        handover, hour = self.handover, slot_ms // HOUR_MS
+        if handover.read_time_ms and handover.has_delivered(slot_ms, queue_offset):
             return
-        files = self._files(slot_ms // HOUR_MS)
+        files = self._hours.get(hour) or self._files(hour)
         if log_offset <= files.last_offset:
             return
         kind = _WAITS
-        if Property.TIMER_DELETE_KEY in properties or Property.TIMER_ROLL_TIMES in properties:
+        if _TAKES_BACK in properties or _ROLLED in properties:
             kind = kind_of(properties)
         due_ms = waiting.due_ms(fact.store_time_ms)
-        files.add(due_ms, slot_ms, log_offset, fact.queue_offset, _topic_hash(topic), kind, record)
-        self._count(topic)
-        self._buffer(files, ENTRY_BYTES + len(record))
+        files.add(due_ms, slot_ms, log_offset, queue_offset, _topic_hash(topic), kind, record)
+        waits = self.topics_waiting
+        waits[topic] = waits.get(topic, 0) + 1
+        self._dirty[hour] = files
+        self._buffered_bytes += ENTRY_BYTES + fact.size
+        if self._buffered_bytes >= BUFFER_BYTES:
+            self._relieve()
         self._ring(due_ms)
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
@@ -257,6 +271,16 @@ class ScheduleLog:
         files.close(closing=log_offset, closed=closed)
         self._uncount(place[1])
         self._buffer(files, MARK_BYTES)
+
+    def fold_closings(self, closings: Closings) -> None:
+        """Take in records that deliver messages of one hour (``announce_deliveries``)."""
+        marks, files = closings.marks, self._hours[self._delivered_hour]
+        self._note_fold(int.from_bytes(marks[:8], "big"))
+        files.close_all(marks)
+        self._last_folded = files.last_closing
+        for topic, count in closings.topics.items():
+            self._uncount(topic, count)
+        self._buffer(files, len(marks))
 
     def cut(self, log_offset: int) -> None:
         """The log ends at ``log_offset``: forget what came from records behind it."""
@@ -450,6 +474,10 @@ class ScheduleLog:
     def _buffer(self, files: HourFiles, more_bytes: int) -> None:
         self._dirty[files.hour] = files
         self._buffered_bytes += more_bytes
+        self._relieve()
+
+    def _relieve(self) -> None:
+        """Write out what is too much for the memory."""
         while self._buffered_bytes >= BUFFER_BYTES and self._dirty:
             # What cannot be written stays in memory, and the store takes no more until it is written. Not all of it:
             # that may be thousands of files.
@@ -486,8 +514,8 @@ class ScheduleLog:
     def _count(self, topic: str) -> None:
         self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
 
-    def _uncount(self, topic: str) -> None:
-        left = self.topics_waiting.get(topic, 0) - 1
+    def _uncount(self, topic: str, count: int = 1) -> None:
+        left = self.topics_waiting.get(topic, 0) - count
         if left > 0:
             self.topics_waiting[topic] = left
         else:

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ternmq import names
-from ternmq.delay.due import Waiting, asked_time, slot_of
+from ternmq.delay.due import AskedTime, Waiting, asked_time, is_relative, slot_of
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, SystemFailure
-from ternmq.message import Property
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.message import TIMER_PROPERTIES, Property
 from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
@@ -35,6 +36,8 @@ MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
 _OUT: Final = f"{Property.TIMER_OUT_MS}\x01"
 _PLACE: Final = (f"{Property.REAL_TOPIC}\x01", f"{Property.REAL_QUEUE_ID}\x01")
 _LEVEL: Final = f"{Property.DELAY}\x01"
+#: By number: name, and whether the time is relative.
+_WISHES: Final = tuple((name, is_relative(name)) for name in TIMER_PROPERTIES)
 #: What RocketMQ notes when it writes a record again: that the earlier ones of its key are done with.
 _ROLLED: Final = f"{Property.TIMER_ROLL_TIMES}\x01"
 
@@ -70,13 +73,18 @@ class Timer:
         if topic == names.HALF_TOPIC or draft.sysflag & Sysflag.PREPARED:
             check_no_time(properties, "a transactional message")
             return
-        if names.is_internal_topic(topic):
-            return
-        if names.is_derived_topic(topic) or (
-            _OUT in properties and props.find(properties, Property.TIMER_OUT_MS) is not None
-        ):
+        if names.is_internal_topic(topic) or names.is_derived_topic(topic):
             return
         now_ms = self._clock.now_ms()
+        if HAS_NATIVE and self._is_enabled:
+            made = native.timed(properties, topic, draft.queue_id, now_ms, self._max_delay_ms)
+            if made is not None:
+                text, slot_ms, number, ms = made
+                name, is_relative = _WISHES[number]
+                self._let_wait(draft, text, slot_ms, AskedTime(name, ms, is_relative))
+                return
+        if _OUT in properties and props.find(properties, Property.TIMER_OUT_MS) is not None:
+            return
         wish = asked_time(properties)
         if wish is None:
             return
@@ -93,10 +101,14 @@ class Timer:
         if properties[-1] != props.PAIR_END:
             properties += props.PAIR_END
         slot_ms = slot_of(due_ms)
+        text = f"{properties}{_OUT}{slot_ms}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
+        self._let_wait(draft, text, slot_ms, wish)
+
+    def _let_wait(self, draft: Draft, properties: str, slot_ms: int, wish: AskedTime) -> None:
+        topic = draft.topic
         self._last = draft, topic, slot_ms
-        draft.properties = f"{properties}{_OUT}{slot_ms}\x02{_PLACE[0]}{topic}\x02{_PLACE[1]}{draft.queue_id}\x02"
-        draft.topic, draft.queue_id = names.WHEEL_TOPIC, 0
-        self._announce(draft.properties, Waiting(slot_ms, topic, wish))
+        draft.properties, draft.topic, draft.queue_id = properties, names.WHEEL_TOPIC, 0
+        self._announce(properties, Waiting(slot_ms, topic, wish))
 
     def handle(self, draft: Draft, log_offset: int, unique_key: str) -> str | None:
         """The recall handle of a draft that was redirected and stored; None without a handle of its own."""

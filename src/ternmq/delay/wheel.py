@@ -59,6 +59,7 @@ class HourWheel:
         "_ticks",
         "closed_count",
         "hour",
+        "is_sound",
         "log_offsets",
         "places",
         "sizes",
@@ -85,6 +86,8 @@ class HourWheel:
         self._next = _TICKS
         #: Entries that are closed.
         self.closed_count = 0
+        #: Whether the checksums of all entries were right, as far as they are known.
+        self.is_sound = True
         #: Numbers of entries that are to be settled: what they take back or replace is to be closed.
         self.special: dict[int, None] = {}
 
@@ -113,6 +116,7 @@ class HourWheel:
         self.sizes += numbers.sizes
         self._closed += bytes(len(numbers.log_offsets))
         self.special.update(dict.fromkeys(numbers.special))
+        self.is_sound = self.is_sound and numbers.is_sound
         for due_ms in numbers.dues_ms:
             after_ms = due_ms - begin_ms
             if not 0 <= after_ms <= _LATEST_MS:
@@ -145,6 +149,15 @@ class HourWheel:
         if not self._closed[number]:
             self._closed[number] = 1
             self.closed_count += 1
+
+    def give_up_all(self, numbers: Iterable[int]) -> None:
+        """Note that entries are done."""
+        closed, count = self._closed, self.closed_count
+        for number in numbers:
+            if not closed[number]:
+                closed[number] = 1
+                count += 1
+        self.closed_count = count
 
     def is_closed(self, number: int) -> bool:
         return bool(self._closed[number])

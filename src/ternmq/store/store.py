@@ -112,11 +112,14 @@ class MessageStore:
             before_reserve=upkeep.catch_up,
             wake=upkeep.wake,
             is_batch=is_batch,
+            dispatch_made=loaded.dispatcher.fresh_rewrites if self._log.confirms_at_once else None,
         )
         #: Append one record and dispatch it; see ``RecordWriter.put``. (A method of ours would be one more call.)
         self.put = self._writer.put
         #: Append and dispatch records of any queues; see ``RecordWriter.put_all``.
         self.put_all = self._writer.put_all
+        #: Append and dispatch records that a compiled kernel packs; see ``RecordWriter.put_made``.
+        self.put_made = self._writer.put_made
         self._batches = BatchWriter(
             self._log,
             intake.fresh_batch,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
 
 from ternmq.errors import DiskFull
 from ternmq.store.derived.fact import Fact
+from ternmq.store.derived.parts import Closings
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore, StoreConfig
@@ -42,6 +44,9 @@ class Folding:
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
         self.closed.append((fact.log_offset, closed))
+
+    def fold_closings(self, closings: Closings) -> None:
+        self.closed += struct.Struct(">qq").iter_unpack(closings.marks)
 
     def cut(self, log_offset: int) -> None:
         self.calls.append(f"cut {log_offset}")

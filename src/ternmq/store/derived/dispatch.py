@@ -25,10 +25,11 @@ from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.derived.fact import Fact, Fresh
 from ternmq.store.derived.index import WAITING_MAX, Index
 from ternmq.store.derived.light import light_places
-from ternmq.store.derived.parts import Parts
+from ternmq.store.derived.parts import Closings, Parts
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.durable.deleted import DeletedTopics
+from ternmq.store.log.made import Made
 from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag
@@ -252,6 +253,23 @@ class Dispatcher:
             for queue, _, _, _, tags in parts:
                 for tags_code, end_offset in tags:
                     self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
+
+    def fresh_rewrites(self, made: Made) -> None:
+        """Take in records of any queues that were just appended, each closing another, by what a kernel made of them.
+        Not for queues that need facts."""
+        topics: dict[str, int] = {}
+        for queue, entries, log_end, _ in made.runs:
+            queue.extend(entries, log_end)
+            topics[queue.topic] = topics.get(queue.topic, 0) + len(entries) // ENTRY.size
+        if self._index is not None:
+            self._index.add_made(made.keys, int.from_bytes(made.marks[-16:-8], "big"))
+        if self.parts is not None:
+            self.parts.fold_closings(Closings(made.marks, made.end_offset, topics))
+        if self.on_arrival is not None:
+            # Consumers are told once for all messages of a tag.
+            for queue, _, _, tags_codes in made.runs:
+                for tags_code in tags_codes:
+                    self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""

@@ -34,12 +34,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from ternmq.errors import StoreError
 from ternmq.store.derived.fact import Fact
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.draft import FIRST
+
+
+class Closings(NamedTuple):
+    """Records that were just appended, one behind the other, and close others."""
+
+    #: 16 bytes for each: its log offset, and that of the closed one.
+    marks: bytes
+    #: Log offset behind the last one.
+    end_offset: int
+    #: How many of them have which topic.
+    topics: dict[str, int]
 
 
 class Derived(Protocol):
@@ -70,6 +81,10 @@ class Derived(Protocol):
 
         A record that also belongs to ``topics`` is given to ``fold`` first.
         """
+        ...
+
+    def fold_closings(self, closings: Closings) -> None:
+        """``fold_closing`` for many at once, none of which belongs to ``topics``."""
         ...
 
     def cut(self, log_offset: int) -> None:
@@ -177,29 +192,36 @@ class Parts:
 
         Without ``record`` its bytes are read from the log.
         """
-        closed, log_offset = fact.closes, fact.log_offset
+        topic, log_offset, size = fact.topic, fact.log_offset, fact.size
+        closed = fact.closes if fact.prepared_transaction_offset else 0
         for feed in self._feeds:
-            is_folded = fact.topic in feed.topics
+            is_folded = topic in feed.topics
             if not (is_folded or closed) or log_offset < feed.folded:
                 continue
-            feed.folded = log_offset + fact.size
+            feed.folded = log_offset + size
             if is_folded:
-                self._give(feed.part, fact, record)
+                view = record[:] if record is not None else self._view(log_offset, size)
+                assert view is not None, "a record that is dispatched can be read"
+                try:
+                    # A part that keeps the view finds out at once.
+                    with view:
+                        feed.part.fold(fact, view)
+                except StoreError as error:
+                    self._on_trouble(error)
             if closed:
                 try:
                     feed.part.fold_closing(fact, closed if closed != FIRST else 0)
                 except StoreError as error:
                     self._on_trouble(error)
 
-    def _give(self, part: Derived, fact: Fact, record: memoryview | None) -> None:
-        view = record[:] if record is not None else self._view(fact.log_offset, fact.size)
-        assert view is not None, "a record that is dispatched can be read"
-        try:
-            # A part that keeps the view finds out at once.
-            with view:
-                part.fold(fact, view)
-        except StoreError as error:
-            self._on_trouble(error)
+    def fold_closings(self, closings: Closings) -> None:
+        """Give records that were just appended to all parts."""
+        for feed in self._feeds:
+            feed.folded = closings.end_offset
+            try:
+                feed.part.fold_closings(closings)
+            except StoreError as error:
+                self._on_trouble(error)
 
     # --- Disk -------------------------------------------------------------------------------------------------
 

@@ -393,6 +393,11 @@ class PlainLog:
     def view(self, log_offset: int, length_bytes: int) -> memoryview | None:
         if log_offset < self.begin or log_offset + length_bytes > self.end:
             return None
+        window = self.window
+        at = log_offset - window.base
+        if at >= 0 and window.page:
+            # Most look at what was just appended.
+            return window.page[at : at + length_bytes]
         segment = self._segment(log_offset)
         if segment is None:
             return None

@@ -1,0 +1,213 @@
+"""Compiled kernels of delayed messages do what the Python versions do (I2, C1–C5)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from unittest import mock
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ternmq.delay import delivery, hour_files
+from ternmq.delay import timer as timer_module
+from ternmq.delay.hour_files import ENTRY_BYTES
+from ternmq.delay.timer import Timer
+from ternmq.errors import TernError
+from ternmq.kernels import HAS_NATIVE
+from ternmq.message import TIMER_PROPERTIES
+from ternmq.names import WHEEL_TOPIC
+from ternmq.store.derived import follower, index
+from ternmq.store.log.draft import Draft
+from ternmq.store.log.made import Maker
+from ternmq.wire.record import pack_host
+from tests.delay.timers import ROOT, TimerWorld
+from tests.delay.world import in_virtual_time
+from tests.manual_clock import ManualClock
+from tests.store.log.test_put_all import content
+from tests.store.small import BORN
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+
+#: Of a record in the timer topic that came another way, behind its slot.
+PLACES = (
+    "REAL_TOPIC\x01orders\x02REAL_QID\x011\x02",
+    "REAL_TOPIC\x01orders\x02REAL_QID\x0101\x02",
+    "REAL_TOPIC\x01é\x02REAL_QID\x010\x02",
+    "REAL_TOPIC\x01\x02REAL_QID\x010\x02",
+    f"REAL_TOPIC\x01{WHEEL_TOPIC}\x02REAL_QID\x010\x02",
+    "REAL_TOPIC\x01SCHEDULE_TOPIC_XXXX\x02REAL_QID\x010\x02",
+    "REAL_QID\x010\x02REAL_TOPIC\x01orders\x02",
+    f"REAL_TOPIC\x01{'t' * 140}\x02REAL_QID\x010\x02",
+    "REAL_TOPIC\x01orders\x02REAL_QID\x01-1\x02",
+    "REAL_TOPIC\x01orders\x02REAL_QID\x013000000000\x02",
+    "REAL_TOPIC\x01orders\x02REAL_QID\x010\x02TAGS\x01late\x02",
+    "",
+)
+TEXTS = (
+    "",
+    "TAGS\x01a\x02",
+    "TAGS\x01b\x02KEYS\x01k l\x02",
+    "TAGS\x01\x02TAGS\x01\x02",
+    "KEYS\x01\x02",
+    "A\x01" + "v" * 900 + "\x02",
+    "A\x01\ud800\x02",
+    "A\x01é\0\x02",
+    "TIMER_ROLL_TIMES\x011\x02",
+    "TIMER_DEL_UNIQKEY\x01K1\x02",
+    "XTIMER_OUT_MS\x0112\x02",
+)
+bodies = st.sampled_from((b"", b"hello", b"x" * 300, b"y" * 3000))
+hosts = st.sampled_from((BORN, BORN, BORN, pack_host("::1", 7)))
+#: As the intake makes them: topic, queue id, ms until they are due, text.
+timed = st.tuples(
+    st.sampled_from(("orders", "orders", "bills", "é", "t" * 127)),
+    st.integers(0, 2),
+    st.integers(1, 2_500),
+    st.sampled_from(TEXTS),
+)
+#: As another client or broker may store them: slot, text, place.
+foreign = st.tuples(
+    st.sampled_from(("0", "1700000001000", "00", "x", "", "1" * 15)), st.sampled_from(TEXTS), st.sampled_from(PLACES)
+)
+drafts = st.tuples(
+    st.one_of(timed, timed, timed, foreign), bodies, hosts, st.sampled_from((0, 0, 1, 8)), st.integers(0, 3)
+)
+
+
+def put(world: TimerWorld, number: int, what: tuple[object, ...]) -> None:
+    place, body, host, sysflag, times = what
+    assert isinstance(place, tuple)
+    message = Draft("orders", 0, body, "", 1_699_999_999_000, host, 5, sysflag, times)  # type: ignore[arg-type]
+    key = f"UNIQ_KEY\x01K{number}\x02"
+    if len(place) == 4:
+        message.topic, message.queue_id, delay_ms, text = place
+        message.properties = f"{key}{text}TIMER_DELAY_MS\x01{delay_ms}\x02"
+        world.timer.redirect(message)
+    else:
+        slot, text, rest = place
+        message.topic, message.properties = WHEEL_TOPIC, f"{key}{text}TIMER_OUT_MS\x01{slot}\x02{rest}"
+    world.store.put(message)
+
+
+async def files_after(messages: list[tuple[object, ...]], *, from_log: bool) -> object:
+    ratio = {} if from_log else {"access_message_in_memory_max_ratio": 0}
+    world = TimerWorld(mapped_file_size_commit_log=8192, max_index_num=1000, max_hash_slot_num=100, **ratio)
+    world.start()
+    for number, message in enumerate(messages):
+        put(world, number, message)
+        if number % 7 == 6:
+            await asyncio.sleep(0.4)
+    await asyncio.sleep(5)
+    waiting = dict(world.schedule.topics_waiting), world.schedule.waiting, world.delivery.delivered
+    await world._tasks.close()
+    world.store.close()
+    world.schedule.close()
+    # Files of the index are named by the time of day when they were made.
+    index_files = content(world.disk, ROOT / "index")
+    others = {path: data for path, data in content(world.disk, ROOT).items() if path not in index_files}
+    return waiting, others, list(index_files.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(drafts, max_size=40), st.booleans())
+@example([(("orders", 0, 500 - number, "TAGS\x01a\x02"), b"hello", BORN, 0, 0) for number in range(30)], True)
+@example([(("orders", 0, 500 - number, "TAGS\x01a\x02"), b"hello", BORN, 0, 0) for number in range(30)], False)
+def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, ...]], from_log: bool) -> None:
+    """Over the ends of segments, with records of any kind in between, from the log and from the files of the hour."""
+    by_kernel = in_virtual_time(files_after(messages, from_log=from_log))
+    with ExitStack() as stack:
+        for module in (delivery, hour_files, timer_module, follower, index):
+            stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
+        by_python = in_virtual_time(files_after(messages, from_log=from_log))
+    assert by_python == by_kernel
+
+
+def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
+    """I2: all but the first of each queue, which makes the queue."""
+
+    async def program() -> None:
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world.start()
+        made = []
+        put_made = world.store.put_made
+
+        def counted(make: Maker) -> int:
+            made.append(put_made(make))
+            return made[-1]
+
+        world.store.put_made = counted
+        for number in range(2):
+            for _ in range(40):
+                assert world.send(1_000 + number)
+            await asyncio.sleep(3)
+        world.check_complete()
+        assert 40 == made[-1]
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+def test_a_damaged_entry_that_names_the_place_of_another_message_delivers_none_twice() -> None:
+    """I2: what the log has there is a sound record, and not the one of the entry."""
+
+    async def program() -> None:
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world.start()
+        sent = [world.send(3_600_000 * 3, absolute=True) for _ in range(20)]
+        assert all(sent)
+        world.store.flush_now()
+        await world.stop()
+        [path] = [entry.name for entry in world.disk.list(ROOT / "schedule") if entry.name.endswith(".index")]
+        file = world.disk.open_file(ROOT / "schedule" / path)
+        other = sent[5]
+        assert other is not None
+        file.write(3 * ENTRY_BYTES + 8, other.log_offset.to_bytes(8, "big"))
+        world.start()
+        await asyncio.sleep(3 * 3_600 + 5)
+        world.look()
+        assert 19 == len(world.delivered["orders"])
+        await world.stop()
+
+    in_virtual_time(program())
+
+
+wishes = st.lists(
+    st.tuples(
+        st.sampled_from(
+            (*TIMER_PROPERTIES, "DELAY", "TIMER_OUT_MS", "REAL_TOPIC", "TIMER_ROLL_TIMES", "XTIMER_OUT_MS", "T", "")
+        ),
+        st.sampled_from(
+            ("", "0", "5", "0005", "90000", "-1", "x", "٣", "1700000100000", "9" * 18, "9" * 19, "a\x01b", "é")
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(wishes, st.booleans(), st.sampled_from(("orders", "é", "%RETRY%g", WHEEL_TOPIC)), st.sampled_from((0, 4)))
+def test_a_message_waits_as_the_python_version_lets_it_wait(
+    pairs: list[tuple[str, str]], ends: bool, topic: str, sysflag: int
+) -> None:
+    """I2: the same text, slot and announcement, or the same refusal."""
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs)[: None if ends else -1]
+    found = []
+    for is_native in (True, False):
+        announced: list[object] = []
+        timer = Timer(
+            clock=ManualClock(),
+            broker_name="a",
+            is_enabled=True,
+            max_delay_sec=100_000,
+            announce=lambda *what, into=announced: into.append(what),
+        )
+        message = Draft(topic, 3, b"", text, 1, BORN, sysflag=sysflag)
+        refusal = ""
+        with mock.patch.object(timer_module, "HAS_NATIVE", is_native):
+            try:
+                timer.redirect(message)
+            except TernError as error:
+                refusal = str(error)
+        found.append((message, refusal, announced, timer.handle(message, 7, "k")))
+    assert found[1] == found[0]
