@@ -22,7 +22,7 @@ from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint
 from ternmq.pop.revive_log import PopOffsets, PopStore
-from ternmq.store.log.rewrite import rewrite
+from ternmq.store.log.rewrite import put_first_that_fits, rewrite
 from ternmq.store.read.query import GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, unpack_record
@@ -118,11 +118,14 @@ class Reviver:
             self._topics.ensure(target, queues=RETRY_QUEUES)
             if self._offsets.get(group, target, 0) < 0:
                 self._offsets.commit(group, target, 0, 0)
-        changes: dict[str, str] = {}
+        # The last one adds nothing, for a message whose properties leave no room.
+        choices: list[dict[str, str]] = [{}]
         if record.reconsume_times == 0 or props.find(record.properties, Property.FIRST_POP_TIME) is None:
-            changes[Property.FIRST_POP_TIME] = str(pop_time_ms)
-        draft = rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1)
-        return self._store.put(draft).end_offset
+            choices.insert(0, {Property.FIRST_POP_TIME: str(pop_time_ms)})
+        drafts = (
+            rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1) for changes in choices
+        )
+        return put_first_that_fits(self._store.put, drafts).end_offset
 
 
 def _origin(group: str, topic: str) -> str:

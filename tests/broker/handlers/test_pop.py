@@ -26,7 +26,7 @@ from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.handles import ALL_QUEUES, parse_counts
 from ternmq.wire.header import Response
-from ternmq.wire.record import unpack_records
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, unpack_records
 from ternmq.wire.requests import (
     AckMessage,
     ChangeInvisibleTime,
@@ -94,6 +94,20 @@ async def test_what_is_not_acked_comes_again_when_its_time_is_over(broker: Calle
     # Too late, and no harm done.
     await ack(broker, third)
     assert [] == await popped(broker, "orders")
+
+
+async def test_a_message_whose_properties_leave_no_room_comes_again(broker: Caller) -> None:
+    """F9: its copy has no room for the time of the first pop. If it was refused, nothing behind it would come again."""
+    await broker.sent("orders", b"small", properties={"filler": "x"})
+    [small] = await broker.arrived("orders", 1)
+    room = PROPERTIES_BYTES_MAX - len(small.properties)
+    await broker.sent("orders", b"full", properties={"filler": "x" * (room + 1)})
+    await broker.sent("orders", b"last")
+    got: list[bytes] = []
+    while len(got) < 6:
+        reply = await pop(broker, "orders", invisible_ms=300 if len(got) < 3 else FAR_MS, poll_ms=FAR_MS)
+        got += [bytes(each.body) for each in unpack_records(reply.body)]
+    assert [[b"full", b"last", b"small"]] * 2 == [sorted(got[:3]), sorted(got[3:])]
 
 
 async def test_a_held_pop_is_answered_by_the_next_message(broker: Caller) -> None:
