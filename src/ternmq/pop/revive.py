@@ -57,6 +57,12 @@ class Reviver:
         """Set which kind of name new retry topics get."""
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
 
+    def _target(self, group: str, topic: str) -> str:
+        """Where messages that a group popped from a topic and did not ack are written. The first form of the name may
+        be the retry topic of a group: its members would get them."""
+        is_taken = self._has_group(names.namesake(group, topic))
+        return names.pop_retry_topic_v2(group, topic) if is_taken else self._retry_topic(group, topic)
+
     def is_old(self, check_point: CheckPoint) -> bool:
         """Whether a message that is not acked is probably not in memory: then ``revive_old`` must be called."""
         _, topic, queue_id = check_point.queue.key
@@ -113,7 +119,7 @@ class Reviver:
         return unpack_record(found.buffers[0]) if found.status is GetStatus.FOUND else None
 
     def _write(self, record: Record, group: str, topic: str, pop_time_ms: int) -> int:
-        target = topic if names.is_retry_topic(topic) else self._retry_topic(group, topic)
+        target = topic if names.is_retry_topic(topic) else self._target(group, topic)
         if self._topics.get(target) is None:
             self._topics.ensure(target, queues=RETRY_QUEUES)
             if self._offsets.get(group, target, 0) < 0:

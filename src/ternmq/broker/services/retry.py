@@ -82,12 +82,13 @@ class Retries:
         header: SendBack,
         *,
         version: int,
-        check_topic: Callable[[str], None] | None = None,
+        check_topic: Callable[[str, str], None] | None = None,
         first_level: int = _FIRST_LEVEL,
     ) -> Awaitable[None] | None:
         """Store a copy of the record that a consumer sends back: now (None), or when the disk has brought it.
 
-        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it. ``first_level``
+        ``check_topic`` gets the topic that the record has, and the group for which that may be a retry topic of popped
+        messages; it raises if the consumer may not read it. ``first_level``
         is the delay of the first retry, if the request leaves it to the broker.
 
         Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more),
@@ -122,7 +123,7 @@ class Retries:
         group: SubscriptionGroupConfig,
         cold: Future[bytes | None],
         version: int,
-        check_topic: Callable[[str], None] | None,
+        check_topic: Callable[[str, str], None] | None,
         first_level: int,
     ) -> None:
         self._cold_count += 1
@@ -142,12 +143,14 @@ class Retries:
         group: SubscriptionGroupConfig,
         page: Buffer | None,
         version: int,
-        check_topic: Callable[[str], None] | None,
+        check_topic: Callable[[str, str], None] | None,
         first_level: int,
     ) -> None:
         record = _read(page, header.log_offset)
         if check_topic is not None:
-            check_topic(record.topic)
+            # If there is a group of this name, its retries are there, and not what another group popped.
+            of_group = record.topic.removeprefix(names.RETRY_PREFIX) if names.is_retry_topic(record.topic) else ""
+            check_topic(record.topic, header.group if self._groups.get(of_group) is None else "")
         check_send_back(record.topic)
         # What was popped comes from a retry topic that says in its name what it retries.
         origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or names.popped_topic(
