@@ -110,6 +110,12 @@ def pop_retry_topic_v2(group: str, topic: str) -> str:
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
+def namesake(group: str, topic: str) -> str:
+    """The group whose retry topic has the name of ``pop_retry_topic``. If there is such a group, the second form of the
+    name is used."""
+    return f"{group}_{topic}"
+
+
 def popped_topic(group: str, topic: str) -> str:
     """The topic from which a group popped, if ``topic`` is one of its retry topics; else ``topic`` itself.
 

@@ -58,7 +58,7 @@ async def test_a_live_master_hands_over_and_follows_the_new_one(tmp_path: Path, 
         await sent(old, *(b"%d" % number for number in range(20)))
         told = await promote(names, new)
 
-        assert ("SYNC_MASTER", 0, 2, 1) == (told.role, told.broker_id, told.epoch, told.former_id)
+        assert ("SYNC_MASTER", 0, 101, 1) == (told.role, told.broker_id, told.epoch, told.former_id)
         assert (Role.SLAVE, Role.MASTER) == (old.roles.role, new.roles.role)
         assert (1, 0) == (old.roles.broker_id, new.roles.broker_id)
         await until(lambda: state_of(old) is SlaveState.FOLLOWING)
@@ -68,13 +68,13 @@ async def test_a_live_master_hands_over_and_follows_the_new_one(tmp_path: Path, 
         async with dialled(old.address) as caller:
             assert ResponseCode.SERVICE_NOT_AVAILABLE == (await caller.send("orders", b"not here")).code
         # And back again.
-        assert 3 == (await promote(names, old)).epoch
+        assert 200 == (await promote(names, old)).epoch
         await until(lambda: state_of(new) is SlaveState.FOLLOWING)
         await sent(old, b"22")
         await has_all(new, old)
         async with dialled(new.address) as caller:
             cache = decode((await caller.call(RequestCode.GET_BROKER_EPOCH_CACHE)).body, EpochCache)
-        assert [1, 2, 3] == [each.epoch for each in cache.epoch_list]
+        assert [1, 101, 200] == [each.epoch for each in cache.epoch_list]
         assert cache.epoch_list[1].end_offset == cache.epoch_list[2].start_offset < cache.max_offset
     assert [] == differences(tmp_path / "one", tmp_path / "two")
 
@@ -117,7 +117,7 @@ async def test_an_old_master_that_returns_is_cut_to_the_common_history(
                 await caller.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)
             end = parts_of(new).log_end
         parts_of(new).begin_following()
-        assert (2, end) == ((told := await promote(names, new, role="ASYNC_MASTER")).epoch, told.log_end)
+        assert (101, end) == ((told := await promote(names, new, role="ASYNC_MASTER")).epoch, told.log_end)
         await sent(new, *(b"new %d" % number for number in range(3)))
         with caplog.at_level(logging.WARNING):
             async with broker(tmp_path / "one", names) as old:
@@ -206,7 +206,7 @@ async def test_an_operator_decides_between_two_masters(tmp_path: Path, names: st
     async with broker(tmp_path / "one", names) as first, broker(tmp_path / "two", names) as second:
         await sent(first, b"1")
         assert Role.NONE is second.roles.role
-        assert 2 == (await promote(names, first, force=True)).epoch
+        assert 100 == (await promote(names, first, force=True)).epoch
         await until(lambda: second.roles.role is Role.SLAVE)
         await until(lambda: state_of(second) is SlaveState.FOLLOWING)
         await sent(first, b"2")
@@ -233,11 +233,13 @@ async def test_the_slave_with_the_most_messages_is_promoted(tmp_path: Path, name
 
 
 async def test_a_promotion_that_is_asked_for_twice_happens_once(tmp_path: Path, names: str) -> None:
-    """O1: the second request is refused, or finds that all is done."""
+    """O1: the second request, also one by force, is refused, or finds that all is done."""
     async with pair(tmp_path, names) as (old, new):
         await sent(old, b"1")
         await has_all(new, old)
-        first, second = await asyncio.gather(promote(names, new), promote(names, new), return_exceptions=True)
+        first, second = await asyncio.gather(
+            promote(names, new), promote(names, new, force=True), return_exceptions=True
+        )
         assert all(isinstance(each, BrokerRefused | BrokerStatus) for each in (first, second))
         await until(lambda: {Role.MASTER, Role.SLAVE} == {old.roles.role, new.roles.role})
         master, copy = (old, new) if old.roles.role is Role.MASTER else (new, old)
@@ -245,6 +247,27 @@ async def test_a_promotion_that_is_asked_for_twice_happens_once(tmp_path: Path, 
         await sent(master, b"2")
         await has_all(copy, master)
         assert [b"1", b"2"] == await bodies(master)
+
+
+async def test_a_master_that_is_promoted_by_force_is_not_replaced_by_its_slave_meanwhile(
+    tmp_path: Path, names: str
+) -> None:
+    """O1: it has no role for a moment, and has agreed to nothing; its slave lacks a message."""
+    async with pair(tmp_path, names) as (old, new):
+        await sent(old, b"1")
+        await has_all(new, old)
+        await parts_of(new).end_following()
+        await sent(old, b"2")
+        first, second = await asyncio.gather(
+            promote(names, old, force=True), promote(names, new), return_exceptions=True
+        )
+        assert 100 == first.epoch if isinstance(first, BrokerStatus) else isinstance(first, BrokerRefused)
+        assert isinstance(second, BrokerRefused)
+        await until(lambda: old.roles.is_master)
+        assert Role.SLAVE is new.roles.role
+        assert [b"1", b"2"] == await bodies(old)
+        parts_of(new).begin_following()
+        await has_all(new, old)
 
 
 async def test_messages_of_a_later_epoch_count_more_than_bytes(tmp_path: Path, names: str) -> None:
@@ -267,7 +290,7 @@ async def test_messages_of_a_later_epoch_count_more_than_bytes(tmp_path: Path, n
             await stack.aclose()
             async with slave(tmp_path / "two", names) as longer:
                 assert parts_of(longer).log_end > parts_of(copy).log_end
-                with pytest.raises(BrokerRefused, match="has messages of epoch 2, and this one none after epoch 1"):
+                with pytest.raises(BrokerRefused, match="has messages of epoch 102, and this one none after epoch 1"):
                     await promote(names, longer, role="ASYNC_MASTER")
                 await promote(names, copy)
                 await until(lambda: state_of(longer) is SlaveState.FOLLOWING)

@@ -96,7 +96,7 @@ async def test_a_broker_that_tells_an_epoch_without_a_next_one_spoils_no_other(t
         with pytest.raises(BrokerRefused, match=r"tells epoch 9223372036854775807.*stop it"):
             await promote(names, new, role="SYNC_MASTER")
         assert Role.SLAVE is new.roles.role
-        assert 2 == (await promote(names, new, force=True, role="SYNC_MASTER")).epoch
+        assert 102 == (await promote(names, new, force=True, role="SYNC_MASTER")).epoch
     async with slave(tmp_path / "two", names, 2) as again:
         await until(lambda: again.roles.is_master)
 
@@ -119,6 +119,26 @@ async def test_a_master_does_not_step_down_for_a_promotion_that_is_refused(tmp_p
                 await promote(names, new)
             assert (Role.MASTER, Role.SLAVE) == (old.roles.role, new.roles.role)
             await sent(old, b"2")
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_promotion_waits_for_the_end_of_another_one(tmp_path: Path, names: str, force: bool) -> None:
+    """O1: also by force; the other broker answers, so its change has an end."""
+    async with slave(tmp_path / "two", names, 2) as new, node(names, 1, role="SLAVE", is_changing=True) as rival:
+        with pytest.raises(BrokerRefused, match="is being promoted, or hands over"):
+            await promote(names, new, force=force, role="SYNC_MASTER")
+        assert Role.SLAVE is new.roles.role
+        rival.status = replace(rival.status, is_changing=False)
+        assert 102 == (await promote(names, new, force=force, role="SYNC_MASTER")).epoch
+
+
+async def test_a_broker_without_a_role_has_not_agreed_to_a_promotion(tmp_path: Path, names: str) -> None:
+    """O1: it is being started as master, or in doubt, and may have messages that the slave lacks."""
+    async with slave(tmp_path / "two", names) as new, node(names, 0, role="NONE", epoch=1):
+        with pytest.raises(BrokerRefused, match="has no role yet; ask again when it has"):
+            await promote(names, new, role="SYNC_MASTER")
+        assert Role.SLAVE is new.roles.role
+        assert 101 == (await promote(names, new, force=True, role="SYNC_MASTER")).epoch
 
 
 async def test_a_later_master_that_is_being_started_counts(tmp_path: Path, names: str) -> None:
@@ -144,7 +164,7 @@ async def test_another_broker_at_the_address_of_an_old_master_is_none(tmp_path: 
         assert Role.MASTER is one.roles.role
         assert await takes_messages(one)
     async with node(names, 0, broker="broker-b", role="ASYNC_MASTER", epoch=9), slave(tmp_path / "two", names) as two:
-        assert 2 == (await promote(names, two, role="ASYNC_MASTER")).epoch
+        assert 101 == (await promote(names, two, role="ASYNC_MASTER")).epoch
 
 
 async def test_a_broker_that_is_promoted_while_it_closes_keeps_its_log(tmp_path: Path, names: str) -> None:

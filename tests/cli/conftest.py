@@ -24,7 +24,7 @@ ENVIRONMENT = {
 def tern(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     done = subprocess.run(
-        [TERN, *arguments], input=stdin, capture_output=True, timeout=60, check=False, env=ENVIRONMENT | environment
+        [TERN, *arguments], input=stdin, capture_output=True, timeout=120, check=False, env=ENVIRONMENT | environment
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -61,7 +61,7 @@ class Serving:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(timeout=40)
+        code = self.process.wait(timeout=120)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

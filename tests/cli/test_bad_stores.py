@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 def restricted(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``tern`` without root's right to read and write everything."""
     command = [*(WITHOUT_RIGHTS if os.geteuid() == 0 else ()), TERN, *arguments]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False, env=ENVIRONMENT, text=True)
+    return subprocess.run(command, capture_output=True, timeout=120, check=False, env=ENVIRONMENT, text=True)
 
 
 def broker_on(root: Path, **changes: object) -> subprocess.CompletedProcess[str]:

@@ -104,7 +104,7 @@ def test_a_line_tells_what_is_known() -> None:
 
 def metrics_at(port: int) -> dict[tuple[str, str], dict[str, float]]:
     """What Prometheus itself reads there: a metric's name and kind, and its value for each job."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         assert "text/plain" in answer.headers["Content-Type"]
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {

@@ -180,7 +180,7 @@ def in_terminal(*arguments: str, typed: bytes = b"") -> str:
         pass  # how a terminal tells that the other side is closed
     finally:
         os.close(mine)
-        process.wait(timeout=40)
+        process.wait(timeout=120)
     return shown.decode()
 
 

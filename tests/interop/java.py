@@ -31,7 +31,7 @@ Event = dict[str, Any]
 # RocketMQ 5.2.0's consumers may wait for the next heartbeat, up to 30 s: one that finds another under way is left out,
 # and until the next brokers refuse their pulls as «subscription not latest» (RocketMQ's brokers, too).
 _ANSWER_S: Final = 75.0
-_STOP_S: Final = 20.0
+_STOP_S: Final = 90.0
 # A message of 4 MiB is a line of 5.4 MiB.
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -188,7 +188,7 @@ class Peer:
         """The next ``count`` messages that a consumer received."""
         return [await self.event("message", limit_s=limit_s) for _ in range(count)]
 
-    async def allocated(self, topic: str, count: int, *, limit_s: float = 60.0) -> list[Event]:
+    async def allocated(self, topic: str, count: int, *, limit_s: float = 120.0) -> list[Event]:
         """Wait until a push consumer has been given exactly ``count`` queues of the topic; return them."""
         event = await self.event(
             "allocated", where=lambda event: event["topic"] == topic and len(event["queues"]) == count, limit_s=limit_s

@@ -21,13 +21,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tests.interop import jvm
 
-_READY_S: Final = 60.0
+_READY_S: Final = 120.0
+#: A clean stop may take this long before the server is killed, and the system this long to end what was killed.
 _STOP_S: Final = 20.0
+_KILLED_S: Final = 60.0
+#: How often a server is started, on other ports each time, if it died for a reason that the test does not have.
+_STARTS_MAX: Final = 3
+_KILLED_BY_SYSTEM: Final = -9
+#: What a JVM prints in such a case: another process took its port meanwhile, or the machine had no memory for it.
+_OUTSIDE_CAUSES: Final = (
+    "Address already in use",
+    "BindException",
+    "insufficient memory for the Java Runtime",
+    "unable to create native thread",
+)
 _GET_ROUTE: Final = 105
 _SUCCESS: Final = 0
 _MIB: Final = 1024 * 1024
@@ -66,6 +79,10 @@ class ServerFailed(RuntimeError):
     """A RocketMQ server did not start; the message holds the end of its log."""
 
 
+class OutsideFailure(ServerFailed):
+    """It died while it started, for a reason that has nothing to do with the test: start it again elsewhere."""
+
+
 @dataclass(slots=True)
 class Server:
     """A running RocketMQ process."""
@@ -74,6 +91,8 @@ class Server:
     address: str
     directory: Path
     process: subprocess.Popen[bytes]
+    #: Where the lines of this start begin in its log: earlier ones are of earlier starts.
+    log_begin: int = 0
 
     @property
     def store(self) -> Path:
@@ -97,7 +116,16 @@ class Server:
     def kill(self) -> None:
         """kill -9: the crash that recovery is for."""
         self.process.kill()
-        self.process.wait(_STOP_S)
+        self.process.wait(_KILLED_S)
+
+    def died_by_chance(self) -> bool:
+        """Whether it has ended, and for a reason outside of it: a port that was taken, or no memory."""
+        if self.process.poll() is None:
+            return False
+        with (self.directory / "server.log").open("rb") as file:
+            file.seek(self.log_begin)
+            told = file.read().decode(errors="replace")
+        return self.process.returncode == _KILLED_BY_SYSTEM or any(cause in told for cause in _OUTSIDE_CAUSES)
 
 
 @dataclass(slots=True, frozen=True)
@@ -146,19 +174,21 @@ def name_server(
     version: str, directory: Path, *, port: int | None = None, properties: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """A RocketMQ name server, ready to answer."""
-    port = port or free_port()
-    settings = {
-        "listenPort": port,
-        "kvConfigPath": directory / "kv.json",
-        "configStorePath": directory / "namesrv.properties",
-    }
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-    server = _start(version, directory, main, settings, port=port, heap_mb=128, properties=properties)
-    try:
-        _wait(server, "the name server answers", lambda: _route_code(server.address, "TBW102") is not None)
+
+    def start(port: int) -> Server:
+        settings = {
+            "listenPort": port,
+            "kvConfigPath": directory / "kv.json",
+            "configStorePath": directory / "namesrv.properties",
+        }
+        return _start(version, directory, main, settings, port=port, heap_mb=128, properties=properties)
+
+    def is_ready(server: Server) -> bool:
+        return _route_code(server.address, "TBW102") is not None
+
+    with _running(start, "the name server answers", is_ready, port=port, neighbours=()) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @contextmanager
@@ -181,38 +211,66 @@ def broker(
     The store stays in ``directory`` afterwards: a second start finds it again. ``small=False`` leaves file sizes and
     limits as RocketMQ has them. Without ``has_route`` it is a slave, whose topics have no route.
     """
-    port = port or free_port(neighbours=(-2, 1))
     store = directory / "store"
-    all_settings: dict[str, object] = {
-        "brokerClusterName": "DefaultCluster",
-        "brokerName": name,
-        "brokerId": 0,
-        "brokerRole": "ASYNC_MASTER",
-        "brokerIP1": "127.0.0.1",
-        "namesrvAddr": namesrv,
-        "listenPort": port,
-        "haListenPort": port + 1,
-        "storePathRootDir": store,
-        "storePathCommitLog": store / "commitlog",
-        **_FEATURES,
-        **({**_PATIENT, **SMALL_FILES} if small else {}),
-        **(settings or {}),
-    }
     main = "org.apache.rocketmq.broker.BrokerStartup"
-    server = _start(
-        version, directory, main, all_settings, port=port, heap_mb=heap_mb, flags=flags, properties=properties
-    )
-    first = namesrv.split(";", maxsplit=1)[0]
-    try:
-        # A broker's own name is a topic of it, so this route says that this broker has registered.
-        _wait(
-            server,
-            "the broker is registered",
-            lambda: (not has_route or _route_code(first, name) == _SUCCESS) and _answers(server),
+
+    def start(port: int) -> Server:
+        all_settings: dict[str, object] = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "brokerIP1": "127.0.0.1",
+            "namesrvAddr": namesrv,
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "storePathRootDir": store,
+            "storePathCommitLog": store / "commitlog",
+            **_FEATURES,
+            **({**_PATIENT, **SMALL_FILES} if small else {}),
+            **(settings or {}),
+        }
+        return _start(
+            version, directory, main, all_settings, port=port, heap_mb=heap_mb, flags=flags, properties=properties
         )
+
+    first = namesrv.split(";", maxsplit=1)[0]
+
+    def is_ready(server: Server) -> bool:
+        # A broker's own name is a topic of it, so this route says that this broker has registered.
+        return (not has_route or _route_code(first, name) == _SUCCESS) and _answers(server)
+
+    with _running(start, "the broker is registered", is_ready, port=port, neighbours=(-2, 1)) as server:
         yield server
-    finally:
-        server.stop()
+
+
+@contextmanager
+def _running(
+    start: Callable[[int], Server],
+    what: str,
+    is_ready: Callable[[Server], bool],
+    *,
+    port: int | None,
+    neighbours: Sequence[int],
+) -> Iterator[Server]:
+    """A server that is ready, on ``port``, or on free ports.
+
+    Between the choice of a free port and the moment when a JVM binds it, a second or more passes, and another process
+    may take it. Only a server that died for such a reason is started again.
+    """
+    for left in reversed(range(_STARTS_MAX if port is None else 1)):
+        server = start(port if port is not None else free_port(neighbours=neighbours))
+        try:
+            try:
+                _wait(server, what, partial(is_ready, server))
+            except OutsideFailure:
+                if not left:
+                    raise
+                continue
+            yield server
+            return
+        finally:
+            server.stop()
 
 
 def free_port(*, neighbours: Sequence[int] = ()) -> int:
@@ -226,7 +284,8 @@ def free_port(*, neighbours: Sequence[int] = ()) -> int:
         with ExitStack() as stack:
             try:
                 for distance in (0, *neighbours):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + distance))
+                    # On all addresses, as RocketMQ does: another program may have it on one of them.
+                    stack.enter_context(socket.socket()).bind(("", port + distance))
             except OSError:
                 continue
             return port
@@ -257,6 +316,7 @@ def _start(
         properties=_DISK_LIMITS | dict(properties or {}),
     )
     with (directory / "server.log").open("ab") as log:
+        log_begin = log.tell()
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -265,14 +325,24 @@ def _start(
             cwd=directory,
             env=jvm.environment(directory),
         )
-    return Server(version, f"127.0.0.1:{port}", directory, process)
+    return Server(version, f"127.0.0.1:{port}", directory, process, log_begin)
 
 
-def _wait(server: Server, what: str, ready: Callable[[], bool]) -> None:
+def _wait(server: Server, what: str, is_ready: Callable[[], bool]) -> None:
+    """Raises ``ServerFailed`` if the server ends first, or is not ready in time."""
     deadline = time.monotonic() + _READY_S
-    while not ready():
-        if server.process.poll() is not None or time.monotonic() > deadline:
-            raise ServerFailed(f"RocketMQ {server.version}: not true that {what}; its log ends:\n{server.log()}")
+    while True:
+        # Asked first: if another process has the port, that one answers.
+        ready, has_ended = is_ready(), server.process.poll() is not None
+        if ready and not has_ended:
+            return
+        if has_ended or time.monotonic() > deadline:
+            ended = f"ended with {server.process.returncode}" if has_ended else f"runs, after {_READY_S:.0f} s"
+            kind = OutsideFailure if server.died_by_chance() else ServerFailed
+            raise kind(
+                f"RocketMQ {server.version} at {server.address} {ended}: not true that {what}; its log ends:\n"
+                f"{server.log()}"
+            )
         time.sleep(0.05)
 
 

@@ -289,9 +289,22 @@ def test_retries_of_a_group_need_to_consume_for_it(action: Action) -> None:
     assert [need(Action.SUB, ResourceKind.GROUP, "billing")] == needs
 
 
-@pytest.mark.parametrize("topic", ["%RETRY%billing_orders", "%RETRY%billing+orders"])
-def test_retries_of_popped_messages_need_their_group_and_topic(topic: str) -> None:
+def test_a_retry_topic_that_may_be_of_another_group_needs_that_one_too() -> None:
+    """N1: group billing and topic orders, or group billing_orders: a member of the first must not read the second's."""
     rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
+
+    needs = rule.needs({"topic": "%RETRY%billing_orders", "consumerGroup": "billing"}, memoryview(b""))
+
+    assert [
+        need(Action.SUB, ResourceKind.GROUP, "billing"),
+        need(Action.SUB, ResourceKind.TOPIC, "orders"),
+        need(Action.SUB, ResourceKind.GROUP, "billing_orders"),
+    ] == needs
+
+
+@pytest.mark.parametrize(("topic", "is_of_popped"), [("%RETRY%billing_orders", True), ("%RETRY%billing+orders", False)])
+def test_retries_of_popped_messages_need_their_group_and_topic(topic: str, is_of_popped: bool) -> None:
+    rule = Rule(Action.SUB, topic="topic", group="consumerGroup", is_of_popped=is_of_popped)
 
     needs = rule.needs({"topic": topic, "consumerGroup": "billing"}, memoryview(b""))
 

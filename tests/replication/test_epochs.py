@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import CorruptFile
 from ternmq.replication.config import BrokerRole
-from ternmq.replication.epochs import Epoch, Epochs, common_end
+from ternmq.replication.epochs import Epoch, Epochs, common_end, next_number
 from ternmq.replication.memory import GivenRole, Memory
 from ternmq.store.disk.file_disk import FileDisk
 
@@ -100,3 +100,12 @@ def test_a_role_is_kept_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config" / "role.json").write_text(text)
         with pytest.raises(CorruptFile, match="remove it"):
             Memory(FileDisk(), tmp_path)
+
+
+def test_no_two_brokers_begin_the_same_epoch() -> None:
+    """O1: whatever each of them has heard of; and the next number is larger than all that it has heard of."""
+    known = range(1, 1000)
+    begun = [{next_number(newest, broker_id) for newest in known} for broker_id in (0, 1, 2, 99)]
+    assert sum(map(len, begun)) == len(set().union(*begun))
+    assert all(next_number(newest, broker_id) > newest for newest in known for broker_id in (0, 99, 100, 1 << 40))
+    assert [101, 200, 301] == [next_number(1, 1), next_number(101, 0), next_number(200, 1)]

@@ -257,6 +257,6 @@ class World:
         """By consumer of the topic: its state, and how much it holds."""
         return {
             member.consumer: (member.state, member.held)
-            for member in self.sharing.members(GROUP)
+            for member in self.sharing.members(GROUP)[0]
             if member.topic == TOPIC
         }

@@ -1,11 +1,12 @@
 """One seed, one life of two brokers of one name, whose roles are swapped while everything breaks (O1, O2).
 
 Whole brokers with SYNC_MASTER and SYNC_FLUSH, a name server, a producer, and an operator who promotes the slave again
-and again: with the master alive or dead, with force or without. Meanwhile brokers are killed and lose power, also in
+and again: with the master alive or dead, with force or without. Some promote the master by force, and some have a rival
+who promotes the other broker at about the same moment. Meanwhile brokers are killed and lose power, also in
 the middle of a promotion, and the network between any two machines is cut, one way or both. Then all is mended, and:
 
-- one broker is the master, and the other follows it. If there are two slaves, or two masters of one epoch, the operator
-  promotes once more;
+- one broker is the master, and the other follows it. If there are two slaves, the operator promotes once more;
+- at no time did two brokers take messages in one epoch, whatever the operators did;
 - what was answered with OK is in the log: a promotion of the only slave loses none of it (O2);
 - both logs are equal byte for byte, and queue offsets have neither holes nor doubles;
 - queues and index of both equal a fresh fold of the log (C5).
@@ -14,6 +15,7 @@ the middle of a promotion, and the network between any two machines is cut, one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +42,8 @@ from tests.store.small import HOST
 
 #: Far beyond back-off, registration, and the time after which name servers forget a broker, in virtual seconds.
 CALM_S: Final = 400.0
+#: How often the roles are looked at.
+_LOOK_S: Final = 0.05
 LASTS_S: Final = (0.05, 0.3, 1.0, 4.0, 12.0, 40.0)
 _TOPIC: Final = "orders"
 
@@ -57,8 +61,11 @@ class Options:
     promotions: int
     weather: Weather
     send_gap_s: float
-    #: How often the operator does not care whether the old master is alive.
+    #: How long files take that are written on another thread.
+    thread_s: float
+    #: How often the operator does not care whether the old master is alive, and how often there are two of them.
     force_share: float
+    rival_share: float
 
     @classmethod
     def choose(cls, random: Random) -> Self:
@@ -69,7 +76,9 @@ class Options:
             promotions=random.choice((2, 4, 6)),
             weather=Weather(0.000_1, random.choice((0.001, 0.1)), random.choice((0.0, 0.3))),
             send_gap_s=random.choice((0.1, 0.3)),
+            thread_s=random.choice((0.0, 0.0, 0.02, 0.3)),
             force_share=random.choice((0.0, 0.3, 1.0)),
+            rival_share=random.choice((0.0, 0.5, 1.0)),
         )
 
 
@@ -83,6 +92,8 @@ class PromotionSimulation:
         self.promoted = 0
         self.refused = 0
         self.acknowledged: set[bytes] = set()
+        #: Which broker was the master in an epoch.
+        self.masters: dict[int, str] = {}
 
     def run(self) -> None:
         with simulated_loop() as loop:
@@ -108,11 +119,15 @@ class PromotionSimulation:
         await cluster.start(self.nodes[1])
         await cluster.start(shop)
         await asyncio.sleep(12.0)
-        cluster.network.weather = self.options.weather
+        cluster.network.weather, cluster.loop.thread_s = self.options.weather, self.options.thread_s
+        watching = asyncio.create_task(self._watch_masters())
         for number in range(self.options.promotions):
             await self._promote(number)
             await asyncio.sleep(self.random.choice((0.5, 5.0, 20.0)))
         await self._calm(shop)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
         for node in self.nodes:
             await node.stop()
         await self.names.stop()
@@ -171,11 +186,13 @@ class PromotionSimulation:
     async def _promote(self, number: int) -> None:
         """Promote the slave, while something breaks, or after its master did."""
         chance = self.random
-        slaves = [node for node in self.nodes if node.name in self.brokers and not self._is_master(node)]
-        if not slaves:
-            return
-        target = chance.choice(slaves)
         force = chance.random() < self.options.force_share
+        alive = [node for node in self.nodes if node.name in self.brokers]
+        # By force also a master, which begins a new epoch.
+        targets = [node for node in alive if not self._is_master(node) or (force and chance.random() < 0.3)]
+        if not targets:
+            return
+        target = chance.choice(targets)
         other = next(node for node in self.nodes if node is not target)
         if self.options.faults and chance.random() < 0.5:
             self._happen(chance.choice(self.options.faults), other)
@@ -185,8 +202,20 @@ class PromotionSimulation:
             after_s = chance.choice((0.0, 0.01, 0.1, 0.5, 1.0, 1.5)) * chance.random()
             self.cluster.loop.call_later(after_s, self._happen, fault, victim)
 
+        operators = [self._operator(f"operator-{number}", target, after_s=0.0, force=force)]
+        if chance.random() < self.options.rival_share:
+            after_s = chance.choice((0.0, 0.01, 0.1, 0.5)) * chance.random()
+            rival_force = chance.random() < self.options.force_share
+            operators.append(self._operator(f"rival-{number}", other, after_s=after_s, force=rival_force))
+        await self.cluster.start(*operators)
+        await asyncio.sleep(chance.choice((1.0, 10.0, 70.0)))
+        for operator in operators:
+            await operator.stop()
+
+    def _operator(self, name: str, target: Node, *, after_s: float, force: bool) -> Node:
         async def work(node: Node) -> None:
             node.is_ready()
+            await asyncio.sleep(after_s)
             try:
                 async with Admin(config=node.client_config(), env=node.env) as admin:
                     await admin.brokers.promote(f"{target.ip}:{BROKER_PORT}", force=force, role="SYNC_MASTER")
@@ -198,11 +227,18 @@ class PromotionSimulation:
                 self.cluster.note("promoted", target.name)
             await node.stopping.wait()
 
-        operator = self.cluster.node(f"operator-{number}", work)
-        self.cluster.note("promote", target.name, force)
-        await self.cluster.start(operator)
-        await asyncio.sleep(chance.choice((1.0, 10.0, 70.0)))
-        await operator.stop()
+        self.cluster.note("promote", target.name, force, after_s)
+        return self.cluster.node(name, work)
+
+    async def _watch_masters(self) -> None:
+        """Note which broker is the master in which epoch."""
+        while True:
+            for name, broker in self.brokers.items():
+                if broker.roles.is_master and (parts := broker.replicating) is not None:
+                    epoch = parts.memory.epochs.newest
+                    if self.masters.setdefault(epoch, name) != name:
+                        raise WrongPromotion(f"seed {self.seed}: {self.masters[epoch]} and {name} had epoch {epoch}")
+            await asyncio.sleep(_LOOK_S)
 
     def _is_master(self, node: Node) -> bool:
         broker = self.brokers.get(node.name)
@@ -242,18 +278,15 @@ class PromotionSimulation:
     async def _calm(self, shop: Node) -> None:
         """Mend all, and wait until one is the master and the other has everything."""
         self.cluster.network.heal()
-        self.cluster.network.weather = Weather()
+        self.cluster.network.weather, self.cluster.loop.thread_s = Weather(), 0.0
         for node in self.nodes:
             self._revive(node)
         end = self.cluster.loop.time() + CALM_S
         if not await self._settles(end):
-            # A handover that was broken off leaves two slaves: the operator promotes the one that has more. If both
-            # were promoted at the same time, each without the other, the operator decides for one.
-            masters = [node for node in self.nodes if self._is_master(node)]
-            if not masters and not self._are_slaves():
+            # A handover that was broken off leaves two slaves: the operator promotes the one that has more.
+            if not self._are_slaves():
                 raise WrongPromotion(f"seed {self.seed}: no master with a slave: {self._states()}")
-            target = max(masters or self.nodes, key=self._log_end)
-            await self._promote_at_last(target, force=bool(masters))
+            await self._promote_at_last(max(self.nodes, key=self._log_end))
             if not await self._settles(self.cluster.loop.time() + CALM_S):
                 raise WrongPromotion(f"seed {self.seed}: no master with a slave: {self._states()}")
         await asyncio.sleep(5.0)
@@ -272,15 +305,15 @@ class PromotionSimulation:
         parts = [broker.replicating for broker in self.brokers.values()]
         return len(parts) == len(self.nodes) and all(part is not None and part.is_slave for part in parts)
 
-    async def _promote_at_last(self, target: Node, *, force: bool) -> None:
+    async def _promote_at_last(self, target: Node) -> None:
         async def work(node: Node) -> None:
             async with Admin(config=node.client_config(), env=node.env) as admin:
-                await admin.brokers.promote(f"{target.ip}:{BROKER_PORT}", force=force, role="SYNC_MASTER")
+                await admin.brokers.promote(f"{target.ip}:{BROKER_PORT}", role="SYNC_MASTER")
             node.is_ready()
             await node.stopping.wait()
 
         operator = self.cluster.node("last operator", work)
-        self.cluster.note("promote at last", target.name, force)
+        self.cluster.note("promote at last", target.name)
         await self.cluster.start(operator)
         await operator.stop()
 

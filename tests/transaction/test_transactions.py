@@ -99,6 +99,37 @@ def test_a_term_that_ends_before_its_ops_are_written_leaves_messages_that_the_ne
     in_virtual_time(program())
 
 
+@pytest.mark.parametrize("count", [40, 200])
+def test_messages_of_one_unique_key_are_told_apart_after_a_crash(count: int) -> None:
+    """J1: all are committed in one turn, and no op is written; their messages are found, and not stored again."""
+
+    async def program() -> None:
+        world = World()
+        world.start()
+        await world.folded()
+        sent = []
+        for number in range(count):
+            sent.append(world.send(b"%02d" % number, UNIQ_KEY="ONE-KEY"))
+            await asyncio.sleep(0.001)
+        for paid in sent:
+            world.end(paid, Outcome.COMMIT)
+        reason = NotMaster("the process ends in this turn")
+        world.store.refuse_writes(reason)
+        world.transactions.stop(reason)
+        await world.kill()
+
+        world.start()
+        await world.folded()
+        assert count == world.open
+        for paid in sent:
+            world.end(paid, Outcome.COMMIT)
+        assert 0 == world.open
+        assert [b"%02d" % number for number in range(count)] == world.bodies()
+        await world.stop()
+
+    in_virtual_time(program())
+
+
 @pytest.mark.parametrize(
     "settings", [{"message_index_enable": False}, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}], ids=str
 )

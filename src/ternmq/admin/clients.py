@@ -23,7 +23,7 @@ from ternmq.wire.bodies.clients import (
     RunningInfo,
 )
 from ternmq.wire.bodies.codec import by_queue, decode
-from ternmq.wire.bodies.share import ShareMembers
+from ternmq.wire.bodies.share import ShareMember, ShareMembers
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import ConsumeDirectly, ConsumerGroup, ConsumerStatus, ProducerGroup, RunningInfoQuery
 from ternmq.wire.requests_share import GetShareMembers
@@ -165,12 +165,6 @@ class ClientAdmin:
         """The consumers of ``group`` that share messages, on each broker; brokers of RocketMQ have none."""
         found = []
         for master in await self._brokers.masters():
-            try:
-                response = await self._instance.ask(
-                    master.address, RequestCode.GET_SHARE_MEMBERS, GetShareMembers(consumer_group=group)
-                )
-            except RequestNotSupported:
-                continue
             found += [
                 Sharer(
                     master.name,
@@ -182,9 +176,25 @@ class ClientAdmin:
                     member.acked,
                     member.idle_ms,
                 )
-                for member in decode(response.body, ShareMembers).members
+                for member in await self._sharers_on(master.address, group)
             ]
         return sorted(found, key=lambda sharer: (sharer.topic, sharer.consumer, sharer.broker_name))
+
+    async def _sharers_on(self, address: str, group: str) -> list[ShareMember]:
+        found: list[ShareMember] = []
+        after = "", ""
+        while True:
+            header = GetShareMembers(consumer_group=group, after_topic=after[0], after_consumer=after[1])
+            try:
+                response = await self._instance.ask(address, RequestCode.GET_SHARE_MEMBERS, header)
+            except RequestNotSupported:
+                return []
+            told = decode(response.body, ShareMembers)
+            found += told.members
+            # One that does not go on would be asked for ever.
+            if not told.more or not told.members or (told.members[-1].topic, told.members[-1].consumer) <= after:
+                return found
+            after = told.members[-1].topic, told.members[-1].consumer
 
     async def producers(self, group: str) -> list[LiveClient]:
         """The active producers of ``group``, over all brokers."""

@@ -363,6 +363,7 @@ class Broker:
                 find_topics=find_topics,
                 caller=caller,
                 ha_address=self._ha_address,
+                settings_id=config.broker_id,
                 tasks=tasks,
             )
         else:

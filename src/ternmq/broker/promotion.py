@@ -19,6 +19,11 @@ its old settings, and asks the name servers before it takes a message (``check``
 another master of its name is registered, the later epoch wins. The other one becomes a slave, and cuts what the new
 master does not have off its log (``replication.slave``). A master that is registered and does not answer may be a later
 one, so this broker waits until it answers or the name servers forget it.
+
+Two promotions at the same time: each shows itself (``is_changing``) before it asks the others, so at least one sees the
+other, and refuses, also by force. A master that begins a new epoch by force has no role for a moment: it has not agreed
+to anything, so its slave is not promoted meanwhile. If they do not reach each other, both may become master, but never
+of one epoch (``replication.epochs``): the one with the larger number stays.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ from ternmq.errors import (
 )
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.replication.config import BrokerRole
+from ternmq.replication.epochs import next_number
 from ternmq.replication.memory import GivenRole, Memory
 from ternmq.replication.metadata import MasterCaller
 from ternmq.store.store import MessageStore
@@ -64,7 +70,8 @@ _STATUS_MS: Final = 3_000
 _REST_MS: Final = 20_000
 _HAND_OVER_MS: Final = 40_000
 _FIRST_SLAVE_ID: Final = 1
-#: A promotion adds one. A number that is damaged, or a lie, would be in all files, and leave no room for the next one.
+#: A promotion adds about a hundred. A number that is damaged, or a lie, would be in all files, and leave no room for
+#: the next one.
 _EPOCH_MAX: Final = 1 << 32
 _MASTERS: Final = frozenset({BrokerRole.SYNC_MASTER.value, BrokerRole.ASYNC_MASTER.value})
 
@@ -94,10 +101,12 @@ class Promotion:
         find_topics: Callable[[], None],
         caller: MasterCaller,
         ha_address: str,
+        settings_id: int,
         tasks: Tasks,
     ) -> None:
         """``members`` asks the name servers for the brokers of this name. ``find_topics`` adds topics to the table that
-        have messages: of those that were created last, a slave may have the records only."""
+        have messages: of those that were created last, a slave may have the records only. ``settings_id`` is the
+        ``brokerId`` of the settings, whatever a promotion made of it."""
         self._roles = roles
         self._replicating = replicating
         self._memory = memory
@@ -106,6 +115,7 @@ class Promotion:
         self._find_topics = find_topics
         self._caller = caller
         self._ha_address = ha_address
+        self._settings_id = settings_id
         self._tasks = tasks
         self._changing = asyncio.Lock()
         #: It begins a term as soon as nothing speaks against it: at its start, and when it is not sure of being the
@@ -161,13 +171,11 @@ class Promotion:
         known = listed | {self._replicating.master_address() or own}
         # Before the masters: of a log that is being written, a slave then never has more than its master.
         others, silent = await self._ask_slaves(members or {})
-        # One may have been promoted since it was listed, and one may be promoted at the same time: the other one sees
-        # that, too, so not both go on.
+        # One may have been promoted since it was listed.
         known |= {each.address for each in others if each.role in _MASTERS}
         slaves = [each for each in others if each.role == BrokerRole.SLAVE.value]
-        for each in slaves:
-            if each.is_changing:
-                _unless(force, f"the slave at {each.address} is being promoted, too: look at it, and ask again")
+        for each in others:
+            _check_rests(each)
         epoch = max([self._memory.epochs.newest, *(_epoch_of(each, force=force) for each in others)])
         has_agreed = has_handed_over = False
         for address in sorted(known - {own}):
@@ -188,6 +196,7 @@ class Promotion:
                 if not self._is_of_this_name(other):
                     # Another broker has the address now, so the master is not there any more.
                     continue
+                _check_rests(other)
                 epoch = max(epoch, _epoch_of(other, force=force))
                 if other.role in _MASTERS and self._replicating.is_slave:
                     # Before it steps down: else a refusal would leave no master.
@@ -200,6 +209,9 @@ class Promotion:
                 elif other.role == BrokerRole.SLAVE.value:
                     # The name servers do not know yet.
                     slaves.append(other)
+                elif other.role not in _MASTERS:
+                    # It has not agreed: it may be the master in a moment, and have messages that this one lacks.
+                    _unless(force, f"the broker at {address} has no role yet; ask again when it has")
                 has_agreed = True
                 await self._copy_tables(other)
         if members is None and not has_agreed:
@@ -238,14 +250,15 @@ class Promotion:
         replicating, roles, memory = self._replicating, self._roles, self._memory
         given = memory.given
         former_id = roles.broker_id or (given.former_id if given is not None else 0)
-        roles.step_down(NotMaster(f"this broker begins epoch {epoch + 1}"))
+        number = next_number(epoch, self._settings_id)
+        roles.step_down(NotMaster(f"this broker begins epoch {number}"))
         await roles.ended()
         await replicating.end_following()
         try:
             await replicating.folded(NotMaster("this broker becomes the master"))
             self._find_topics()
             # Nothing is written between here and the beginning of the term.
-            begun = memory.epochs.begun(self._store.written, epoch + 1)
+            begun = memory.epochs.begun(self._store.written, number)
             await asyncio.to_thread(memory.keep_epochs, begun)
             await asyncio.to_thread(memory.keep_role, GivenRole(role, MASTER_ID, former_id, replaced=replaced))
             replicating.take_role(role, MASTER_ID)
@@ -262,7 +275,7 @@ class Promotion:
             "promoted: %s is the master now (%s), in epoch %d from log offset %d on",
             replicating.place.address,
             role.value,
-            epoch + 1,
+            number,
             self._store.written,
         )
         await self._become_master()
@@ -510,6 +523,15 @@ def _epoch_of(node: BrokerStatus, *, force: bool) -> int:
         return node.epoch
     _unless(force, f"the broker at {node.address} tells epoch {node.epoch}, which no promotion begins: stop it")
     return 0
+
+
+def _check_rests(node: BrokerStatus) -> None:
+    """Refuse while the role of another broker changes, also by force: it answers, so its change has an end."""
+    if node.is_changing:
+        raise ServiceNotAvailable(
+            f"the broker at {node.address} is being promoted, or hands over: look at it, and ask again. If this does "
+            "not end, stop that broker"
+        )
 
 
 def _end_of(node: BrokerStatus) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from ternmq.errors import NoPermission, RemoteProtocolError
-from ternmq.names import RETRY_PREFIX, is_retry_topic, popped_topic
+from ternmq.names import RETRY_PREFIX, is_retry_topic, pop_retry_topic_v2, popped_topic
 from ternmq.wire.header import NO_BODY, Fields, Request, give_header
 from ternmq.wire.shapes import CODES, Shape, Texts, values_of
 
@@ -66,6 +66,9 @@ class Rule:
     cluster: str | None = None
     #: Finds resources in the body; raises ``RemoteProtocolError`` if it cannot.
     in_body: Callable[[memoryview], Iterable[Resource]] | None = None
+    #: Names where a popped message lies, and reads nothing: its retry topic is that of its group and topic, although a
+    #: group may have the same name.
+    is_of_popped: bool = False
 
     def needs(self, fields: Fields, body: memoryview) -> list[Need]:
         """The permissions that a request needs, by its ext fields and body.
@@ -82,23 +85,29 @@ class Rule:
         if self.in_body is not None:
             resources += self.in_body(body)
         groups = [resource.name for resource in resources if resource.kind is ResourceKind.GROUP]
-        return list(dict.fromkeys(self._need(resource, groups) for resource in resources))
+        return list(dict.fromkeys(need for resource in resources for need in self._needs_of(resource, groups)))
 
-    def _need(self, resource: Resource, groups: list[str]) -> Need:
-        """The permission for one resource. Retry topics belong to their group: its members send to and read from them.
+    def _needs_of(self, resource: Resource, groups: list[str]) -> list[Need]:
+        """The permissions for one resource. Retry topics belong to their group: its members send to and read from them.
 
         For a send to a retry topic RocketMQ takes the group from the header, where its clients write the name of an
         internal producer, so consumers cannot send their retries there. Here the group is taken from the topic's name.
+
+        ``%RETRY%a_b`` is the retry topic of group ``a_b``, and also of what group ``a`` popped from topic ``b``. Only
+        the broker knows which, so both are needed to read it.
         """
         if resource.kind is not ResourceKind.TOPIC or not is_retry_topic(resource.name):
-            return Need(self.action, resource)
+            return [Need(self.action, resource)]
         action = Action.SUB if self.action is Action.PUB else self.action
+        of_group = Need(action, Resource(ResourceKind.GROUP, resource.name.removeprefix(RETRY_PREFIX)))
         for group in groups:
             # For messages that were popped; the group itself is needed anyway.
             popped = popped_topic(group, resource.name)
             if popped != resource.name:
-                return Need(action, Resource(ResourceKind.TOPIC, popped))
-        return Need(action, Resource(ResourceKind.GROUP, resource.name.removeprefix(RETRY_PREFIX)))
+                of_popped = Need(action, Resource(ResourceKind.TOPIC, popped))
+                is_clear = self.is_of_popped or resource.name == pop_retry_topic_v2(group, popped)
+                return [of_popped] if is_clear else [of_popped, of_group]
+        return [of_group]
 
 
 #: A rule for requests without a topic, group or cluster that change nothing.
@@ -142,7 +151,7 @@ class Validator(Protocol):
         ...
 
 
-_RECORD: Final = Rule(Action.SUB, topic="topic", group="group")
+_RECORD: Final = Rule(Action.SUB, topic="topic", group="group", is_of_popped=True)
 
 
 def check_record(access: Rights | None, topic: str, group: str = "") -> None:

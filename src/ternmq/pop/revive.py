@@ -22,7 +22,7 @@ from ternmq.errors import StoreError
 from ternmq.message import Property
 from ternmq.pop.checkpoints import CheckPoint
 from ternmq.pop.revive_log import PopOffsets, PopStore
-from ternmq.store.log.rewrite import rewrite
+from ternmq.store.log.rewrite import put_first_that_fits, rewrite
 from ternmq.store.read.query import GetStatus
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, unpack_record
@@ -56,6 +56,12 @@ class Reviver:
     def apply(self, *, retry_v2: bool) -> None:
         """Set which kind of name new retry topics get."""
         self._retry_topic = names.pop_retry_topic_v2 if retry_v2 else names.pop_retry_topic
+
+    def _target(self, group: str, topic: str) -> str:
+        """Where messages that a group popped from a topic and did not ack are written. The first form of the name may
+        be the retry topic of a group: its members would get them."""
+        is_taken = self._has_group(names.namesake(group, topic))
+        return names.pop_retry_topic_v2(group, topic) if is_taken else self._retry_topic(group, topic)
 
     def is_old(self, check_point: CheckPoint) -> bool:
         """Whether a message that is not acked is probably not in memory: then ``revive_old`` must be called."""
@@ -113,16 +119,19 @@ class Reviver:
         return unpack_record(found.buffers[0]) if found.status is GetStatus.FOUND else None
 
     def _write(self, record: Record, group: str, topic: str, pop_time_ms: int) -> int:
-        target = topic if names.is_retry_topic(topic) else self._retry_topic(group, topic)
+        target = topic if names.is_retry_topic(topic) else self._target(group, topic)
         if self._topics.get(target) is None:
             self._topics.ensure(target, queues=RETRY_QUEUES)
             if self._offsets.get(group, target, 0) < 0:
                 self._offsets.commit(group, target, 0, 0)
-        changes: dict[str, str] = {}
+        # The last one adds nothing, for a message whose properties leave no room.
+        choices: list[dict[str, str]] = [{}]
         if record.reconsume_times == 0 or props.find(record.properties, Property.FIRST_POP_TIME) is None:
-            changes[Property.FIRST_POP_TIME] = str(pop_time_ms)
-        draft = rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1)
-        return self._store.put(draft).end_offset
+            choices.insert(0, {Property.FIRST_POP_TIME: str(pop_time_ms)})
+        drafts = (
+            rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1) for changes in choices
+        )
+        return put_first_that_fits(self._store.put, drafts).end_offset
 
 
 def _origin(group: str, topic: str) -> str:

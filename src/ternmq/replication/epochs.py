@@ -15,6 +15,12 @@ have it says nothing about their bytes, which are compared as well (``replicatio
 
 An epoch that begins where the log ends, or behind that, has no record yet and does not count.
 
+A number is a *round* and a *node*: ``round * 100 + brokerId``, the id as the settings of the promoted broker have it,
+which no promotion changes. Each promotion begins the next round after all that it has heard of. So two brokers that are
+promoted at the same time, or out of each other's sight, never begin the same epoch, by force or not: no vote is needed
+for that, and the larger number decides which of them stays the master. A store from before this rule has small numbers,
+which count as round 0.
+
 Only the newest ``EPOCHS_MAX`` are kept: nodes tell each other all of them in one text (``replication.stream``). A node
 that has no epoch in common with its master any more was away for so many promotions, and is refused.
 """
@@ -34,6 +40,8 @@ from ternmq.wire.requests import Int64
 FILE_NAME: Final = "epochFileCheckpoint"
 #: What is kept, and read from a file or another node. With the samples of a log they fit into one text.
 EPOCHS_MAX: Final = 100
+#: Ids of the brokers of one name that are told apart in the number of an epoch.
+NODES_MAX: Final = 100
 _INT64_MAX: Final = (1 << 63) - 1
 
 
@@ -103,12 +111,18 @@ class Epochs:
         return [(each, min(stop, end)) for each, stop in zip(self.entries, following, strict=True)]
 
 
+def next_number(newest: int, broker_id: int) -> int:
+    """The number of the epoch that a broker begins, which has heard of ``newest``; ``broker_id`` is that of its
+    settings."""
+    return (newest // NODES_MAX + 1) * NODES_MAX + broker_id % NODES_MAX
+
+
 def common_end(ours: Epochs, our_end: int, theirs: Epochs, their_end: int, *, below: int | None = None) -> int:
     """The log offset up to which two logs are equal as far as epochs tell; 0: they share none.
 
-    Two nodes that were promoted at the same time, each without the other, may have an epoch of the same number and
-    start with different records. If the bytes before an offset have turned out to differ, ``below`` asks for the next
-    smaller one: the beginning of an epoch.
+    Two nodes that have the same id in their settings, and were promoted each without the other, may have an epoch of
+    the same number and start with different records. If the bytes before an offset have turned out to differ, ``below``
+    asks for the next smaller one: the beginning of an epoch.
     """
     others = {(each.number, each.start): stop for each, stop in theirs.within(their_end).ends(their_end)}
     for each, stop in reversed(ours.within(our_end).ends(our_end)):

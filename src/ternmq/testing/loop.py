@@ -125,6 +125,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._dead: dict[Process, list[asyncio.Task[Any]]] = {}
         self._ready: deque[asyncio.Handle] = deque()
         self.sockets: Sockets | None = None
+        #: How long work on another thread takes, as that of a slow disk; 0: it is done in the next turn.
+        self.thread_s = 0.0
         #: Uncaught errors of callbacks: faults of the program. Raised by ``check``.
         self.failures: list[BaseException] = []
         self.set_task_factory(self._make_task)
@@ -168,7 +170,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._dead[process] = [task for task in tasks if isinstance(task, _Task) and task.process is process]
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # noqa: ARG002
-        """Call ``func`` in the next turn: there are no threads in a simulation."""
+        """Call ``func`` in the next turn, or after ``thread_s``: there are no threads in a simulation."""
         future: asyncio.Future[T] = self.create_future()
 
         def call() -> None:
@@ -179,7 +181,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             except Exception as error:
                 future.set_exception(error)
 
-        self.call_soon(call)
+        if self.thread_s:
+            self.call_later(self.thread_s, call)
+        else:
+            self.call_soon(call)
         return future
 
     def _run_once(self) -> None:

@@ -52,7 +52,7 @@ from ternmq.transaction.half import GROUP, QUEUE_ID, Half
 from ternmq.transaction.ledger import HalfLedger
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
-from ternmq.wire.record import Record, unpack_record, unpack_records
+from ternmq.wire.record import Record, unpack_record
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,9 @@ _OPS_MAX: Final = 256
 _BATCHES_MAX: Final = 64
 #: Requests that may wait until the queues are folded.
 _WAITING_MAX: Final = 10_000
-#: A message has one record, and its retries others under other topics; of the same key there may be more.
-_SAME_KEY_MAX: Final = 32
-#: The end of all time: the clock may have been set back since a message was stored.
-_FAR_MS: Final = 1 << 62
+#: A message has one record, and its retries others under other topics. A producer that makes its keys itself may give
+#: one to many messages; so many of them are looked at, the newest first.
+_SAME_KEY_MAX: Final = 4_096
 #: A reader who starts anew should not have to read more entries than this, or four for each open half.
 LAG_MAX: Final = 100_000
 _LAG_PER_OPEN: Final = 4
@@ -425,8 +424,8 @@ class Transactions:
             yield unpack_record(self._last, check_crc=False)
         # A message with a delay waits under another topic.
         for topic in (half.topic, names.SCHEDULE_TOPIC, names.WHEEL_TOPIC):
-            found = self.store.query(topic, half.unique_key, count_max=_SAME_KEY_MAX, begin_ms=0, end_ms=_FAR_MS)
-            yield from itertools.chain.from_iterable(map(unpack_records, found.buffers))
+            for record in self.store.with_key(topic, half.unique_key, count_max=_SAME_KEY_MAX):
+                yield unpack_record(record, check_crc=False)
 
     # --- What the checker does with halves --------------------------------------------------------------------------
 

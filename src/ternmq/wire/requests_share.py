@@ -96,6 +96,9 @@ class ShareLeave(Call, kw_only=True):
 
 @carried_by(Code.GET_SHARE_MEMBERS)
 class GetShareMembers(Call, kw_only=True):
-    """GET_SHARE_MEMBERS 15064: the consumers of a group that take messages by SHARE_PULL."""
+    """GET_SHARE_MEMBERS 15064: the consumers of a group that take messages by SHARE_PULL, by topic and name. An answer
+    that has ``more`` is not the last one: ask for those behind its last topic and consumer."""
 
     consumer_group: str
+    after_topic: str = ""
+    after_consumer: str = ""

@@ -24,9 +24,9 @@ from ternmq.wire.bodies.clients import (
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.topics import TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.handles import ALL_QUEUES, parse_counts
+from ternmq.wire.handles import ALL_QUEUES, RETRY_V2, parse_counts
 from ternmq.wire.header import Response
-from ternmq.wire.record import unpack_records
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, unpack_records
 from ternmq.wire.requests import (
     AckMessage,
     ChangeInvisibleTime,
@@ -94,6 +94,36 @@ async def test_what_is_not_acked_comes_again_when_its_time_is_over(broker: Calle
     # Too late, and no harm done.
     await ack(broker, third)
     assert [] == await popped(broker, "orders")
+
+
+async def test_a_message_whose_properties_leave_no_room_comes_again(broker: Caller) -> None:
+    """F9: its copy has no room for the time of the first pop. If it was refused, nothing behind it would come again."""
+    await broker.sent("orders", b"small", properties={"filler": "x"})
+    [small] = await broker.arrived("orders", 1)
+    room = PROPERTIES_BYTES_MAX - len(small.properties)
+    await broker.sent("orders", b"full", properties={"filler": "x" * (room + 1)})
+    await broker.sent("orders", b"last")
+    got: list[bytes] = []
+    while len(got) < 6:
+        reply = await pop(broker, "orders", invisible_ms=300 if len(got) < 3 else FAR_MS, poll_ms=FAR_MS)
+        got += [bytes(each.body) for each in unpack_records(reply.body)]
+    assert [[b"full", b"last", b"small"]] * 2 == [sorted(got[:3]), sorted(got[3:])]
+
+
+async def test_a_group_does_not_pop_the_retries_of_a_group_with_a_similar_name(broker: Caller) -> None:
+    """F9, H1: %RETRY%poppers_orders is the retry topic of group poppers_orders, and would be that of what poppers
+    popped from orders. If there is such a group, the latter has the second form."""
+    await broker.sent("orders", b"1")
+    [record] = await broker.arrived("orders", 1)
+    assert 0 == (await broker.send_back("poppers_orders", record.log_offset, delay_level=1)).code
+    await broker.arrived("%RETRY%poppers_orders", 1)
+
+    assert [b"1"] == bodies(await popped(broker, "orders", invisible_ms=300))
+    [again] = await popped(broker, "orders", poll_ms=FAR_MS)
+    assert (1, RETRY_V2) == (again.record.reconsume_times, again.handle.retry)
+    await ack(broker, again)
+    assert [] == await popped(broker, "orders")
+    assert 1 == len(await broker.records("%RETRY%poppers_orders"))
 
 
 async def test_a_held_pop_is_answered_by_the_next_message(broker: Caller) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ternmq import names
 from ternmq.broker.broker import Broker
+from ternmq.broker.services import sharing
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.bodies.share import ShareMembers
@@ -63,6 +64,31 @@ async def members(broker: Caller) -> dict[str, tuple[str, int]]:
     response = await broker.call(RequestCode.GET_SHARE_MEMBERS, GetShareMembers(consumer_group=GROUP))
     found = decode(response.body, ShareMembers).members
     return {member.consumer: (member.state, member.held) for member in found if member.topic == "orders"}
+
+
+async def test_a_list_of_members_comes_in_answers_of_bounded_size(
+    broker: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R3: each consumer once, whatever has room in one answer; also one that alone has none."""
+    await broker.sent("orders", b"1")
+    await broker.sent("bills", b"2")
+    consumers = [f"consumer-{number}" for number in range(5)]
+    for topic in ("orders", "bills"):
+        for consumer in consumers:
+            await pull(broker, consumer, topic=topic)
+    for room, count in ((1, 1), (600, 3), (1 << 20, 10)):
+        monkeypatch.setattr(sharing, "MEMBERS_BYTES_MAX", room)
+        found: list[tuple[str, str]] = []
+        after = "", ""
+        while True:
+            header = GetShareMembers(consumer_group=GROUP, after_topic=after[0], after_consumer=after[1])
+            told = decode((await broker.call(RequestCode.GET_SHARE_MEMBERS, header)).body, ShareMembers)
+            assert len(told.members) <= count
+            found += [(member.topic, member.consumer) for member in told.members]
+            if not told.more:
+                break
+            after = found[-1]
+        assert [(topic, consumer) for topic in ("bills", "orders") for consumer in consumers] == found
 
 
 async def test_consumers_share_a_queue_and_confirm_by_number(broker: Caller) -> None:

@@ -15,7 +15,7 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.ids import offset_id
 from ternmq.wire.properties import parse
-from ternmq.wire.record import MAGIC_V1, MAGIC_V2, Record
+from ternmq.wire.record import MAGIC_V1, MAGIC_V2, PROPERTIES_BYTES_MAX, Record
 from ternmq.wire.requests_admin import Topic
 from tests.broker.calls import Caller, serving
 from tests.no_delays import NO_DELAYS
@@ -189,3 +189,29 @@ async def test_a_read_only_broker_takes_nothing_back(tmp_path: Path) -> None:
         await broker.sent("orders", b"x")
 
         assert (await broker.send_back("readers", 0)).code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize("room", [0, 8, 24, 40, 80, 110, 200])
+async def test_a_message_whose_properties_leave_no_room_is_tried_again_and_becomes_a_dead_letter(
+    broker: Caller, room: int
+) -> None:
+    """H1: a record holds 32,767 bytes of properties. A copy that is refused would hold up its group for ever."""
+    await set_group(broker, retry_max_times=2)
+    given = {"UNIQ_KEY": "U", "TAGS": "A", "filler": "x"}
+    await broker.sent("orders", b"small", properties=given)
+    [small] = await broker.arrived("orders", 1)
+    given["filler"] *= PROPERTIES_BYTES_MAX - room - len(small.properties) + 1
+    await broker.sent("orders", b"body", properties=given)
+    record = (await broker.arrived("orders", 2))[-1]
+    assert PROPERTIES_BYTES_MAX - room == len(record.properties)
+
+    assert 0 == (await broker.send_back("readers", record.log_offset)).code
+    for count in (1, 2):
+        again = (await broker.arrived(RETRY, count))[-1]
+        assert (b"body", count) == (bytes(again.body), again.reconsume_times)
+        assert given.items() <= parse(again.properties).items()
+        assert 0 == (await broker.send_back("readers", again.log_offset)).code
+    [dead] = await broker.records(DEAD)
+    assert (b"body", 3) == (bytes(dead.body), dead.reconsume_times)
+    assert given.items() <= parse(dead.properties).items()
+    assert ("orders" if room >= 24 else None) == parse(dead.properties).get("RETRY_TOPIC")

@@ -39,10 +39,11 @@ class AckHandlers:
         self._popping = popping
 
     def routes(self) -> dict[int, Route]:
-        rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
+        rule = Rule(Action.SUB, topic="topic", group="consumerGroup", is_of_popped=True)
+        batch_rule = Rule(Action.SUB, in_body=_acked, is_of_popped=True)
         return {
             RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, rule, key="consumer_group"),
-            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, Rule(Action.SUB, in_body=_acked)),
+            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, batch_rule),
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT, rule, key="consumer_group"),
         }
 

@@ -139,7 +139,7 @@ class SendHandlers:
     def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
         access, header = peer.access, request.fields
-        check_topic = partial(check_record, access, group=header.group) if access is not None else None
+        check_topic = partial(check_record, access) if access is not None else None
         later = self._sending.send_back(header, version=request.version, check_topic=check_topic)
         return Reply() if later is None else _when_stored(later)
 

@@ -178,8 +178,10 @@ class ShareHandlers:
         return Reply()
 
     def members(self, _peer: Peer, request: Request[GetShareMembers]) -> Reply:
-        """The consumers of a group."""
-        return Reply(body=encode(ShareMembers(members=self._sharing.members(request.fields.consumer_group))))
+        """The consumers of a group, as many as one answer has room for."""
+        header = request.fields
+        found, more = self._sharing.members(header.consumer_group, after=(header.after_topic, header.after_consumer))
+        return Reply(body=encode(ShareMembers(members=found, more=more)))
 
 
 def _member(header: SharePull) -> str:

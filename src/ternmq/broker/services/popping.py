@@ -374,7 +374,7 @@ class Popping:
 
     def listened(self, group: str, topic: str) -> list[str]:
         """Topics whose messages a pop that waits wants: also retry topics that do not exist yet."""
-        return [topic, *(_retry_topic(group, topic, retry) for retry in self._retry_kinds)]
+        return [topic, *(_retry_topic(group, topic, retry) for retry in self._kinds_of(group, topic))]
 
     # --- Acks ---------------------------------------------------------------------------------------------------
 
@@ -510,11 +510,20 @@ class Popping:
     def _retry_topics(self, group: str, topic: str) -> list[tuple[int, TopicConfig]]:
         """The retry topics of a group and topic that exist, with their flags."""
         found = []
-        for retry in self._retry_kinds:
+        for retry in self._kinds_of(group, topic):
             config = self._topics.get(_retry_topic(group, topic, retry))
             if config is not None:
                 found.append((retry, config))
         return found
+
+    def _kinds_of(self, group: str, topic: str) -> list[int]:
+        """Which retry topics a group reads. The first form of the name may be the retry topic of another group, whose
+        messages are not for this one: it reads that only if it began to before there was such a group, so that none of
+        its own is lost."""
+        if self._groups.get(names.namesake(group, topic)) is None:
+            return self._retry_kinds
+        has_begun = self._offsets.get(group, names.pop_retry_topic(group, topic), 0) >= 0
+        return [RETRY_V2, RETRY_V1] if has_begun and RETRY_V1 in self._retry_kinds else [RETRY_V2]
 
 
 def _retry_topic(group: str, topic: str, retry: int) -> str:

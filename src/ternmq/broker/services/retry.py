@@ -13,6 +13,9 @@ where it waited (REAL_TOPIC, REAL_QID). After 16 times (of the group, or of the 
 instead, at once (DELAY = 0), which no member reads by itself. The same rule holds for messages that a consumer *sends*
 to its retry topic, when sending back failed. All these properties are as RocketMQ 4.9.4 and 5.2.0 write them.
 
+A message whose properties fill a record has no room for them. Its copy gets less: no origin, no delay, in the end
+nothing. A copy that is refused would be sent back again and again, and the group would not get past it.
+
 A record from far back is read on another thread (``store.read.cold``), and the consumer is answered later.
 """
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from typing import Final
 
@@ -32,7 +35,7 @@ from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import CorruptRecord, NoPermission, StoreError, SystemBusy, SystemFailure
 from ternmq.message import Property
-from ternmq.store.log.rewrite import rewrite
+from ternmq.store.log.rewrite import put_first_that_fits, rewrite
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
@@ -79,12 +82,13 @@ class Retries:
         header: SendBack,
         *,
         version: int,
-        check_topic: Callable[[str], None] | None = None,
+        check_topic: Callable[[str, str], None] | None = None,
         first_level: int = _FIRST_LEVEL,
     ) -> Awaitable[None] | None:
         """Store a copy of the record that a consumer sends back: now (None), or when the disk has brought it.
 
-        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it. ``first_level``
+        ``check_topic`` gets the topic that the record has, and the group for which that may be a retry topic of popped
+        messages; it raises if the consumer may not read it. ``first_level``
         is the delay of the first retry, if the request leaves it to the broker.
 
         Raises ``GroupMissing``, ``NoPermission``, ``SystemFailure`` when there is no such record (any more),
@@ -119,7 +123,7 @@ class Retries:
         group: SubscriptionGroupConfig,
         cold: Future[bytes | None],
         version: int,
-        check_topic: Callable[[str], None] | None,
+        check_topic: Callable[[str, str], None] | None,
         first_level: int,
     ) -> None:
         self._cold_count += 1
@@ -139,12 +143,14 @@ class Retries:
         group: SubscriptionGroupConfig,
         page: Buffer | None,
         version: int,
-        check_topic: Callable[[str], None] | None,
+        check_topic: Callable[[str, str], None] | None,
         first_level: int,
     ) -> None:
         record = _read(page, header.log_offset)
         if check_topic is not None:
-            check_topic(record.topic)
+            # If there is a group of this name, its retries are there, and not what another group popped.
+            of_group = record.topic.removeprefix(names.RETRY_PREFIX) if names.is_retry_topic(record.topic) else ""
+            check_topic(record.topic, header.group if self._groups.get(of_group) is None else "")
         check_send_back(record.topic)
         # What was popped comes from a retry topic that says in its name what it retries.
         origin_topic = props.find(record.properties, Property.RETRY_TOPIC) or names.popped_topic(
@@ -159,13 +165,11 @@ class Retries:
         else:
             topic, queue_id = self._retry_queue(group)
             delay = str(header.delay_level or first_level + record.reconsume_times)
-        changes = {
-            Property.RETRY_TOPIC: origin_topic,
-            Property.ORIGIN_MESSAGE_ID: origin_id,
-            Property.DELAY: delay,
-            Property.WAIT: "false",
-        }
-        self._intake.store(rewrite(record, topic, queue_id, changes, reconsume_times=record.reconsume_times + 1))
+        drafts = (
+            rewrite(record, topic, queue_id, changes, reconsume_times=record.reconsume_times + 1)
+            for changes in _changes(origin_topic, origin_id, delay)
+        )
+        put_first_that_fits(self._intake.store, drafts)
 
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""
@@ -197,6 +201,21 @@ def _read(page: Buffer | None, log_offset: int) -> Record:
     except CorruptRecord:
         pass
     raise SystemFailure(f"look message by offset failed, {log_offset}: there is no message, or it was deleted")
+
+
+def _changes(origin_topic: str, origin_id: str, delay: str) -> Iterator[dict[str, str]]:
+    """The properties that a copy gets: all, or less if they have no room. Without a delay it comes again at once, and
+    needs no note of where it waited. The last ones add nothing; what an earlier copy has stays."""
+    yield {
+        Property.RETRY_TOPIC: origin_topic,
+        Property.ORIGIN_MESSAGE_ID: origin_id,
+        Property.DELAY: delay,
+        Property.WAIT: "false",
+    }
+    no_delay = {Property.DELAY: "", Property.REAL_TOPIC: "", Property.REAL_QUEUE_ID: "", Property.WAIT: ""}
+    yield {Property.RETRY_TOPIC: origin_topic, Property.DELAY: delay, Property.WAIT: ""}
+    yield {Property.RETRY_TOPIC: origin_topic, **no_delay}
+    yield no_delay
 
 
 def _times_max(group: SubscriptionGroupConfig, asked: int | None, version: int) -> int:

@@ -292,11 +292,11 @@ class Sending:
         return parcels
 
     def send_back(
-        self, command: SendBack, *, version: int, check_topic: Callable[[str], None] | None = None
+        self, command: SendBack, *, version: int, check_topic: Callable[[str, str], None] | None = None
     ) -> Awaitable[None] | None:
         """Store a copy of a record for a later attempt (H1): now (None), or when the disk has brought it.
 
-        ``check_topic`` gets the topic that the record has, and raises if the consumer may not read it.
+        ``check_topic``: as for ``Retries.send_back``.
         Raises as ``Retries.send_back``, and ``NotMaster``.
         """
         self._check_master()

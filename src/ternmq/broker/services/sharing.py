@@ -36,7 +36,7 @@ from ternmq.errors import InvalidParameter, NoMessage, NotMaster, SystemBusy, Te
 from ternmq.share.actions import LOST, Ack, Cursors, Hold
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend
-from ternmq.share.state import Place
+from ternmq.share.state import Place, PlaceKey
 from ternmq.share.take import BYTES_MAX, ColdPlace, ShareTaken, ShareWish
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.share import ShareMember
@@ -48,6 +48,9 @@ _FROM_LAST: Final = 1
 _LIFE_BITS: Final = 62
 #: What a consumer takes in memory, with its name, before it is given anything.
 _LIFE_BYTES: Final = 400
+#: What one answer with members may have, and about how many bytes one takes beside its topic and name.
+MEMBERS_BYTES_MAX: Final = 1024 * 1024
+_MEMBER_EXTRA_BYTES: Final = 160
 #: What waits to be written again, in the list of members.
 _LOST_STATE: Final = "lost"
 
@@ -402,32 +405,42 @@ class Sharing:
 
     # --- What tools do ------------------------------------------------------------------------------------------
 
-    def members(self, group: str) -> list[ShareMember]:
-        """The consumers of a group, with what they hold."""
+    def members(self, group: str, *, after: tuple[str, str] = ("", "")) -> tuple[list[ShareMember], bool]:
+        """The consumers of a group, with what they hold: those behind a topic and name, as many as one answer has room
+        for; and whether there are more."""
         running = self._running
         if running is None:
-            return []
+            return [], False
+        lives, places = running.lives, running.state.places
+        found: list[ShareMember] = []
+        room = MEMBERS_BYTES_MAX
+        for key in sorted({key for key in (*places, *lives.places()) if key[0] == group and key[1] >= after[0]}):
+            topic = key[1]
+            logs = place.consumers if (place := places.get(key)) is not None else {}
+            is_lost = (lost := logs.get(LOST)) is not None and lost.held
+            for consumer in sorted({*lives.names(key), *((LOST,) if is_lost else ())}):
+                if (topic, consumer) <= after:
+                    continue
+                room -= len(topic.encode()) + len(consumer.encode()) + _MEMBER_EXTRA_BYTES
+                if room < 0 and found:
+                    return found, True
+                found.append(self._member(running, key, consumer, logs.get(consumer) or PullLog()))
+        return found, False
+
+    def _member(self, running: ShareTerm, key: PlaceKey, consumer: str, known: PullLog) -> ShareMember:
+        topic = key[1]
+        if consumer == LOST:
+            return ShareMember(topic=topic, consumer=LOST, state=_LOST_STATE, held=known.held)
         now, lives = self._clock.monotonic(), running.lives
-        found = []
-        for key in {key: None for key in (*running.state.places, *lives.places()) if key[0] == group}:
-            place = running.state.places.get(key)
-            logs = place.consumers if place is not None else {}
-            if (lost := logs.get(LOST)) is not None and lost.held:
-                found.append(ShareMember(topic=key[1], consumer=LOST, state=_LOST_STATE, held=lost.held))
-            for consumer in lives.names(key):
-                known = logs.get(consumer) or PullLog()
-                found.append(
-                    ShareMember(
-                        topic=key[1],
-                        consumer=consumer,
-                        state=lives.of(key, consumer, now).value,
-                        held=known.held,
-                        pulled=known.pulled,
-                        acked=known.acked,
-                        idle_ms=max(0, int(lives.idle_s(key, consumer, now) * 1000)),
-                    )
-                )
-        return found
+        return ShareMember(
+            topic=topic,
+            consumer=consumer,
+            state=lives.of(key, consumer, now).value,
+            held=known.held,
+            pulled=known.pulled,
+            acked=known.acked,
+            idle_ms=max(0, int(lives.idle_s(key, consumer, now) * 1000)),
+        )
 
     def measures(self) -> dict[str, str]:
         """For GET_BROKER_RUNTIME_INFO."""

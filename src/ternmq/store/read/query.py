@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -35,6 +35,8 @@ _BLOCK_BYTES: Final = _BLOCK * ENTRY_BYTES
 _unpack_neighbours: Final = struct.Struct(">qi8xq").unpack_from
 #: A search by key returns no more than this, as a reply must fit a frame; a single record may be larger.
 QUERY_BYTES_MAX: Final = 12 * 1024 * 1024
+#: The end of all time: the clock may have been set back since a message was stored.
+_FAR_MS: Final = 1 << 62
 _unpack_sizes: Final = struct.Struct(">" + "8xi8x" * _BLOCK).unpack_from
 #: A filter's time is looked at after so many bytes, and each record counts some more than it has: that is every eight
 #: small records, and each one with the longest properties.
@@ -379,6 +381,17 @@ class Query:
                 break
             until_ms = head_store_time(records[0])
         yield QueryResult(_newest(found), index.end_time_ms, max(index.end_offset, 0))
+
+    def with_key(self, topic: str, key: str, *, count_max: int) -> Iterator[memoryview]:
+        """Records of a topic with this key or unique key, of any time, one by one and the newest first.
+
+        They are read only as far as the caller goes on; the index brings at most ``count_max``.
+        """
+        if self._index is not None and key:
+            found = self._index.find(topic, key, count_max=count_max, begin_ms=0, end_ms=_FAR_MS)
+            for record in map(self._log.record, dict.fromkeys(found)):
+                if record is not None and _has_key(record, topic, key, begin_ms=0, end_ms=_FAR_MS):
+                    yield record
 
 
 def _newest(records: list[memoryview]) -> list[memoryview]:

@@ -23,4 +23,7 @@ class ShareMember(Body, frozen=True, kw_only=True):
 
 
 class ShareMembers(Body, frozen=True, kw_only=True):
+    """Those of one answer, and whether there are more."""
+
     members: list[ShareMember] = field(default_factory=list)
+    more: bool = False
