@@ -357,6 +357,9 @@ class RaftNode:
 
     def status(self) -> RaftStatus:
         """Where this member stands; the others' progress is known to the leader only."""
+        if self.core.deadline_ms <= self._now_ms():
+            # This process was stopped, and the request came before its timer: it may not lead any more.
+            self._turn()
         return status_of(
             self.id,
             self.peers,
