@@ -28,7 +28,7 @@ from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftConfig
-from ternmq.raft.leadership import FollowerStatus, Leadership
+from ternmq.raft.leadership import FollowerStatus, Leadership, last_up_to
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -495,8 +495,8 @@ class RaftCore:
         index = min(append.prev_index - 1, self._terms.last_index)
         if append.prev_term == NO_TERM:
             index = self._commit
-        while index > self._commit and (term := self._terms.term_of(index)) is not None and term > append.prev_term:
-            index -= 1
+        elif index > self._commit:
+            index = last_up_to(self._terms, index, append.prev_term)
         index = max(index, self._commit)
         hint_term = self._terms.term_of(index) if index >= 0 else None
         ready.messages.append(
