@@ -57,6 +57,7 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "a change counts when it is in the log": (Broken(breakages.ChangesWhenCommitted), Leadership, 0),
     "members that have left, and learners, are not counted": (Broken(), breakages.CountsThoseThatLeft, 0),
     "the new members can elect a leader": (Broken(breakages.TakesAnyVoter), Leadership, 42),
+    "a change counts on what members answer now": (Broken(breakages.BelievesOldAnswers), Leadership, 394),
     "one that is to leave may lead until that is committed": (Broken(breakages.LeavesTooSoon), Leadership, 164),
 }
 

@@ -106,13 +106,16 @@ class Leadership:
     def knows(self, node: NodeId) -> bool:
         return node in self._followers
 
-    def keeps_up(self, node: NodeId, now_ms: int) -> bool:
-        """Whether a follower has all but what was written in the last moment."""
+    def keeps_up(self, node: NodeId, now_ms: int, *, since_ms: int) -> bool:
+        """Whether a follower has all but what was written in the last moment, by its answers to what was sent at
+        ``since_ms`` or later."""
         progress = self._followers.get(node)
         return (
             progress is not None
             and progress.pace is Pace.STREAM
             and progress.is_filled
+            and progress.heard_ms is not None
+            and progress.heard_ms >= since_ms
             and progress.match >= max(self._commit - self._config.learner_lag_max, 0)
             and self._is_live(progress, now_ms)
         )
