@@ -38,13 +38,14 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.send.producer import Producer
 from ternmq.errors import TernError
-from ternmq.message import Message, MessageQueue, ReceivedMessage, SendStatus
+from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
 from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.store import MessageStore
 from ternmq.testing.cluster import BROKER_PORT, SMALL_FILES, Cluster, Node
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.layouts.raft_state import unpack_saved
 from ternmq.wire.record import read_records
 from ternmq.wire.requests import OffsetReply, PullReply, QueueBounds
@@ -176,6 +177,7 @@ class RaftSimulation:
                 except TernError:
                     continue
                 if receipt.status is SendStatus.OK:
+                    self._check_disks(body, receipt)
                     self.sales.append(Sale(body, receipt.queue.queue_id, receipt.queue_offset, time()))
 
     async def _audit(self, node: Node) -> None:
@@ -234,6 +236,16 @@ class RaftSimulation:
             if self._shown.setdefault((queue_id, offset), body) != body:
                 before = self._shown[queue_id, offset]
                 self._wrong(f"{offset} of queue {queue_id} was {before!r}, and is {body!r} on {name}")
+
+    def _check_disks(self, body: bytes, receipt: SendReceipt) -> None:
+        """Under SYNC_FLUSH a message that is acknowledged is on the disks of a majority, at this moment. A disk that
+        was damaged may have been among those."""
+        if self.options.flush != "SYNC_FLUSH" or self._is_rotten:
+            return
+        _, _, log_offset = parse_offset_id(receipt.offset_id)
+        lacking = [each.name for each in self.members if not _is_kept(each, body, log_offset)]
+        if len(lacking) > 1:
+            self._wrong(f"{body!r} is acknowledged, and not on the disks of {', '.join(lacking)}")
 
     # --- What befalls them --------------------------------------------------------------------------------------------
 
@@ -524,6 +536,14 @@ def data_files(node: Node) -> dict[str, bytes]:
 
 def _hurry(node: Node) -> None:
     node.disk.before = None
+
+
+def _is_kept(member: Node, body: bytes, log_offset: int) -> bool:
+    """Whether a message is on the disk of a member; of one that is down, whether it was ever written there."""
+    group = member.broker.group if member.broker is not None else None
+    if group is not None and group._node is not None:
+        return group.node.store.flushed.value > log_offset
+    return any(body in data for path, data in member.disk.files().items() if path.parent.name == "data")
 
 
 def _resume(node: Node) -> None:

@@ -47,6 +47,10 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
     ),
     "one vote a term": (_core(breakages.VotesTwice), 22),
     "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 5),
+    "an entry counts when it is on the disk": (
+        lambda: patch.object(RaftNode, "_stored_now", lambda node: node.log.last_index),
+        3,
+    ),
     "what differs is dropped": (_core(breakages.KeepsWhatDiffers), 3),
     "a member that lost committed entries does not vote": (
         lambda: patch.object(RaftLog, "lost", PropertyMock(return_value=NO_INDEX), create=True),

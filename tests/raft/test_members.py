@@ -18,6 +18,7 @@ from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.record import pack_record, record_bytes
 from tests.raft.group import Group
 from tests.raft.member_simulation import MemberSimulation
+from tests.raft.memory_log import Entry
 from tests.raft.seeds import live, live_twice
 from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
 from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until
@@ -124,6 +125,26 @@ def test_a_change_that_would_stop_the_group_is_refused() -> None:
     with pytest.raises(ServiceNotAvailable, match="n1 cannot be reached or lacks a part of the log"):
         leader.core.check_change(Members(("n0", "n1")), group.now_ms, since_ms=0)
     leader.core.check_change(Members(("n0", "n2")), group.now_ms, since_ms=0)
+
+
+def test_one_that_is_to_leave_leads_until_that_is_committed() -> None:
+    """Of two members, the one that stays loses the change in a power cut, and the one that leaves has it: only that one
+    can lead. It brings the change to its end, and hands over."""
+    group = Group(members=Members(("n0", "n1")))
+    leader = group.elect("n0")
+    group.run(1000)
+    index = leader.log.last_index + 1
+    # It is sent before it is on the own disk.
+    leader.log.append(index, [Entry(leader.core.term, "members", Members(("n0",)))])
+    leader.do(leader.core.appended(group.now_ms))
+    group.deliver()
+    assert Members(("n0",)) == group["n1"].log.members
+    leader.log.truncate(index)
+    leader.restart()
+    group.under_way.clear()
+    group.run_until(lambda: group.leaders == ["n0"])
+    assert Members(("n0",)) == leader.core.members
+    assert [1, 1, 2, 3] == [entry.term for entry in leader.log.entries], "n1 led term 2"
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ from ternmq.raft.filling import ANSWER_KIND, ASK_KIND, Content
 from ternmq.raft.links import Links
 from ternmq.raft.log import BeginsElsewhere, RaftLog
 from ternmq.raft.member_changes import MemberChanges
-from ternmq.raft.messages import Append, HardState, Message, NodeId
+from ternmq.raft.messages import Append, HardState, Message, NodeId, VoteReply
 from ternmq.raft.ready import Ready, Role, RoleChange
 from ternmq.raft.status import status_of
 from ternmq.raft.term_file import TermFile
@@ -493,8 +493,15 @@ class RaftNode:
             ready = self.core.step(message, now_ms)
         except RemoteProtocolError as error:
             self._logs.error("rules", f"a message of {message.sender} is ignored: {error}")
-        else:
-            self._carry_out(ready)
+            return
+        refusals = [each for each in ready.messages if isinstance(each, VoteReply) and not each.is_granted]
+        if refusals and self.core.is_filling:
+            self._logs.warning(
+                "filling",
+                f"{self.id} gives no vote to {message.sender}: it does not have all yet that was committed. If there "
+                "is no leader, start the member that led before",
+            )
+        self._carry_out(ready)
 
     def _has_sealed(self) -> bool:
         return self.is_leader and self.log.last_index > self._announced
