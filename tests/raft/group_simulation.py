@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple, Self
+from unittest.mock import patch
 
 from ternmq import ConsumeContext, PushConfig, PushConsumer
 from ternmq.admin.queues import tools_pull
@@ -41,6 +42,7 @@ from ternmq.errors import TernError
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
 from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.store import MessageStore
+from ternmq.store.upkeep import Upkeep
 from ternmq.testing.cluster import BROKER_PORT, SMALL_FILES, Cluster, Node
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
@@ -124,6 +126,8 @@ class RaftSimulation:
         #: (queue, offset) → body, as any member has ever shown it.
         self._shown: dict[tuple[int, int], bytes] = {}
         self._masters: dict[int, str] = {}
+        #: What was acknowledged too early.
+        self._unkept: list[str] = []
 
     def run(self) -> None:
         with simulated_loop() as loop:
@@ -149,6 +153,8 @@ class RaftSimulation:
         for shop in shops:
             await shop.stop()
         await self._until(self._is_equal, CALM_S, "members are not equal")
+        if self._unkept:
+            self._wrong(self._unkept[0])
         self._check_sales()
         acknowledged = {sale.body for sale in self.sales}
         await self._until(lambda: acknowledged <= self._consumed, CALM_S, "not all messages are consumed")
@@ -245,7 +251,7 @@ class RaftSimulation:
         _, _, log_offset = parse_offset_id(receipt.offset_id)
         lacking = [each.name for each in self.members if not _is_kept(each, body, log_offset)]
         if len(lacking) > 1:
-            self._wrong(f"{body!r} is acknowledged, and not on the disks of {', '.join(lacking)}")
+            self._unkept.append(f"{body!r} is acknowledged, and not on the disks of {', '.join(lacking)}")
 
     # --- What befalls them --------------------------------------------------------------------------------------------
 
@@ -504,6 +510,21 @@ class RaftSimulation:
 
     def _wrong(self, what: str) -> None:
         raise WrongGroup(f"seed {self.seed}: {what}")
+
+
+class SlowSyncs(RaftSimulation):
+    """The same, but a sync takes some ms, and the member does other things meanwhile: as with a flush thread. Otherwise
+    it is done in the next turn of the loop, before any answer that was sent too early can arrive."""
+
+    def run(self) -> None:
+        with patch.object(Upkeep, "_flush_next", _flush_later):
+            super().run()
+
+
+def _flush_later(upkeep: Upkeep) -> None:
+    if not upkeep._is_woken:
+        upkeep._is_woken = True
+        asyncio.get_running_loop().call_later(0.02, upkeep._flush_woken)
 
 
 async def _ask(instance: ClientInstance, address: str, queue: MessageQueue, at: int | None) -> Read | None:

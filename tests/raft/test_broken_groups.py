@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 from unittest.mock import PropertyMock, patch
 
@@ -20,7 +20,7 @@ from ternmq.raft.log import RaftLog
 from ternmq.raft.messages import NO_INDEX
 from ternmq.raft.node import RaftNode
 from tests.raft import breakages
-from tests.raft.group_simulation import RaftSimulation
+from tests.raft.group_simulation import RaftSimulation, SlowSyncs
 
 Broken = Callable[[], AbstractContextManager[object]]
 
@@ -47,14 +47,18 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
     ),
     "one vote a term": (_core(breakages.VotesTwice), 22),
     "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 5),
-    "an entry counts when it is on the disk": (
-        lambda: patch.object(RaftNode, "_stored_now", lambda node: node.log.last_index),
-        3,
-    ),
     "what differs is dropped": (_core(breakages.KeepsWhatDiffers), 3),
     "a member that lost committed entries does not vote": (
         lambda: patch.object(RaftLog, "lost", PropertyMock(return_value=NO_INDEX), create=True),
         5,
+    ),
+}
+
+#: The same where syncs take their time.
+DISK_RULES: Final[dict[str, tuple[Broken, int]]] = {
+    "an entry counts when it is on the disk": (
+        lambda: patch.object(RaftNode, "_stored_now", lambda node: node.log.last_index),
+        29,
     ),
 }
 
@@ -66,11 +70,11 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def finds(seed: int, broken: Broken) -> str | None:
+def finds(seed: int, broken: Broken, simulation: type[RaftSimulation] = RaftSimulation) -> str | None:
     """What this life shows, if anything."""
     try:
         with broken():
-            RaftSimulation(seed).run()
+            simulation(seed).run()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -82,14 +86,23 @@ def test_a_broken_rule_is_found(rule: str) -> None:
     assert finds(seed, broken) is not None
 
 
+@pytest.mark.parametrize("rule", DISK_RULES)
+def test_a_broken_rule_of_disks_is_found(rule: str) -> None:
+    broken, seed = DISK_RULES[rule]
+    assert finds(seed, nullcontext, SlowSyncs) is None, "nothing is wrong with the rule"
+    assert finds(seed, broken, SlowSyncs) is not None
+
+
 def search(seeds: int, *names: str) -> None:
     """Print the first seed that finds each rule, as rows of the table in the decision."""
     logging.disable(logging.CRITICAL)
-    for rule, (broken, _) in RULES.items():
-        if not names or any(name in rule for name in names):
-            found = next(((seed, wrong) for seed in range(seeds) if (wrong := finds(seed, broken))), (-1, ""))
-            sys.stdout.write(f"| {rule} | {found[0]} | {found[1][:200]} |\n")
-            sys.stdout.flush()
+    for simulation, rules in ((RaftSimulation, RULES), (SlowSyncs, DISK_RULES)):
+        for rule, (broken, _) in rules.items():
+            if not names or any(name in rule for name in names):
+                lives = ((seed, finds(seed, broken, simulation)) for seed in range(seeds))
+                seed, wrong = next((life for life in lives if life[1]), (-1, ""))
+                sys.stdout.write(f"| {rule} | {seed} | {(wrong or '')[:200]} |\n")
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":
