@@ -302,9 +302,7 @@ class RaftNode:
 
     def status(self) -> RaftStatus:
         """Where this member stands; the others' progress is known to the leader only."""
-        if self.core.deadline_ms <= self.now_ms():
-            # This process was stopped, and the request came before its timer: it may not lead any more.
-            self._turn()
+        self._turn_if_late()
         return status_of(
             self.id,
             self.members.peers,
@@ -316,6 +314,11 @@ class RaftNode:
             filling=self.filling,
             has_failed=bool(self.trouble),
         )
+
+    def _turn_if_late(self) -> None:
+        """Where this process was stopped, and a request came before its timer: it may not lead any more."""
+        if self.core.deadline_ms <= self.now_ms():
+            self._turn()
 
     @property
     def filling(self) -> str:
