@@ -238,12 +238,12 @@ class ChangesBeforeItsTerm(RaftCore):
 
 
 class ChangesSeveralAtOnce(RaftCore):
-    def check_change(self, members: Members, now_ms: int) -> None:
+    def check_change(self, members: Members, now_ms: int, *, since_ms: int) -> None:
         if self._leadership is None or self._config.self_id not in members.voters:
             raise ServiceNotAvailable("later")
         self._check_alone()
         if members.voters != self._members.voters:
-            self._check_majority(self._leadership, members, now_ms)
+            self._check_majority(self._leadership, members, now_ms, since_ms)
 
 
 class ChangesWhenCommitted(RaftCore):
@@ -283,8 +283,15 @@ class CountsThoseThatLeft(Leadership):
 class TakesAnyVoter(RaftCore):
     """A change is made also if the new members could not elect a leader."""
 
-    def _check_majority(self, leadership: Leadership, members: Members, now_ms: int) -> None:
+    def _check_majority(self, leadership: Leadership, members: Members, now_ms: int, since_ms: int) -> None:
         pass
+
+
+class BelievesOldAnswers(RaftCore):
+    """A change counts on members by what they have answered before it was asked for."""
+
+    def check_change(self, members: Members, now_ms: int, *, since_ms: int) -> None:
+        super().check_change(members, now_ms, since_ms=0)
 
 
 class LeavesTooSoon(RaftCore):

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple, Self
+from unittest.mock import patch
 
 from ternmq import ConsumeContext, PushConfig, PushConsumer
 from ternmq.admin.queues import tools_pull
@@ -38,13 +39,15 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.send.producer import Producer
 from ternmq.errors import TernError
-from ternmq.message import Message, MessageQueue, ReceivedMessage, SendStatus
+from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt, SendStatus
 from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.store import MessageStore
+from ternmq.store.upkeep import Upkeep
 from ternmq.testing.cluster import BROKER_PORT, SMALL_FILES, Cluster, Node
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.layouts.raft_state import unpack_saved
 from ternmq.wire.record import read_records
 from ternmq.wire.requests import OffsetReply, PullReply, QueueBounds
@@ -123,6 +126,8 @@ class RaftSimulation:
         #: (queue, offset) → body, as any member has ever shown it.
         self._shown: dict[tuple[int, int], bytes] = {}
         self._masters: dict[int, str] = {}
+        #: What was acknowledged too early.
+        self._unkept: list[str] = []
 
     def run(self) -> None:
         with simulated_loop() as loop:
@@ -148,6 +153,8 @@ class RaftSimulation:
         for shop in shops:
             await shop.stop()
         await self._until(self._is_equal, CALM_S, "members are not equal")
+        if self._unkept:
+            self._wrong(self._unkept[0])
         self._check_sales()
         acknowledged = {sale.body for sale in self.sales}
         await self._until(lambda: acknowledged <= self._consumed, CALM_S, "not all messages are consumed")
@@ -176,6 +183,7 @@ class RaftSimulation:
                 except TernError:
                     continue
                 if receipt.status is SendStatus.OK:
+                    self._check_disks(body, receipt)
                     self.sales.append(Sale(body, receipt.queue.queue_id, receipt.queue_offset, time()))
 
     async def _audit(self, node: Node) -> None:
@@ -234,6 +242,16 @@ class RaftSimulation:
             if self._shown.setdefault((queue_id, offset), body) != body:
                 before = self._shown[queue_id, offset]
                 self._wrong(f"{offset} of queue {queue_id} was {before!r}, and is {body!r} on {name}")
+
+    def _check_disks(self, body: bytes, receipt: SendReceipt) -> None:
+        """Under SYNC_FLUSH a message that is acknowledged is on the disks of a majority, at this moment. A disk that
+        was damaged may have been among those."""
+        if self.options.flush != "SYNC_FLUSH" or self._is_rotten:
+            return
+        _, _, log_offset = parse_offset_id(receipt.offset_id)
+        lacking = [each.name for each in self.members if not _is_kept(each, body, log_offset)]
+        if len(lacking) > 1:
+            self._unkept.append(f"{body!r} is acknowledged, and not on the disks of {', '.join(lacking)}")
 
     # --- What befalls them --------------------------------------------------------------------------------------------
 
@@ -494,6 +512,21 @@ class RaftSimulation:
         raise WrongGroup(f"seed {self.seed}: {what}")
 
 
+class SlowSyncs(RaftSimulation):
+    """The same, but a sync takes some ms, and the member does other things meanwhile: as with a flush thread. Otherwise
+    it is done in the next turn of the loop, before any answer that was sent too early can arrive."""
+
+    def run(self) -> None:
+        with patch.object(Upkeep, "_flush_next", _flush_later):
+            super().run()
+
+
+def _flush_later(upkeep: Upkeep) -> None:
+    if not upkeep._is_woken:
+        upkeep._is_woken = True
+        asyncio.get_running_loop().call_later(0.02, upkeep._flush_woken)
+
+
 async def _ask(instance: ClientInstance, address: str, queue: MessageQueue, at: int | None) -> Read | None:
     """What a member says of a queue. Raises ``TernError``."""
     if at is None:
@@ -524,6 +557,14 @@ def data_files(node: Node) -> dict[str, bytes]:
 
 def _hurry(node: Node) -> None:
     node.disk.before = None
+
+
+def _is_kept(member: Node, body: bytes, log_offset: int) -> bool:
+    """Whether a message is on the disk of a member; of one that is down, whether it was ever written there."""
+    group = member.broker.group if member.broker is not None else None
+    if group is not None and group._node is not None:
+        return group.node.store.flushed.value > log_offset
+    return any(body in data for path, data in member.disk.files().items() if path.parent.name == "data")
 
 
 def _resume(node: Node) -> None:

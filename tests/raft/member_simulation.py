@@ -12,12 +12,16 @@ the present members, as the guide asks for.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from ternmq.errors import TernError
 from ternmq.raft.group import Members
 from ternmq.raft.messages import HardState
 from tests.raft.memory_log import Entry, MemoryLog
 from tests.raft.simulation import Breakage, Node, Simulation
+
+#: How long a leader that is to change the members waits for their answers, at most.
+ASKED_MS: Final = 200
 
 
 class MemberSimulation(Simulation):
@@ -38,7 +42,8 @@ class MemberSimulation(Simulation):
         self.losses = 0
         #: The last one that lost its disk.
         self._lost: set[str] = set()
-        self._lost_ms = -2000.0
+        #: A leader has asked for answers, and may append a change until then.
+        self._asked_until_ms = 0.0
 
     def present(self) -> dict[str, Node]:
         leaders = [node for node in self.nodes.values() if node.is_leader]
@@ -61,14 +66,21 @@ class MemberSimulation(Simulation):
         node = self._any(leader=1.0)
         if node.core is None or not node.is_leader or self.now_ms < node.paused_until_ms:
             return
-        if self.now_ms < self._lost_ms + 2000:
-            # A leader needs a moment to notice. Removing another member in it is the loss of two.
-            return
         members = self._other_members(node)
         if self.random.random() < 0.1:
             members = self._other_members(node, members)
+        since_ms = node.now_ms()
+        node.run(lambda core: core.ask_all(since_ms))
+        wait_ms = self.random.uniform(1, ASKED_MS)
+        self._asked_until_ms = self.now_ms + wait_ms
+        self.at(self.now_ms + wait_ms, node.life_of(lambda: self._append_change(node, members, since_ms)))
+
+    def _append_change(self, node: Node, members: Members, since_ms: int) -> None:
+        """The answers have come, or not."""
+        if node.core is None or self.now_ms < node.paused_until_ms:
+            return
         try:
-            node.core.check_change(members, node.now_ms())
+            node.core.check_change(members, node.now_ms(), since_ms=since_ms)
         except TernError as error:
             self.note("refused", node.name, members, str(error)[:40])
             return
@@ -114,10 +126,11 @@ class MemberSimulation(Simulation):
             and all(each.core is not None and not each.core.is_filling and each.saved_commit >= 0 for each in others)
             and all(self.members_of(each) == members for each in others)
         )
-        if not is_safe:
+        if not is_safe or self.now_ms < self._asked_until_ms:
+            # A disk that is lost between the answer and the change of members is the loss of two.
             return
         self.losses += 1
-        self._lost, self._lost_ms = {node.name}, self.now_ms
+        self._lost = {node.name}
         self.note("disk lost", node.name)
         node.core = None
         node.life += 1

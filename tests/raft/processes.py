@@ -14,7 +14,7 @@ import re
 import signal
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -26,10 +26,12 @@ from ternmq.embedded import free_ports
 from ternmq.errors import TernError
 from ternmq.message import Message, SendStatus
 from ternmq.tasks import Tasks
+from ternmq.wire.layouts.raft_entry import BLANK_MARK, unpack_entry_header
 from tests.cli.conftest import Serving
 from tests.interop.java import Java, Peer
 
 LONG_S: Final = 90.0
+FILE_BYTES: Final = 1 << 20
 _BODY: Final = re.compile(rb"<(\d+)>")
 
 
@@ -93,7 +95,7 @@ class Processes:
             f"dLegerPeers={peers}",
             f"dLegerSelfId=n{number}",
             f"storePathRootDir={self._homes[f'n{number}']}",
-            "mappedFileSizeCommitLog=1048576",
+            f"mappedFileSizeCommitLog={FILE_BYTES}",
             "mappedFileSizeConsumeQueue=20000",
             "maxMessageSize=65536",
             "maxHashSlotNum=1000",
@@ -202,14 +204,23 @@ async def leader(admin: Admin, *, but: str = "") -> str:
             await asyncio.sleep(0.02)
 
 
+async def filled(admin: Admin) -> str:
+    """The leader of a new group, when all members can vote: one that begins with an empty log does so only when it has
+    everything (decision 0027), and without it the others have no majority once the leader is gone."""
+    await leader(admin)
+    await level(admin)
+    return await leader(admin)
+
+
 async def level(admin: Admin) -> list[RaftMemberInfo]:
-    """Wait until all three members have the same log."""
+    """Wait until all three members have the same log, and vote."""
     async with asyncio.timeout(LONG_S):
         while True:
             with contextlib.suppress(TernError):
                 members = await admin.raft.status("broker-a")
                 ends = {member.last_index for member in members} | {member.commit_index for member in members}
-                if len(members) == 3 and len(ends) == 1 and not any(member.trouble for member in members):
+                are_whole = not any(member.trouble or member.filling for member in members)
+                if len(members) == 3 and len(ends) == 1 and are_whole:
                     return members
             await asyncio.sleep(0.05)
 
@@ -223,9 +234,7 @@ async def kill_leaders(directory: Path, rounds: int, *settings: str, with_java: 
     async with running(directory, *settings) as processes, Admin(processes.name_servers) as admin:
         names = processes.name_servers
         load = JavaLoad(names, directory) if with_java else Load(names)
-        await leader(admin)
-        # A member that begins with an empty log gives no votes before it has everything (decision 0027).
-        await level(admin)
+        await filled(admin)
         async with load.running():
             for _ in range(rounds):
                 await load.goes_on()
@@ -247,8 +256,27 @@ def check(processes: Processes, load: Load) -> None:
     for member in processes.members:
         lost = load.acknowledged - processes.stored(member)
         assert not lost, f"{member} has lost {sorted(lost)[:10]} of {len(load.acknowledged)} messages"
-    one, two, three = (processes.data(member) for member in sorted(processes.members))
-    assert one == two == three, "the data files of the members differ"
+    logs = [entries_of(processes.data(member), FILE_BYTES) for member in processes.members]
+    # All had the same before they were told to stop. The leader hands over then, and the next one may have had the time
+    # to write the first record of its term.
+    end = min(len(each) for each in logs)
+    assert 1 == len({each[:end] for each in logs}), "the data files of the members differ"
+
+
+def entries_of(files: Iterable[bytes], file_bytes: int) -> bytes:
+    """The log in these data files, up to its last entry."""
+    data = b"".join(file[:file_bytes].ljust(file_bytes, b"\0") for file in files)
+    at = end = index = 0
+    while at + 48 <= len(data):
+        place = unpack_entry_header(data, at)
+        if place is not None and (place.index, place.position) == (index, at):
+            at = end = place.end
+            index += 1
+        elif int.from_bytes(data[at : at + 4], "big", signed=True) == BLANK_MARK:
+            at += -at % file_bytes
+        else:
+            break
+    return data[:end]
 
 
 def main() -> None:

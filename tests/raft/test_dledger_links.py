@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ternmq.net.endpoint import Bound, bind
+from ternmq.raft import arriving
 from ternmq.raft import links as raft_links
 from ternmq.raft.config import Member as Peer
 from ternmq.raft.dledger_links import DledgerLinks
@@ -220,7 +221,7 @@ async def test_a_member_that_does_not_read_its_answers_is_closed(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P3: they would be kept in memory."""
-    monkeypatch.setattr(raft_links, "OUT_BYTES_MAX", 100_000)
+    monkeypatch.setattr(arriving, "OUT_BYTES_MAX", 100_000)
     async with world.member(0):
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port(0), limit=1024)
         call = b"".join(map(bytes, encode_request(DLedgerCode.HEART_BEAT, body=encode(base("n9")), opaque=7)))

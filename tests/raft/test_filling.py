@@ -114,6 +114,33 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
     run(9, story)
 
 
+def test_an_empty_member_says_why_it_does_not_vote(caplog: pytest.LogCaptureFixture) -> None:
+    """P1: the leader dies before the third member of a new group has anything; the group waits for it, and says so."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        one, two, empty = members
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), one, two)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        leader = leader_of(members)
+        assert leader is not None
+        for way in ((leader.ip, empty.ip), (empty.ip, leader.ip)):
+            cluster.network.block(*way)
+        await cluster.start(empty)
+        other = two if leader is one else one
+        await until(lambda: node_of(other).links.is_linked("n2") and node_of(empty).links.is_linked(other.name[-2:]))
+        leader.kill()
+        await until(lambda: f"n2 gives no vote to {other.name[-2:]}" in caplog.text)
+        assert leader_of(members) is None
+        await cluster.start(leader)
+        await until(lambda: leader_of(members))
+        await shop.node.stop()
+
+    run(21, story)
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 3))])
 def test_a_lost_disk_is_filled_whatever_is_killed_meanwhile(seed: int) -> None:
     """P1, P2: the member and the leader die at any moment of the copy; then all are equal again, and all delayed

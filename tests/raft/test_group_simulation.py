@@ -208,6 +208,9 @@ def test_a_leader_that_was_suspended_comes_back_as_a_follower() -> None:
         await until(lambda: leader_of([each for each in members if each is not old]), 3.0)
         await asyncio.sleep(5.0)
         old.resume()
+        assert old.broker is not None
+        assert old.broker.group is not None
+        assert "leader" != old.broker.group.status().role, "asked before its timer, it does not claim to lead"
         await until(lambda: not _is_master(old), 1.0)
         sent = len(shop.acknowledged)
         await until(lambda: len(shop.acknowledged) > sent + 20)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ternmq.admin import Admin
 from ternmq.errors import TernError
-from tests.raft.processes import LONG_S, Load, check, kill_leaders, leader, level, running
+from tests.raft.processes import LONG_S, Load, check, filled, kill_leaders, leader, level, running
 from tests.tmpfs import Tmpfs, small_disk
 
 __all__ = ["small_disk"]
@@ -26,16 +26,15 @@ async def test_a_leader_that_was_stopped_comes_back_as_a_follower(tmp_path: Path
     """It holds messages that were sent to it meanwhile, and must not acknowledge them by itself."""
     async with running(tmp_path) as processes, Admin(processes.name_servers) as admin:
         load = Load(processes.name_servers)
-        old = await leader(admin)
+        old = await filled(admin)
         async with load.running():
             await load.goes_on()
             processes.signal(old, signal.SIGSTOP)
             await load.goes_on()
             processes.signal(old, signal.SIGCONT)
-            assert await leader(admin) != old
+            await _follows(admin, old)
             await load.goes_on()
-        members = await level(admin)
-        assert ["follower"] == [member.role for member in members if member.member == old]
+        await level(admin)
         await asyncio.to_thread(processes.stop)
         check(processes, load)
 
@@ -47,7 +46,7 @@ async def test_a_leader_whose_disk_is_full_hands_over_and_comes_back(tmp_path: P
         Admin(processes.name_servers) as admin,
     ):
         load = Load(processes.name_servers, senders=2, pause_s=0.01)
-        await leader(admin)
+        await filled(admin)
         async with load.running():
             await load.goes_on()
             await _hand_to(admin, "n2")
@@ -60,6 +59,17 @@ async def test_a_leader_whose_disk_is_full_hands_over_and_comes_back(tmp_path: P
         await level(admin)
         await asyncio.to_thread(processes.stop)
         check(processes, load)
+
+
+async def _follows(admin: Admin, old: str) -> None:
+    """Wait until a member says itself that another one leads. It may be elected again later: that is no fault."""
+    async with asyncio.timeout(LONG_S):
+        while True:
+            with contextlib.suppress(TernError):
+                for member in await admin.raft.status("broker-a"):
+                    if member.member == old and member.role == "follower" and member.leader not in ("", old):
+                        return
+            await asyncio.sleep(0.02)
 
 
 async def _hand_to(admin: Admin, member: str) -> None:

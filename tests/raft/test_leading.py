@@ -20,7 +20,10 @@ NOW = 5000
 
 def leader(*terms: int, members: Members | None = None, **settings: Any) -> RaftCore:
     """n0, elected in the term after that of its last entry; nothing is written yet."""
-    member = core(*terms, members=members or Members(("n0", "n1", "n2")), **settings)
+    return elected(core(*terms, members=members or Members(("n0", "n1", "n2")), **settings))
+
+
+def elected(member: RaftCore) -> RaftCore:
     member.tick(NOW)
     for is_pre in (True, False):
         for name in member.members.voters[1:]:

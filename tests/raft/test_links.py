@@ -14,6 +14,7 @@ import pytest
 
 from ternmq.net.endpoint import Bound, bind
 from ternmq.raft import links as links_module
+from ternmq.raft import outgoing
 from ternmq.raft.config import Member
 from ternmq.raft.greeting import Hello, TextReader, Welcome, pack
 from ternmq.raft.links import NEW_MAX, Links
@@ -215,7 +216,7 @@ async def test_garbage_and_silent_connections_harm_nothing(world: World) -> None
 async def test_what_waits_for_a_member_that_does_not_read_is_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links_module, "OUT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(outgoing, "OUT_BYTES_MAX", 1 << 20)
     async with world.member(0) as one, world.member(1) as two:
         await linked(one, two)
         two.hold()

@@ -18,6 +18,7 @@ from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.record import pack_record, record_bytes
 from tests.raft.group import Group
 from tests.raft.member_simulation import MemberSimulation
+from tests.raft.memory_log import Entry
 from tests.raft.seeds import live, live_twice
 from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
 from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until
@@ -46,11 +47,11 @@ def test_a_second_change_waits_for_the_first() -> None:
     group.run(100)
     core = leader.core
     group.isolate("n0")
-    core.check_change(Members(("n0", "n1", "n2"), ("n3",)), group.now_ms)
+    core.check_change(Members(("n0", "n1", "n2"), ("n3",)), group.now_ms, since_ms=0)
     leader.put("members", Members(("n0", "n1", "n2"), ("n3",)))
     assert core.members.learners == ("n3",), "it counts when it is appended"
     with pytest.raises(ServiceNotAvailable, match="in progress"):
-        core.check_change(Members(("n0", "n1", "n2"), ("n3", "n4")), group.now_ms)
+        core.check_change(Members(("n0", "n1", "n2"), ("n3", "n4")), group.now_ms, since_ms=0)
 
 
 def test_a_leader_that_has_committed_nothing_in_its_term_changes_no_members() -> None:
@@ -59,12 +60,12 @@ def test_a_leader_that_has_committed_nothing_in_its_term_changes_no_members() ->
     group.cut |= {("n1", "n0"), ("n2", "n0")}
     follower = group["n0"].core
     with pytest.raises(BrokerRefused, match="does not lead"):
-        follower.check_change(Members(("n0", "n1")), 0)
+        follower.check_change(Members(("n0", "n1")), 0, since_ms=0)
     group.cut.clear()
     leader = group.elect("n0")
     leader.core._commit = 0
     with pytest.raises(ServiceNotAvailable, match="has committed nothing yet"):
-        leader.core.check_change(Members(("n0", "n1")), group.now_ms)
+        leader.core.check_change(Members(("n0", "n1")), group.now_ms, since_ms=0)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +85,10 @@ def test_one_member_changes_at_a_time(members: Members, sentence: str) -> None:
     leader = group.elect("n0")
     group.run(1000)
     if not sentence:
-        leader.core.check_change(members, group.now_ms)
+        leader.core.check_change(members, group.now_ms, since_ms=0)
         return
     with pytest.raises(InvalidParameter, match=sentence):
-        leader.core.check_change(members, group.now_ms)
+        leader.core.check_change(members, group.now_ms, since_ms=0)
 
 
 def test_a_change_that_is_taken_back_counts_no_more() -> None:
@@ -111,7 +112,7 @@ def test_several_members_do_not_change_at_once() -> None:
     leader = group.elect("n0")
     group.run(1000)
     with pytest.raises(InvalidParameter, match="one member at a time"):
-        leader.core.check_change(Members(("n0",)), group.now_ms)
+        leader.core.check_change(Members(("n0",)), group.now_ms, since_ms=0)
 
 
 def test_a_change_that_would_stop_the_group_is_refused() -> None:
@@ -122,8 +123,28 @@ def test_a_change_that_would_stop_the_group_is_refused() -> None:
     group.isolate("n1")
     group.run(1000)
     with pytest.raises(ServiceNotAvailable, match="n1 cannot be reached or lacks a part of the log"):
-        leader.core.check_change(Members(("n0", "n1")), group.now_ms)
-    leader.core.check_change(Members(("n0", "n2")), group.now_ms)
+        leader.core.check_change(Members(("n0", "n1")), group.now_ms, since_ms=0)
+    leader.core.check_change(Members(("n0", "n2")), group.now_ms, since_ms=0)
+
+
+def test_one_that_is_to_leave_leads_until_that_is_committed() -> None:
+    """Of two members, the one that stays loses the change in a power cut, and the one that leaves has it: only that one
+    can lead. It brings the change to its end, and hands over."""
+    group = Group(members=Members(("n0", "n1")))
+    leader = group.elect("n0")
+    group.run(1000)
+    index = leader.log.last_index + 1
+    # It is sent before it is on the own disk.
+    leader.log.append(index, [Entry(leader.core.term, "members", Members(("n0",)))])
+    leader.do(leader.core.appended(group.now_ms))
+    group.deliver()
+    assert Members(("n0",)) == group["n1"].log.members
+    leader.log.truncate(index)
+    leader.restart()
+    group.under_way.clear()
+    group.run_until(lambda: group.leaders == ["n0"])
+    assert Members(("n0",)) == leader.core.members
+    assert [1, 1, 2, 3] == [entry.term for entry in leader.log.entries], "n1 led term 2"
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
@@ -295,7 +316,7 @@ def test_what_cannot_be_changed_is_refused_with_a_sentence() -> None:
         group = leader.broker.group
         assert group is not None
         other = "n1" if node_of(leader).id == "n0" else "n0"
-        await until(lambda: node_of(leader).core.keeps_up(other, node_of(leader)._now_ms()))
+        await until(lambda: node_of(leader).core.keeps_up(other, node_of(leader).now_ms()))
         for change, sentence in (
             (group.add("n1-10.0.0.9:40911"), "is a member already"),
             (group.add(f"n7-{members[1].ip}:{RAFT_PORT}"), "needs its own id and address"),

@@ -138,11 +138,11 @@ class RaftGroup:
     def _compare_settings(self, node: RaftNode) -> None:
         """After a change of members the log counts. The settings are what a member knows that has lost its disk."""
         settings = {(each.id, each.address) for each in self.config.members}
-        if self.log.members_index >= 0 and settings != {(each.id, each.address) for each in node.peers}:
+        if self.log.members_index >= 0 and settings != {(each.id, each.address) for each in node.members.peers}:
             log.warning(
                 "dLegerPeers names other members than the log, which counts: %s; correct it on all members, because a "
                 "member that loses its disk knows nothing else",
-                describe(node.peers),
+                describe(node.members.peers),
             )
 
     def exchange_files(self) -> None:
@@ -288,7 +288,7 @@ class RaftGroup:
 
         Returns when the change is committed. Raises ``BrokerRefused`` and ``ConfigError``.
         """
-        new, peers = parse_member(member), self.node.peers
+        new, peers = parse_member(member), self.node.members.peers
         known = next((peer for peer in peers if peer.id == new.id), None)
         if known is not None:
             state = "is a member already" if known.votes else "joins already, and votes when it keeps up"
@@ -297,7 +297,7 @@ class RaftGroup:
 
     async def remove(self, member: str) -> str:
         """Let a member leave the group. Returns the members when the change is committed. Raises ``BrokerRefused``."""
-        peers = self.node.peers
+        peers = self.node.members.peers
         left = tuple(peer for peer in peers if peer.id != member)
         if len(left) == len(peers):
             raise InvalidParameter(f"{member!r} is not a member of the group: {describe(peers)}")
@@ -312,7 +312,7 @@ class RaftGroup:
                 "change dLegerPeers, and start them"
             )
         try:
-            end = self.node.change_members(peers)
+            end = await self.node.members.change(peers)
         except ConfigError as error:
             raise InvalidParameter(str(error)) from None
         if not await self.node.committed.reached(end, self.config.raft_commit_timeout):
@@ -320,7 +320,7 @@ class RaftGroup:
                 "the change of members is not committed yet: a majority of the new members is needed; "
                 "`tern raft status` shows whether it is made"
             )
-        return describe(self.node.peers)
+        return describe(self.node.members.peers)
 
     async def settled(self, limit_s: float) -> bool:
         """Wait until there is a leader, and this broker has the role that follows; False if it takes longer."""

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from ternmq.errors import ConfigError
 from ternmq.net.endpoint import split_address
+from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.wire.layouts.raft_entry import INDEX_FILE_BYTES, INDEX_UNIT_BYTES
 
 #: A member id as DLedger has it: the number becomes the broker id of a follower (number + 1).
@@ -175,6 +176,25 @@ class RaftConfig:
     def transfer_ms(self) -> int:
         """How long a leader that hands over refuses messages; DLedger's candidates take up to a second to begin."""
         return _DLEDGER_TRANSFER if self.is_mixed else 750
+
+    def of_core(self) -> RaftCoreConfig:
+        """What the core is told of the group. The members count until an entry of the log names others."""
+        members = Members(tuple(member.id for member in self.members))
+        if self.raft_join:
+            members = Members(tuple(member.id for member in self.others), (self.d_leger_self_id,))
+        return RaftCoreConfig(
+            self_id=self.d_leger_self_id,
+            members=members,
+            preferred=self.preferred_leader_id,
+            heartbeat_ms=self.heartbeat_ms,
+            election_min_ms=self.election_ms,
+            election_max_ms=self.election_max_ms,
+            transfer_ms=self.transfer_ms,
+            is_mixed=self.is_mixed,
+            append_bytes=self.append_bytes,
+            window_bytes=self.raft_window_bytes,
+            catch_up_bytes_s=self.raft_catch_up_bytes_per_second,
+        )
 
     @property
     def warning(self) -> str:

@@ -28,7 +28,7 @@ from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftCoreConfig
-from ternmq.raft.leadership import FollowerStatus, Leadership
+from ternmq.raft.leadership import FollowerStatus, Leadership, last_up_to
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -186,8 +186,20 @@ class RaftCore:
         self._leadership.transfer(to, now_ms, ready)
         return self._finish(ready)
 
-    def check_change(self, members: Members, now_ms: int) -> None:
-        """As leader: whether an entry may be appended that makes these the members. Raises ``BrokerRefused``."""
+    def ask_all(self, now_ms: int) -> Ready:
+        """As leader: have all members say how far they are, now and not with the next heartbeat."""
+        ready = self._begin(now_ms)
+        if self._leadership is not None:
+            self._leadership.heartbeat(now_ms, ready)
+        return self._finish(ready)
+
+    def check_change(self, members: Members, now_ms: int, *, since_ms: int) -> None:
+        """As leader: whether an entry may be appended that makes these the members. Raises ``BrokerRefused``.
+
+        Call ``ask_all`` first, at ``since_ms``: answers to older appends do not count. A member that has lost its disk
+        since then would be taken for one that has everything, and together with the one that leaves that is the loss of
+        two. ``ServiceNotAvailable`` may be for want of answers: try again when there are more.
+        """
         own = self._config.self_id
         if self._leadership is None or self._leadership.heir is not None:
             raise NotMaster(f"{own} does not lead its Raft group: ask {self._leader or 'later'}")
@@ -198,13 +210,14 @@ class RaftCore:
         if own not in members.voters:
             raise InvalidParameter(f"{own} leads the group; hand over first (`tern raft transfer`)")
         if members.voters != self._members.voters:
-            self._check_majority(self._leadership, members, now_ms)
+            self._check_majority(self._leadership, members, now_ms, since_ms)
 
-    def _check_majority(self, leadership: Leadership, members: Members, now_ms: int) -> None:
+    def _check_majority(self, leadership: Leadership, members: Members, now_ms: int, since_ms: int) -> None:
         """Whether the new members could elect a leader: one that is not filled does not vote, and is not filled without
         a leader."""
         own = self._config.self_id
-        behind = [node for node in members.voters if node != own and not leadership.keeps_up(node, now_ms)]
+        others = [node for node in members.voters if node != own]
+        behind = [node for node in others if not leadership.keeps_up(node, now_ms, since_ms=since_ms)]
         if len(members.voters) - len(behind) < members.quorum:
             raise ServiceNotAvailable(
                 f"{', '.join(behind)} cannot be reached or lacks a part of the log, and with the new members the group "
@@ -221,7 +234,7 @@ class RaftCore:
 
     def keeps_up(self, node: NodeId, now_ms: int) -> bool:
         """As leader: whether a learner could be a voter, without the group having to wait for it."""
-        return self._leadership is not None and self._leadership.keeps_up(node, now_ms)
+        return self._leadership is not None and self._leadership.keeps_up(node, now_ms, since_ms=0)
 
     # --- State
 
@@ -495,8 +508,8 @@ class RaftCore:
         index = min(append.prev_index - 1, self._terms.last_index)
         if append.prev_term == NO_TERM:
             index = self._commit
-        while index > self._commit and (term := self._terms.term_of(index)) is not None and term > append.prev_term:
-            index -= 1
+        elif index > self._commit:
+            index = last_up_to(self._terms, index, append.prev_term)
         index = max(index, self._commit)
         hint_term = self._terms.term_of(index) if index >= 0 else None
         ready.messages.append(

@@ -106,13 +106,16 @@ class Leadership:
     def knows(self, node: NodeId) -> bool:
         return node in self._followers
 
-    def keeps_up(self, node: NodeId, now_ms: int) -> bool:
-        """Whether a follower has all but what was written in the last moment."""
+    def keeps_up(self, node: NodeId, now_ms: int, *, since_ms: int) -> bool:
+        """Whether a follower has all but what was written in the last moment, by its answers to what was sent at
+        ``since_ms`` or later."""
         progress = self._followers.get(node)
         return (
             progress is not None
             and progress.pace is Pace.STREAM
             and progress.is_filled
+            and progress.heard_ms is not None
+            and progress.heard_ms >= since_ms
             and progress.match >= max(self._commit - self._config.learner_lag_max, 0)
             and self._is_live(progress, now_ms)
         )
@@ -320,9 +323,11 @@ class Leadership:
     def _retreat(self, node: NodeId, progress: Progress, reply: AppendReply, now_ms: int, ready: Ready) -> None:
         """Probe where both logs may be equal: at the last entry whose term is not larger than the follower's there."""
         index = min(reply.hint_index, self._terms.last_index)
+        if progress.pace is Pace.PROBE:
+            # The place that was probed differs. A follower that names it again, or a later one, gains nothing by it.
+            index = max(min(index, reply.index - 1), NO_INDEX)
         if reply.hint_term != NO_TERM:
-            while (term := self._terms.term_of(index)) is not None and term > reply.hint_term:
-                index -= 1
+            index = last_up_to(self._terms, index, reply.hint_term)
         progress.probe(index + 1)
         self._say(node, progress, now_ms, ready)
 
@@ -385,6 +390,22 @@ class Leadership:
 
     def _is_live(self, progress: Progress, now_ms: int) -> bool:
         return progress.heard_ms is not None and now_ms - progress.heard_ms < self._config.election_min_ms
+
+
+def last_up_to(terms: EntryTerms, index: int, term: int) -> int:
+    """The last entry, up to ``index``, whose term is not larger than this; or whose term is not known, because it was
+    deleted. Terms never decrease along a log, so a long one costs no more than a few lookups: a member that is far
+    behind, or lies, must not stop another one."""
+    low, high = terms.first_index - 2, index
+    if high <= low or (found := terms.term_of(high)) is None or found <= term:
+        return high
+    while high - low > 1:  # low is wanted, high is of a larger term
+        middle = (low + high) // 2
+        if (found := terms.term_of(middle)) is None or found <= term:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def runs(terms: EntryTerms, first: int, last: int) -> tuple[tuple[int, int], ...]:

@@ -3,10 +3,10 @@
 Each member dials each other one and sends over that connection; what it hears comes over connections that the others
 have dialled. So a link that is broken in one direction only is just that, and no message waits for another's answer.
 
-Raft allows messages to be lost, and that is how everything here is bounded. A message for a member that is not
-connected, or that has not read the last ``OUT_BYTES_MAX`` bytes, is dropped; the core sends it again. Incoming
-connections are read only while the node keeps up (``hold`` and ``go_on``). A connection has to say who it is within
-``GREETING_S``; of those that have not, the oldest is closed when there are more than ``NEW_MAX``.
+Raft allows messages to be lost, and that is how everything here is bounded. A message for a member that does not read
+is dropped (``raft.outgoing``); the core sends it again. Connections of others (``raft.arriving``) are read only while
+the node keeps up (``hold`` and ``go_on``). Of those that have not said who they are, the oldest is closed when there
+are more than ``NEW_MAX``.
 
 A connection over which this member has been sending for ``SILENCE_S`` without hearing from the other one is made anew:
 a machine that came back under the same address does not know the old connection, and the kernel may take minutes to
@@ -19,22 +19,24 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import msgspec
 
 from ternmq.errors import RemoteProtocolError, TernError
 from ternmq.net import proof
 from ternmq.net.endpoint import Acceptor, Bound, dial, listen, split_address
-from ternmq.net.gate import Gate, Rights
+from ternmq.net.gate import Gate
 from ternmq.net.tls import LiveTls, TlsConfig
+from ternmq.raft.arriving import GREETING_S, Arriving
 from ternmq.raft.config import MEMBER_ID, MEMBERS_MAX, Member
-from ternmq.raft.dledger_links import DledgerLinks, Incoming, MemberConnection
-from ternmq.raft.greeting import MAGIC, Hello, LinkProof, TextReader, Welcome, pack, refusal, statement
+from ternmq.raft.dledger_links import DledgerLinks, MemberConnection
+from ternmq.raft.greeting import Hello, LinkProof, Welcome, pack, refusal, statement
+from ternmq.raft.outgoing import Outgoing, OutgoingProtocol
 from ternmq.raft.wire import LinkDecoder
 from ternmq.rare_log import RareLog, one_line
 from ternmq.tasks import Tasks
@@ -43,11 +45,8 @@ from ternmq.wire.auth import Credentials
 
 log = logging.getLogger(__name__)
 
-#: Bytes that may wait for a member that does not read; the window of appends is 4 MiB (``raftWindowBytes``).
-OUT_BYTES_MAX: Final = 16 << 20
-#: Connections that have not said who they are, and how long they have for it.
+#: Connections that have not said who they are.
 NEW_MAX: Final = 64
-GREETING_S: Final = 10.0
 SILENCE_S: Final = 3.0
 #: Between two attempts to connect, doubled with each that fails; a refusal counts as many.
 _RETRY_MIN_S: Final = 0.05
@@ -107,10 +106,10 @@ class Links:
         #: In which tasks are started, also when a socket of another owner calls.
         self._context = copy_context()
         self._acceptor: Acceptor | None = None
-        self._out = {member.id: _Out(self, member) for member in others}
+        self._out = {member.id: Outgoing(self, member) for member in others}
         #: Connections that have not said who they are, the oldest first; the one that each member has made.
-        self._new: dict[_In, None] = {}
-        self._in: dict[str, _In] = {}
+        self._new: dict[Arriving, None] = {}
+        self._in: dict[str, Arriving] = {}
         #: What the other members have said of themselves.
         self.known: dict[str, Hello] = {}
         self._is_held = False
@@ -137,7 +136,7 @@ class Links:
 
     async def serve(self, bound: Bound) -> None:
         """Accept the other members on a port of ``net.endpoint.bind``, which is ours from now on."""
-        self._acceptor = await listen(bound, lambda: _In(self), self._server_tls, tasks=self._tasks)
+        self._acceptor = await listen(bound, lambda: Arriving(self), self._server_tls, tasks=self._tasks)
 
     def send(self, to: str, frame: Sequence[Buffer]) -> bool:
         """Send a frame (``raft.wire``); False if it is dropped."""
@@ -171,25 +170,25 @@ class Links:
             if out.member.id not in wanted and not out.is_leaving:
                 self._leave(out)
 
-    def _add(self, member: Member) -> _Out:
-        out = self._out[member.id] = _Out(self, member)
+    def _add(self, member: Member) -> Outgoing:
+        out = self._out[member.id] = Outgoing(self, member)
         self._start(out)
         return out
 
-    def _start(self, out: _Out) -> None:
+    def _start(self, out: Outgoing) -> None:
         name = f"raft: link to {out.member.id}"
         out.task = self._context.copy().run(self._tasks.create_task, self._keep(out), name=name)
 
-    def _leave(self, out: _Out) -> None:
+    def _leave(self, out: Outgoing) -> None:
         out.is_leaving = True
         self._loop.call_later(LEAVING_S, self._let_go, out)
 
-    def _let_go(self, out: _Out) -> None:
+    def _let_go(self, out: Outgoing) -> None:
         if out.is_leaving and self._out.get(out.member.id) is out:
             log.info("%s is no member any more: its connections are closed", out.member.id)
             self._forget(out)
 
-    def _forget(self, out: _Out) -> None:
+    def _forget(self, out: Outgoing) -> None:
         del self._out[out.member.id]
         if out.task is not None:
             out.task.cancel()
@@ -220,7 +219,7 @@ class Links:
 
     # --- Connections to others --------------------------------------------------------------------------------------
 
-    async def _keep(self, out: _Out) -> None:
+    async def _keep(self, out: Outgoing) -> None:
         pause_s, trouble, since = _RETRY_MIN_S, "", self._loop.time()
         while True:
             if self._is_guarded:
@@ -230,7 +229,7 @@ class Links:
                 continue
             try:
                 tls = self._client_tls.context() if self._client_tls is not None else None
-                await dial(out.member.address, partial(_OutProtocol, out), tls, timeout_ms=_DIAL_MS)
+                await dial(out.member.address, partial(OutgoingProtocol, out), tls, timeout_ms=_DIAL_MS)
                 async with asyncio.timeout(GREETING_S):
                     await out.greeted.wait()
                 if out.refused:
@@ -265,7 +264,7 @@ class Links:
                 return True
         return False
 
-    async def _watch(self, out: _Out) -> None:
+    async def _watch(self, out: Outgoing) -> None:
         """Return when the connection is over, or seems to lead nowhere."""
         while out.is_ready:
             with contextlib.suppress(TimeoutError):
@@ -276,7 +275,7 @@ class Links:
                 out.trouble = f"nothing was heard from it for {SILENCE_S:g} s"
                 return
 
-    async def _pause(self, out: _Out, pause_s: float) -> None:
+    async def _pause(self, out: Outgoing, pause_s: float) -> None:
         """Wait, but not longer than until the other member calls."""
         out.called.clear()
         with contextlib.suppress(TimeoutError):
@@ -287,7 +286,7 @@ class Links:
 
     # --- For connections of others ----------------------------------------------------------------------------------
 
-    def opened(self, connection: _In) -> None:
+    def opened(self, connection: Arriving) -> None:
         self._new[connection] = None
         if len(self._new) > NEW_MAX:
             oldest = next(iter(self._new))
@@ -295,7 +294,7 @@ class Links:
             del self._new[oldest]
             self._refuse(oldest, f"{NEW_MAX} newer connections have not said who they are either")
 
-    def challenge(self, connection: _In, hello: Hello) -> str | None:
+    def challenge(self, connection: Arriving, hello: Hello) -> str | None:
         """What a connection that has said who it is must sign; empty if nothing, None if it is refused."""
         # Where callers are checked, a stranger learns nothing of this group.
         reason = self._address_refusal(connection, hello.sender)
@@ -304,7 +303,7 @@ class Links:
             return None
         return proof.new_nonce() if self._gate is not None else ""
 
-    def is_proved(self, connection: _In, hello: Hello, nonce: str, given: LinkProof) -> bool:
+    def is_proved(self, connection: Arriving, hello: Hello, nonce: str, given: LinkProof) -> bool:
         """Whether a connection has signed what it was asked to; if not, it is refused."""
         assert self._gate is not None, "a proof was asked for"
         try:
@@ -314,7 +313,7 @@ class Links:
             return False
         return True
 
-    def greeted(self, connection: _In, hello: Hello) -> bool:
+    def greeted(self, connection: Arriving, hello: Hello) -> bool:
         """Whether a connection of which this member knows who it is may send messages."""
         reason = refusal(hello, self.hello) or self._stranger_refusal(hello)
         if reason:
@@ -334,7 +333,7 @@ class Links:
 
     def named(self, connection: MemberConnection, sender: str) -> bool:
         """A connection over which calls of DLedger come says whose they are."""
-        assert isinstance(connection, _In), "connections are ours"
+        assert isinstance(connection, Arriving), "connections are ours"
         if self._in.get(sender) is connection:
             return True
         if reason := self._address_refusal(connection, sender):
@@ -349,7 +348,7 @@ class Links:
             connection.pause()
         return True
 
-    def is_stranger(self, connection: _In) -> bool:
+    def is_stranger(self, connection: Arriving) -> bool:
         """Whether callers are checked, and a connection comes from the machine of no member; then it is refused."""
         if not self._is_guarded or any(connection.remote_ip in out.ips for out in self._out.values()):
             return False
@@ -357,16 +356,16 @@ class Links:
         return True
 
     def refuse(self, connection: MemberConnection, reason: str) -> None:
-        assert isinstance(connection, _In), "connections are ours"
+        assert isinstance(connection, Arriving), "connections are ours"
         self._refuse(connection, reason)
 
-    def _replace(self, sender: str, connection: _In) -> None:
+    def _replace(self, sender: str, connection: Arriving) -> None:
         older = self._in.get(sender)
         if older is not None:
             older.end()
         self._in[sender] = connection
 
-    def heard(self, connection: _In, sender: str, decoder: LinkDecoder, data: bytes) -> None:
+    def heard(self, connection: Arriving, sender: str, decoder: LinkDecoder, data: bytes) -> None:
         """Bytes of a member."""
         out = self._out.get(sender)
         if out is None:
@@ -379,7 +378,7 @@ class Links:
         except RemoteProtocolError as error:
             self._refuse(connection, str(error))
 
-    def closed(self, connection: _In) -> None:
+    def closed(self, connection: Arriving) -> None:
         self._new.pop(connection, None)
         if self.theirs is not None:
             self.theirs.closed(connection)
@@ -393,7 +392,7 @@ class Links:
     def decoder(self) -> LinkDecoder:
         return LinkDecoder(self._frame_bytes_max)
 
-    def _refuse(self, connection: _In, reason: str) -> None:
+    def _refuse(self, connection: Arriving, reason: str) -> None:
         self.logs.warning("refused", f"closing a Raft connection from {connection.address}: {reason}")
         connection.close()
 
@@ -403,12 +402,12 @@ class Links:
             return ""
         return f"{hello.sender[:20]!r} is not a member of the group ({', '.join(self.hello.members)})"
 
-    def _turn_away(self, connection: _In, reason: str) -> None:
+    def _turn_away(self, connection: Arriving, reason: str) -> None:
         self._new.pop(connection, None)
         connection.write(pack(Welcome(reason=reason)))
         self._refuse(connection, reason)
 
-    def _address_refusal(self, connection: _In, sender: str) -> str:
+    def _address_refusal(self, connection: Arriving, sender: str) -> str:
         out = self._out.get(sender)
         if not self._is_guarded or (out is not None and connection.remote_ip in out.ips):
             return ""
@@ -420,250 +419,6 @@ class Links:
 
 class _Refused(TernError):
     """The other member does not take our messages."""
-
-
-class _Out:
-    """What leads to one other member; over the time, by several connections."""
-
-    def __init__(self, links: Links, member: Member) -> None:
-        self.links = links
-        self.member = member
-        self.transport: asyncio.Transport | None = None
-        self.is_ready = False
-        self.refused = ""
-        self.trouble = ""
-        #: The greeting is over; the connection is; the other member has connected to us.
-        self.greeted = asyncio.Event()
-        self.lost = asyncio.Event()
-        self.called = asyncio.Event()
-        #: When the first message was sent since something was heard from it.
-        self.unanswered_since: float | None = None
-        self._frames: list[Buffer] = []
-        self._waiting_bytes = 0
-        #: The addresses of its machine, where callers are checked.
-        self.ips: frozenset[str] = frozenset()
-        #: It is no member any more, and is told so.
-        self.is_leaving = False
-        self.task: asyncio.Task[None] | None = None
-
-    def send(self, frame: Sequence[Buffer]) -> bool:
-        transport = self.transport
-        if not self.is_ready or transport is None:
-            return False
-        if transport.get_write_buffer_size() + self._waiting_bytes > OUT_BYTES_MAX:
-            return False
-        if not self._frames:
-            # One write for all that is sent in this turn.
-            self.links._loop.call_soon(self._flush)  # noqa: SLF001 - one module
-        self._frames += frame
-        self._waiting_bytes += sum(map(len, frame))
-        if self.unanswered_since is None:
-            self.unanswered_since = self.links._loop.time()  # noqa: SLF001
-        return True
-
-    def _flush(self) -> None:
-        frames, self._frames, self._waiting_bytes = self._frames, [], 0
-        if self.transport is not None and self.is_ready and frames:
-            self.transport.writelines(frames)
-
-    def close(self) -> None:
-        """Let what was sent leave."""
-        self._flush()
-        if self.transport is not None:
-            self.transport.close()
-
-    def abort(self) -> None:
-        self.is_ready = False
-        self._frames.clear()
-        self._waiting_bytes = 0
-        if self.transport is not None:
-            self.transport.abort()
-            self.transport = None
-
-
-class _OutProtocol(asyncio.Protocol):
-    """A connection that this member has made."""
-
-    def __init__(self, out: _Out) -> None:
-        self._out = out
-        self._reader = TextReader(Welcome)
-        self._has_proved = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        out = self._out
-        # Not checked: uvloop's transports are no subclass of asyncio's.
-        out.transport = self._transport = cast("asyncio.Transport", transport)
-        out.refused = out.trouble = ""
-        out.greeted.clear()
-        out.lost.clear()
-        out.unanswered_since = None
-        self._transport.write(pack(self._hello()))
-
-    def _hello(self) -> Hello:
-        return msgspec.structs.replace(self._out.links.hello, receiver=self._out.member.id)
-
-    def data_received(self, data: bytes) -> None:
-        out = self._out
-        if out.is_ready:
-            # Nothing follows a welcome.
-            self._transport.abort()
-            return
-        try:
-            found = self._reader.feed(data)
-            while found is not None and (nonce := cast("Welcome", found[0]).nonce):
-                self._prove(nonce)
-                found = self._reader.feed(found[1])
-        except RemoteProtocolError as error:
-            out.refused = str(error)
-            self._transport.abort()
-        else:
-            if found is None:
-                return
-            out.refused = cast("Welcome", found[0]).reason
-            out.is_ready = not out.refused
-        out.greeted.set()
-
-    def _prove(self, nonce: str) -> None:
-        """Sign what the other member wants signed, once. Raises ``RemoteProtocolError``."""
-        credentials = self._out.links.credentials
-        if credentials is None:
-            raise RemoteProtocolError(
-                "it takes messages of members with an account only; give this broker the keys of an admin "
-                "(TERNMQ_ACCESS_KEY and TERNMQ_SECRET_KEY, or tools.yml)"
-            )
-        if self._has_proved:
-            raise RemoteProtocolError("it asks for a second proof")
-        self._has_proved = True
-        self._reader = TextReader(Welcome)
-        self._transport.write(pack(LinkProof(proof.prove(nonce, credentials, statement(self._hello())))))
-
-    def connection_lost(self, error: Exception | None) -> None:
-        out = self._out
-        if out.transport is self._transport:
-            out.is_ready = False
-            out.transport = None
-            if error is not None:
-                out.trouble = f"the connection was lost: {error}"
-            if not out.greeted.is_set():
-                out.refused = (
-                    "it closed the connection without an answer; check that the port is right, and whether it needs TLS"
-                )
-                out.greeted.set()
-        out.lost.set()
-
-
-class _In(asyncio.Protocol):
-    """A connection that was made to this member, by another one or by any program that found the port."""
-
-    def __init__(self, links: Links) -> None:
-        self._links = links
-        self._reader: TextReader | None = TextReader(Hello)
-        self._decoder = links.decoder()
-        #: Calls of a RocketMQ broker.
-        self._calls: Incoming | None = None
-        self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        #: What it has said of itself, and what it was asked to sign.
-        self._hello: Hello | None = None
-        self._nonce = ""
-        #: For validators (``net.gate.CallingPeer``).
-        self.access: Rights | None = None
-        self.proved = ""
-        self.certificate: Mapping[str, object] = {}
-        self.remote_ip = ""
-        self._is_new = True
-        self.address = "?"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        if peer:
-            self.remote_ip, self.address = str(peer[0]).removeprefix("::ffff:"), f"{peer[0]}:{peer[1]}"
-        self.certificate = transport.get_extra_info("peercert") or {}
-        self._timer = asyncio.get_running_loop().call_later(GREETING_S, self.end)
-        self._links.opened(self)
-
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._transport = None
-        self.known()
-        self._links.closed(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._calls is None and self._links.theirs is not None and self._is_new and data[:1] != MAGIC[:1]:
-            if self._links.is_stranger(self):
-                return
-            self._calls = self._links.theirs.incoming(self)
-        self._is_new = False
-        if self._calls is not None:
-            self._calls.feed(data)
-            return
-        while self._reader is not None:
-            try:
-                found = self._reader.feed(data)
-            except RemoteProtocolError as error:
-                self._links._refuse(self, str(error))  # noqa: SLF001 - one module
-                return
-            if found is None:
-                return
-            text, data = found
-            if not self._is_admitted(cast("Hello | LinkProof", text)):
-                return
-        if data and self._hello is not None:
-            self._links.heard(self, self._hello.sender, self._decoder, data)
-
-    def _is_admitted(self, text: Hello | LinkProof) -> bool:
-        """Whether what this connection says lets it go on; ``_reader`` is what it has to say next, None if nothing."""
-        links = self._links
-        if isinstance(text, Hello):
-            nonce = links.challenge(self, text)
-            if nonce is None:
-                return False
-            self._hello, self._nonce = text, nonce
-            if nonce:
-                self._reader = TextReader(LinkProof)
-                self.write(pack(Welcome(nonce=nonce)))
-                return True
-        elif self._hello is None or not links.is_proved(self, self._hello, self._nonce, text):
-            return False
-        self.known()
-        self._reader = None
-        return links.greeted(self, self._hello)
-
-    def known(self) -> None:
-        """It has said who it is."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def write(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._transport.get_write_buffer_size() > OUT_BYTES_MAX:
-            self._links._refuse(self, "it does not read its answers")  # noqa: SLF001 - one module
-            self.end()
-            return
-        self._transport.write(data)
-
-    def pause(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def close(self) -> None:
-        """Let what was written leave; the timer ends a connection that does not read it."""
-        if self._transport is not None:
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(GREETING_S, self.end)
-            self._transport.close()
-
-    def end(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _ips_of(address: str) -> frozenset[str]:

@@ -36,17 +36,23 @@ import msgspec
 
 from ternmq import names
 from ternmq.env import Env
-from ternmq.errors import BrokerRefused, DiskFull, NotMaster, RemoteProtocolError, StoreError, SystemBusy, TernError
+from ternmq.errors import (
+    BrokerRefused,
+    DiskFull,
+    NotMaster,
+    RemoteProtocolError,
+    StoreError,
+    SystemBusy,
+    TernError,
+)
 from ternmq.net.endpoint import Bound
 from ternmq.raft.config import RaftConfig
 from ternmq.raft.core import RaftCore
 from ternmq.raft.filling import ANSWER_KIND, ASK_KIND, Content
-from ternmq.raft.group import Members
-from ternmq.raft.group import RaftCoreConfig as GroupConfig
 from ternmq.raft.links import Links
 from ternmq.raft.log import BeginsElsewhere, RaftLog
-from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, check_peers, describe, members_of, pack_body
-from ternmq.raft.messages import Append, HardState, NodeId, RaftMessage
+from ternmq.raft.member_changes import MemberChanges
+from ternmq.raft.messages import Append, HardState, NodeId, RaftMessage, VoteReply
 from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from ternmq.raft.status import status_of
 from ternmq.raft.term_file import TermFile
@@ -81,8 +87,6 @@ _FOLD_S: Final = 0.005
 _LOOK_S: Final = 3.0
 #: A member without tables may lead when there has been no leader for so long.
 _TABLES_S: Final = 30.0
-#: How often a leader looks whether learners keep up.
-_PROMOTE_S: Final = 0.5
 #: How long a follower whose disk is full takes no entries: each attempt makes a new core.
 _FULL_PAUSE_S: Final = 1.0
 #: How long a leader with a full disk that could not be rid of its role keeps it.
@@ -161,12 +165,14 @@ class RaftNode:
         #: The last entry that is where it counts, and the last that the store has confirmed. Only confirmed records are
         #: dispatched, so the store may know more than the saved commit index.
         self._stored = commit_log.index_at(store.flushed.value) if is_sync else commit_log.last_index
-        self._confirmed = max(commit_log.committed, commit_log.index_at(store.dispatched))
+        self.confirmed = max(commit_log.committed, commit_log.index_at(store.dispatched))
         #: Until then this member, which is filling, waits for the tables of its leader; None: not known yet.
         self._awaits_tables: bool | None = None
+        #: Who the members are.
+        self.members: Final = MemberChanges(self, env, store_host)
         self.core = self._new_core()
         #: Position up to which a majority has the log. Senders wait for it.
-        self.committed = Watermark(commit_log.end_of(self._confirmed) or 0)
+        self.committed = Watermark(commit_log.end_of(self.confirmed) or 0)
         self.level: Final = Level(
             self.committed,
             config.raft_commit_timeout,
@@ -182,7 +188,7 @@ class RaftNode:
         self._is_held = False
         #: A turn is on its way; a term is being written; folding is on its way; the disk is waited for.
         self._is_woken = False
-        self._is_saving = False
+        self.is_busy = False
         self._folds = False
         self._awaits_flush = False
         self._is_open = True
@@ -194,6 +200,8 @@ class RaftNode:
         #: The last entries that were sent, as bytes: both followers get the same.
         self._packed: tuple[int, int, bytes] = (-1, -1, b"")
         self._waiting: list[asyncio.Future[bool]] = []
+        #: Changes of members that wait for answers: for the next turn.
+        self._turned: list[asyncio.Future[None]] = []
         #: Reads that wait for a lease.
         self._unleased: list[asyncio.Future[None]] = []
         #: Set when the role changes.
@@ -208,18 +216,14 @@ class RaftNode:
         self.trouble = ""
         #: Why it cannot follow the leader; empty if it can.
         self.lack = ""
-        #: That it is no member any more; empty if it is one.
-        self.removal = ""
-        #: The change of members that ``links`` know of.
-        self._seen_change: Change | None = None
         #: Set by the owner before the first turn; None: files are an operator's business.
         self.files: FillingFiles | None = None
 
     async def __aenter__(self) -> Self:
         await self.links.__aenter__()
-        self._see_members()
+        self.members.see()
         self._tasks.create_task(self._look_now_and_then(), name="raft: save the commit index")
-        self._tasks.create_task(self._promote_now_and_then(), name="raft: let learners vote")
+        self._tasks.create_task(self._promote(), name="raft: let learners vote")
         self._listener.changed(RoleChange(self.core.role, self.core.term, self.core.leader))
         self.wake()
         return self
@@ -232,6 +236,7 @@ class RaftNode:
             self._timer.cancel()
         self._answer_waiting()
         self._answer_unleased()
+        self._answer_turned()
         await self.links.__aexit__(kind, error, trace)
         await self._tasks.close()
         self.store.safety.give_up()
@@ -253,7 +258,7 @@ class RaftNode:
     def has_lease(self) -> bool:
         """Whether no other member can be leader at this moment. In a group with RocketMQ brokers none can promise
         that: a leader is believed until it knows better, as in DLedger."""
-        return self.is_leader and (self.config.is_mixed or self.core.has_lease(self._now_ms()))
+        return self.is_leader and (self.config.is_mixed or self.core.has_lease(self.now_ms()))
 
     async def leased(self) -> None:
         """Wait until this leader has a lease again, or leads no more."""
@@ -264,7 +269,7 @@ class RaftNode:
 
     async def led(self) -> bool:
         """Wait until this leader has all earlier records committed and dispatched; False if it leads no more."""
-        if not self._leads():
+        if not self.leads():
             waiting: asyncio.Future[bool] = self._loop.create_future()
             self._waiting.append(waiting)
             self.wake()
@@ -279,7 +284,7 @@ class RaftNode:
         if to is None:
             to = self._best_linked()
         self._changed.clear()
-        self._do_now(lambda now_ms: self.core.transfer(to, now_ms))
+        self.do_now(lambda now_ms: self.core.transfer(to, now_ms))
         limit_s = 2 * self.config.election_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
@@ -295,81 +300,25 @@ class RaftNode:
         linked = [(each.match, each.node) for each in self.core.followers() if self.links.is_linked(each.node)]
         return max(linked, default=(0, None))[1]
 
-    @property
-    def peers(self) -> tuple[ListedMember, ...]:
-        """The members by the newest entry that names them, committed or not; by the settings if none does."""
-        newest = self.log.membership.newest
-        if newest is not None:
-            return newest.members
-        joins = self.config.raft_join
-        return tuple(
-            ListedMember(each.id, each.address, votes=not joins or each.id != self.id) for each in self.config.members
-        )
-
-    def change_members(self, peers: Sequence[ListedMember]) -> int:
-        """As leader: make these the members. Returns the position up to which the log must be committed for that.
-
-        Raises ``BrokerRefused`` if that cannot be now, ``ConfigError`` for what is no group, ``StoreError``.
-        """
-        peers, membership = tuple(peers), self.log.membership
-        check_peers(peers)
-        if not self._leads():
-            raise NotMaster(f"{self.id} does not lead its Raft group: ask {self.core.leader or 'later'}")
-        self.core.check_change(members_of(peers), self._now_ms())
-        index = self.log.last_index + 1
-        membership.add(Change(index, self.core.term, peers), committed=self._confirmed)
-        now_ms = self._env.clock.now_ms()
-        draft = Draft(names.RAFT_MEMBERS_TOPIC, 0, pack_body(peers), "", now_ms, self._store_host, flag=MEMBERS_FLAG)
-        try:
-            placed = self.store.put(draft)
-        except BaseException:
-            membership.cut(index)
-            raise
-        assert self.log.last_index == index, "it is the next entry"
-        self._see_members()
-        self.wake()
-        return placed.end_offset
-
-    def _see_members(self) -> None:
-        """Who the members are may have changed: connect to them."""
-        newest = self.log.membership.newest
-        if newest is self._seen_change:
-            return
-        self._seen_change = newest
-        peers = self.peers
-        self.links.follow([peer.member for peer in peers if peer.id != self.id], self.log.members_index)
-        log.info("the members of the group are %s", describe(peers))
-        self.removal = ""
-        if all(peer.id != self.id for peer in peers):
-            self.removal = f"{self.id} was removed from the group, whose members are {describe(peers)}; stop it"
-            log.warning(self.removal)
-
-    def _promote(self) -> None:
-        """As leader: let learners vote that keep up."""
-        if not self._leads() or self._is_saving:
-            return
-        peers, now_ms = self.peers, self._now_ms()
-        for learner in peers:
-            if not learner.votes and self.core.keeps_up(learner.id, now_ms):
-                promoted = tuple(ListedMember(each.id, each.address) if each is learner else each for each in peers)
-                with contextlib.suppress(BrokerRefused, StoreError):
-                    self.change_members(promoted)
-                    log.info("%s keeps up, and votes from now on", learner.id)
-                return
-
     def status(self) -> RaftStatus:
         """Where this member stands; the others' progress is known to the leader only."""
+        self._turn_if_late()
         return status_of(
             self.id,
-            self.peers,
+            self.members.peers,
             self.core,
             self.log,
             self.links,
             has_lease=self.has_lease(),
-            trouble=self.trouble or self.removal or self.lack,
+            trouble=self.trouble or self.members.removal or self.lack,
             filling=self.filling,
             has_failed=bool(self.trouble),
         )
+
+    def _turn_if_late(self) -> None:
+        """Where this process was stopped, and a request came before its timer: it may not lead any more."""
+        if self.core.deadline_ms <= self.now_ms():
+            self._turn()
 
     @property
     def filling(self) -> str:
@@ -462,7 +411,7 @@ class RaftNode:
     def _check_write(self) -> None:
         if self.core.heir is not None:
             raise NotMaster(f"{self.id} hands the leadership over to {self.core.heir}; send again")
-        waiting = self.log.last_index - self._confirmed
+        waiting = self.log.last_index - self.confirmed
         if waiting > PENDING_MAX:
             raise SystemBusy(
                 f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages wait for a majority "
@@ -472,7 +421,7 @@ class RaftNode:
     def _new_core(self) -> RaftCore:
         # What is synced is lost by damage only. Then this member must not vote before it has it again: its vote could
         # make a leader without it. A member without others has none to get it from.
-        lost = self.log.lost if self._is_sync and len(self.peers) > 1 else -1
+        lost = self.log.lost if self._is_sync and len(self.members.peers) > 1 else -1
         if lost >= 0:
             self._logs.error(
                 "damage",
@@ -480,19 +429,19 @@ class RaftNode:
                 "again, and votes for no leader until then",
             )
         core = RaftCore(
-            _group_config(self.config),
+            self.config.of_core(),
             self._hard_state,
             self.log,
             self._env.random,
-            self._now_ms(),
-            commit=self._confirmed,
+            self.now_ms(),
+            commit=self.confirmed,
             stored=self._stored,
             lost=lost,
         )
         core.awaits_tables = self._awaits_tables is True
         return core
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         return int(self._env.clock.monotonic() * 1000)
 
     # --- A turn -------------------------------------------------------------------------------------------------------
@@ -506,7 +455,8 @@ class RaftNode:
             self._fail(error)
         if self._unleased and self.has_lease():
             self._answer_unleased()
-        if self._is_open and not self._is_saving and not self.trouble:
+        self._answer_turned()
+        if self._is_open and not self.is_busy and not self.trouble:
             self._set_timer()
 
     def _handle_all(self) -> None:
@@ -514,8 +464,8 @@ class RaftNode:
             # The log takes nothing any more: a leader would refuse all senders, and keep its role by heartbeats.
             self._fail(self.store.failure)
         taken_bytes = 0
-        while self._is_open and not self._is_saving and not self.trouble:
-            now_ms = self._now_ms()
+        while self._is_open and not self.is_busy and not self.trouble:
+            now_ms = self.now_ms()
             if self.core.deadline_ms <= now_ms:
                 self._carry_out(self.core.tick(now_ms))
             elif self._has_sealed():
@@ -535,7 +485,7 @@ class RaftNode:
         if self._is_held and self._inbox_bytes < INBOX_BYTES_MAX // 2:
             self._is_held = False
             self.links.go_on()
-        if self._inbox and not self._is_saving and not self.trouble:
+        if self._inbox and not self.is_busy and not self.trouble:
             self.wake()
 
     def _step(self, message: RaftMessage, now_ms: int) -> None:
@@ -546,8 +496,15 @@ class RaftNode:
             ready = self.core.step(message, now_ms)
         except RemoteProtocolError as error:
             self._logs.error("rules", f"a message of {message.sender} is ignored: {error}")
-        else:
-            self._carry_out(ready)
+            return
+        refusals = [each for each in ready.messages if isinstance(each, VoteReply) and not each.is_granted]
+        if refusals and self.core.is_filling:
+            self._logs.warning(
+                "filling",
+                f"{self.id} gives no vote to {message.sender}: it does not have all yet that was committed. If there "
+                "is no leader, start the member that led before",
+            )
+        self._carry_out(ready)
 
     def _has_sealed(self) -> bool:
         return self.is_leader and self.log.last_index > self._announced
@@ -570,13 +527,13 @@ class RaftNode:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = max(self.core.deadline_ms - self._now_ms(), 1) / 1000
+        delay_s = max(self.core.deadline_ms - self.now_ms(), 1) / 1000
         self._timer = self._loop.call_later(delay_s, self.wake)
 
-    def _do_now(self, call: Callable[[int], Ready]) -> None:
+    def do_now(self, call: Callable[[int], Ready]) -> None:
         """Make a call of the core, if none is being carried out."""
-        if not self._is_saving and not self.trouble:
-            self._carry_out(call(self._now_ms()))
+        if not self.is_busy and not self.trouble:
+            self._carry_out(call(self.now_ms()))
             self.wake()
 
     # --- What the core wants ------------------------------------------------------------------------------------------
@@ -585,7 +542,7 @@ class RaftNode:
         if ready.role is not None and ready.role.role is not RaftRole.LEADER:
             self._change_role(ready.role)
         if ready.hard_state is not None:
-            self._is_saving = True
+            self.is_busy = True
             self._tasks.create_task(self._save_then(ready, ready.hard_state), name="raft: save term and vote")
         else:
             self._finish(ready)
@@ -602,7 +559,7 @@ class RaftNode:
         if self._hard_state.is_filling and not state.is_filling:
             log.info("%s has all that was committed before it began: it votes from now on", self.id)
         self._hard_state = state
-        self._is_saving = False
+        self.is_busy = False
         try:
             self._finish(ready)
         except Exception as error:
@@ -662,7 +619,7 @@ class RaftNode:
         self.store.truncate(position, NotMaster("another leader was elected before a majority had the message"))
         self._stored = min(self._stored, index - 1)
         self._packed = (-1, -1, b"")
-        self._see_members()
+        self.members.see()
 
     def _append(self, message: Append, from_index: int) -> bool:
         """Take entries into the log; False if that was not possible."""
@@ -689,7 +646,7 @@ class RaftNode:
             self._logs.error("append", f"entries of {message.sender} are dropped: {error}")
             return False
         self.lack = ""
-        self._see_members()
+        self.members.see()
         return True
 
     def _entries_of(self, message: RaftMessage) -> Sequence[Buffer]:
@@ -716,13 +673,13 @@ class RaftNode:
     def _commit(self, index: int) -> None:
         position = self.log.end_of(index)
         assert position is not None, "what is committed is in the log"
-        self._confirmed = index
+        self.confirmed = index
         self.log.note_committed(index)
         self.store.confirm(position)
         self.committed.advance(position)
         if not self.is_leader or self._term_end is None:
             self._fold_soon()
-        elif self._leads():
+        elif self.leads():
             self._answer_waiting()
 
     # --- Folding, and the beginning of a term -------------------------------------------------------------------------
@@ -757,13 +714,13 @@ class RaftNode:
         except DiskFull as error:
             self._logs.warning("full", f"{self.id} cannot begin term {term}: {error}; it hands over")
             with contextlib.suppress(BrokerRefused):
-                self._do_now(lambda now_ms: self.core.transfer(None, now_ms))
+                self.do_now(lambda now_ms: self.core.transfer(None, now_ms))
             self._loop.call_later(_RETRY_S, self._fold_soon)
         finally:
             self.store.refuse_writes(NotMaster(f"{self.id} has not begun term {term} yet"))
         self.wake()
 
-    def _leads(self) -> bool:
+    def leads(self) -> bool:
         """Whether the first record of this leader's term is committed, and all is dispatched."""
         end = self._term_end
         return self.is_leader and end is not None and self.committed.value >= end and self.store.dispatched >= end
@@ -772,23 +729,30 @@ class RaftNode:
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.done():
-                each.set_result(self._leads() and self._is_open)
+                each.set_result(self.leads() and self._is_open)
 
     def _answer_unleased(self) -> None:
         waiting, self._unleased = self._unleased, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+        _answer(waiting)
+
+    async def turned(self) -> bool:
+        """Wait for the end of the next turn, in which messages may have been handled; False if this node is closed."""
+        turned: asyncio.Future[None] = self._loop.create_future()
+        self._turned.append(turned)
+        await turned
+        return self._is_open
+
+    def _answer_turned(self) -> None:
+        waiting, self._turned = self._turned, []
+        _answer(waiting)
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    async def _promote_now_and_then(self) -> None:
-        while True:
-            await asyncio.sleep(_PROMOTE_S)
-            try:
-                self._promote()
-            except Exception as error:
-                self._fail(error)
+    async def _promote(self) -> None:
+        try:
+            await self.members.promote_now_and_then()
+        except Exception as error:
+            self._fail(error)
 
     async def _look_now_and_then(self) -> None:
         while True:
@@ -807,10 +771,10 @@ class RaftNode:
         """Let another member lead while the disk of this one takes no messages; it may be back soon if all are full."""
         now = self._loop.time()
         refusal = self.store.retention.refusal
-        if refusal and self._leads() and self.core.heir is None and now >= self._leave_at:
+        if refusal and self.leads() and self.core.heir is None and now >= self._leave_at:
             self._leave_at = now + _LEAVE_AGAIN_S
             with contextlib.suppress(BrokerRefused):
-                self._do_now(lambda now_ms: self.core.transfer(self._best_linked(), now_ms))
+                self.do_now(lambda now_ms: self.core.transfer(self._best_linked(), now_ms))
                 log.warning("%s hands the leadership over: %s", self.id, refusal)
 
     def _fail(self, error: Exception) -> None:
@@ -831,24 +795,7 @@ class RaftNode:
         self.links.cut()
 
 
-def _members(config: RaftConfig) -> Members:
-    """The members by the settings: they count until an entry of the log names others."""
-    if config.raft_join:
-        return Members(tuple(member.id for member in config.others), (config.d_leger_self_id,))
-    return Members(tuple(member.id for member in config.members))
-
-
-def _group_config(config: RaftConfig) -> GroupConfig:
-    return GroupConfig(
-        self_id=config.d_leger_self_id,
-        members=_members(config),
-        preferred=config.preferred_leader_id,
-        heartbeat_ms=config.heartbeat_ms,
-        election_min_ms=config.election_ms,
-        election_max_ms=config.election_max_ms,
-        transfer_ms=config.transfer_ms,
-        is_mixed=config.is_mixed,
-        append_bytes=config.append_bytes,
-        window_bytes=config.raft_window_bytes,
-        catch_up_bytes_s=config.raft_catch_up_bytes_per_second,
-    )
+def _answer(waiting: list[asyncio.Future[None]]) -> None:
+    for each in waiting:
+        if not each.done():
+            each.set_result(None)

@@ -67,6 +67,8 @@ class SyncPullConsumer(SyncClient[PullConsumer]):
         ``suspend_ms``. ``commit_offset`` also stores this offset for the group. A message that cannot be read has a
         ``body_error``, and its body is as stored.
 
+        While a Raft group changes its leader, the pull waits for the new one, for some seconds.
+
         Raises ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and ``CorruptRecord`` for a response that cannot be
         decoded.
         """

@@ -6,16 +6,27 @@ Offsets are queue offsets; a queue is named as the application knows it, without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.consume.offsets import BrokerOffsets
+from ternmq.client.consume.source import NO_MASTER_PAUSE_S
 from ternmq.env import Env
-from ternmq.errors import NotRunning
+from ternmq.errors import NotRunning, ServiceNotAvailable, TernError
 from ternmq.message import MessageQueue
 from ternmq.names import check_group, check_topic
+
+_Answer = TypeVar("_Answer")
+
+#: How long a broker that says that it does not lead is asked again. A Raft group of TernMQ elects its leader within
+#: 2 s, one of RocketMQ within 10 s.
+NO_MASTER_S: Final = 12.0
+_PAUSE_MAX_S: Final = 1.0
 
 
 class ByOffset:
@@ -47,19 +58,35 @@ class ByOffset:
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the first message of ``queue`` that is still stored."""
-        return await self._running()[1].min(await self._wired(queue))
+        return await self._ask_leader(queue, lambda wired: self._running()[1].min(wired))
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message of ``queue`` will get."""
-        return await self._running()[1].max(await self._wired(queue))
+        return await self._ask_leader(queue, lambda wired: self._running()[1].max(wired))
 
     async def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         """The offset of the first message of ``queue`` stored at ``time_ms`` (since 1970) or later."""
-        return await self._running()[1].at_time(await self._wired(queue), time_ms)
+        return await self._ask_leader(queue, lambda wired: self._running()[1].at_time(wired, time_ms))
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has stored for ``queue``; None if there is none."""
-        return await self._running()[1].load(await self._wired(queue))
+        return await self._ask_leader(queue, lambda wired: self._running()[1].load(wired))
+
+    async def _ask_leader(self, queue: MessageQueue, ask: Callable[[MessageQueue], Awaitable[_Answer]]) -> _Answer:
+        """Ask about a queue. Where the broker does not lead its Raft group any more, find the new leader and ask it."""
+        wired = await self._wired(queue)
+        loop = asyncio.get_running_loop()
+        end, pause_s = loop.time() + NO_MASTER_S, NO_MASTER_PAUSE_S
+        while True:
+            try:
+                return await ask(wired)
+            except ServiceNotAvailable:
+                if loop.time() >= end:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            with contextlib.suppress(TernError):
+                await self._running()[0].routes.refresh(wired.topic)
 
     async def _wired(self, queue: MessageQueue) -> MessageQueue:
         """The queue by its name on the wire; its route is known afterwards, and with it the broker's address."""

@@ -147,35 +147,59 @@ class PullConsumer(ByOffset):
         ``suspend_ms``. ``commit_offset`` also stores this offset for the group. A message that cannot be read has a
         ``body_error``, and its body is as stored.
 
+        While a Raft group changes its leader, the pull waits for the new one, for some seconds.
+
         Raises ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and ``CorruptRecord`` for a response that cannot be
         decoded.
         """
+        subscription = Subscription.of((await self._wired(queue)).topic, tags, sql, version=0)
+        return await self._ask_leader(
+            queue,
+            lambda wired: self._pull(
+                wired,
+                queue_offset,
+                subscription,
+                count_max=count_max,
+                suspend_ms=suspend_ms if wait else None,
+                commit_offset=commit_offset,
+            ),
+        )
+
+    async def _pull(
+        self,
+        wired: MessageQueue,
+        queue_offset: int,
+        subscription: Subscription,
+        *,
+        count_max: int,
+        suspend_ms: int | None,
+        commit_offset: int | None,
+    ) -> PullResult:
+        """Ask once. ``suspend_ms``: how long the broker may hold the pull; None: it answers at once."""
         instance, offsets = self._running()
-        wired = await self._wired(queue)
-        subscription = Subscription.of(wired.topic, tags, sql, version=0)
-        copy = instance.copy_of(queue.broker_name, broker_id=self._broker_ids.get(wired, MASTER_ID))
+        copy = instance.copy_of(wired.broker_name, broker_id=self._broker_ids.get(wired, MASTER_ID))
         commits = commit_offset is not None and copy.is_master
         if commit_offset is not None and not commits:
             # Slaves of RocketMQ take no offsets from pulls.
             await offsets.commit(wired, commit_offset)
         sysflag = PullSysflag.SUBSCRIPTION
-        if wait:
+        if suspend_ms is not None:
             sysflag |= PullSysflag.SUSPEND
         if commits:
             sysflag |= PullSysflag.COMMIT_OFFSET
         header = PullMessage(
             consumer_group=self._wire_group,
             topic=wired.topic,
-            queue_id=queue.queue_id,
+            queue_id=wired.queue_id,
             queue_offset=queue_offset,
             count_max=count_max,
             sysflag=sysflag,
             commit_offset=commit_offset or 0,
-            suspend_timeout_ms=suspend_ms if wait else 0,
+            suspend_timeout_ms=suspend_ms or 0,
             subscription=subscription.data.sub_string,
             expression_type=subscription.data.expression_type,
         )
-        timeout_ms = ANSWER_MS + (suspend_ms if wait else 0)
+        timeout_ms = ANSWER_MS + (suspend_ms or 0)
         try:
             response = await instance.call(copy.address, RequestCode.PULL_MESSAGE, header, timeout_ms=timeout_ms)
         except NetworkError:
@@ -187,17 +211,18 @@ class PullConsumer(ByOffset):
             check_slave(wired, queue_offset, response)
         status = _STATUSES.get(response.code)
         if status is None:
+            self._broker_ids.pop(wired, None)
             raise refused(
                 response.code,
-                f"{queue.broker_name} refused a pull of {queue} at {queue_offset}: {response.remark}",
-                broker=queue.broker_name,
+                f"{wired.broker_name} refused a pull of {wired} at {queue_offset}: {response.remark}",
+                broker=wired.broker_name,
             )
         reply = response.read(PullReply)
         self._broker_ids[wired] = reply.suggested_broker_id
         messages = []
         if status is PullStatus.FOUND:
             received, _ = read_answer(
-                response.body, StoredMessage, queue.broker_name, reply.min_offset, reply.max_offset
+                response.body, StoredMessage, wired.broker_name, reply.min_offset, reply.max_offset
             )
             await instance.inflater.messages(received)
             matches = subscription.filter.matches
@@ -208,4 +233,4 @@ class PullConsumer(ByOffset):
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Store ``queue_offset`` as the group's offset in ``queue``: that of the first message that is not done."""
-        await self._running()[1].commit(await self._wired(queue), queue_offset)
+        await self._ask_leader(queue, lambda wired: self._running()[1].commit(wired, queue_offset))
