@@ -8,9 +8,12 @@ use pyo3::prelude::*;
 
 mod batch;
 mod index;
+mod json;
 mod page;
 mod properties;
 mod scan;
+mod sends;
+mod signing;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -20,5 +23,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
+    module.add_class::<sends::SignedSends>()?;
+    module.add_class::<signing::SigningKey>()?;
     Ok(())
 }
