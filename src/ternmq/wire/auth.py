@@ -38,7 +38,7 @@ KEY_LENGTH_MIN: Final = 7
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 _BLOCK_BYTES: Final = 64
-#: Compiled code takes a fifth of the time for a short body, and as long as OpenSSL for a long one, which it may copy.
+#: Compiled code takes half of the time for a short body, and as long as OpenSSL for a long one, which it may copy.
 _NATIVE_BYTES_MAX: Final = 64 * 1024
 #: Orders of fields that are remembered: each code of each kind of client has one.
 _ORDERS_MAX: Final = 1000
