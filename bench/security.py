@@ -4,8 +4,10 @@ All servers run side by side, and take turns: without security, with access cont
 
 - **Throughput**: the same Java client, 64 threads that send 128 bytes synchronously over one connection. Client and
   broker share the machine, and the client pays for signatures and TLS as well.
-- **Gate** (``--gate`` for this alone): decoding and admission of a send in this process, without and with access
+- **Gate** (``--gate`` for these two alone): decoding and admission of a send in this process, without and with access
   control. The best of many short samples, so it is hardly disturbed by other work.
+- **Broker in process**: what a broker does with 64 sends of one read, from the bytes to the replies, without a socket;
+  likewise the best of many samples. Each kind has processes of its own, in turns: one that serves both kinds is slower.
 - **CPU** of the broker (TernMQ only): frames that were made and signed before, in windows of 64. The client costs next
   to nothing, so this is what the gate alone costs.
 
@@ -19,6 +21,8 @@ import asyncio
 import datetime
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,22 +30,29 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 from bench import load, systems
 from bench.run import machine
 from bench.systems import System
+from ternmq import kernels
 from ternmq.auth import acl_file
 from ternmq.auth.accounts import AccessRules
 from ternmq.auth.plain import PlainAcl
+from ternmq.broker.broker import Broker
+from ternmq.broker.config import BrokerConfig
 from ternmq.cli import certs
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.producer import Producer
 from ternmq.env import SystemClock
 from ternmq.message import Message
+from ternmq.net import lanes, server
 from ternmq.net.endpoint import dial_blocking
 from ternmq.net.gate import Action, Gate, Rights, Rule
+from ternmq.net.peer import Peer
 from ternmq.net.tls import TlsConfig
+from ternmq.store.config import StoreConfig
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.frame import FrameDecoder, encode_request
@@ -80,13 +91,7 @@ def kinds_in(directory: Path) -> dict[str, Kind]:
     """The kinds, with their files in a directory."""
     # RocketMQ's broker looks for its file below its own home, each TernMQ below aclPath.
     for conf in (directory / "acl", directory / "rocketmq-acl" / "broker-a" / "conf"):
-        conf.mkdir(parents=True)
-        for name, text in (
-            ("plain_acl.yml", _ACCOUNTS),
-            ("tools.yml", "accessKey: boss-key\nsecretKey: secret-of-the-boss\n"),
-        ):
-            (conf / name).write_text(text)
-            (conf / name).chmod(0o600)
+        _write_accounts(conf)
     made = directory / "certs"
     certs.make(made, [], days=2, now=datetime.datetime.now(datetime.UTC))
     return {
@@ -118,26 +123,39 @@ def kinds_in(directory: Path) -> dict[str, Kind]:
     }
 
 
-def gate() -> None:
-    """Print what decoding and admission of one send take, without and with access control."""
+def _write_accounts(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    for name, text in (
+        ("plain_acl.yml", _ACCOUNTS),
+        ("tools.yml", "accessKey: boss-key\nsecretKey: secret-of-the-boss\n"),
+    ):
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o600)
+    return directory
+
+
+def _window(signing: Credentials | None, *, queue_id: int = 0) -> bytes:
+    """Frames of sends, as many as are in flight."""
     header = SendMessageV2(
         topic=TOPIC,
-        queue_id=3,
+        queue_id=queue_id,
         producer_group="ternmq-load",
         born_time_ms=1_700_000_000_000,
         properties=join({"UNIQ_KEY": "C00002027A1AB1409933538854460000", "WAIT": "true"}),
     )
+    return b"".join(
+        buffer
+        for opaque in range(_IN_FLIGHT)
+        for buffer in encode_request(Code.SEND_MESSAGE_V2, header, _BODY, opaque=opaque, credentials=signing)
+    )
+
+
+def gate() -> None:
+    """Print what decoding and admission of one send take, without and with access control."""
     accounts = acl_file.read(_ACCOUNTS.encode()).accounts
     signing, keeper = Credentials(*_KEYS.values()), Gate([PlainAcl(AccessRules(accounts), SystemClock())])
     rule, caller = Rule(Action.PUB, topic="b"), _Caller()
-    data, signed_data = (
-        b"".join(
-            buffer
-            for opaque in range(_IN_FLIGHT)
-            for buffer in encode_request(Code.SEND_MESSAGE_V2, header, _BODY, opaque=opaque, credentials=credentials)
-        )
-        for credentials in (None, signing)
-    )
+    data, signed_data = _window(None, queue_id=3), _window(signing, queue_id=3)
     plain, guarded = FrameDecoder(), FrameDecoder(typed=False)
 
     def without() -> None:
@@ -147,9 +165,9 @@ def gate() -> None:
     def with_gate() -> None:
         for request in guarded.feed(signed_data):
             assert isinstance(request, Request)
-            shape = keeper.admit(caller, request, rule)
-            if shape is not None:
-                guarded.learn(request.code, shape)
+            admitted = keeper.admit(caller, request, rule)
+            if admitted is not None:
+                guarded.learn(request.code, admitted)
 
     best = {without: math.inf, with_gate: math.inf}
     for _ in range(1000):
@@ -161,6 +179,65 @@ def gate() -> None:
     print(
         f"\nDecoding and admission of a send: {off:.2f} us without access control, {on:.2f} with, {on - off:.2f} more"
     )
+
+
+def broker_in_process(rounds: int = 5) -> None:
+    """Print what a broker takes for one send, without and with access control."""
+    best = {"none": math.inf, "acl": math.inf}
+    for _ in range(rounds):
+        for kind, found in best.items():
+            command = [sys.executable, "-m", "bench.security", "--window", kind]
+            printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            best[kind] = min(found, float(printed))
+    off, on = best.values()
+    print(
+        f"\nA broker's work for a send, in process: {off:.2f} us without access control, {on:.2f} with, "
+        f"{on - off:.2f} more ({on / off:.3f}x)",
+        flush=True,
+    )
+
+
+async def window(kind: str) -> float:
+    """The best CPU time of the loop for a send, of windows that are given to a connection as if read, in µs."""
+    connected: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+
+    class Watched(Peer):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            connected.set_result(self)
+
+    best = math.inf
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        # A turn of the loop that was interrupted by another process must not end early.
+        stack.enter_context(mock.patch.object(lanes, "TURN_S", 10.0))
+        stack.enter_context(mock.patch.object(server, "Peer", Watched))
+        directory = Path(name)
+        acl = _write_accounts(directory / "acl") if kind == "acl" else None
+        config = BrokerConfig(
+            bind_address="127.0.0.1",
+            listen_port=0,
+            wait_time_mills_in_send_queue=60_000,
+            acl_enable=acl is not None,
+            acl_path=acl,
+        )
+        store = StoreConfig(store_path_root_dir=directory / "store", mapped_file_size_commit_log=1 << 28)
+        data = _window(Credentials(*_KEYS.values()) if acl is not None else None)
+        async with Broker(config, store) as broker:
+            host, _, port = broker.address.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            peer = await connected
+            # The first windows create the topic, and show who calls.
+            for number in range(1000):
+                before = time.thread_time_ns()
+                peer.data_received(data)
+                took = (time.thread_time_ns() - before) / _IN_FLIGHT / 1000
+                for _ in range(_IN_FLIGHT):
+                    reply = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                    if number and b'"code":0,' not in reply:
+                        raise SystemExit(f"refused: {reply[:300]!r}")
+                best = min(best, took if number > 10 else math.inf)
+            writer.close()
+    return best
 
 
 class _Caller:
@@ -175,30 +252,18 @@ def flood(system: System, kind: Kind, count: int) -> float:
     """So many sends by frames that were made before; returns the CPU time of the broker for one, in µs."""
     config = ClientConfig(system.namesrv, **kind.client)
     address = asyncio.run(_route(config))
-    header = SendMessageV2(
-        topic=TOPIC,
-        queue_id=0,
-        producer_group="shop",
-        born_time_ms=1_700_000_000_000,
-        properties=join({"UNIQ_KEY": "C00002027A1AB1409933538854460000", "WAIT": "true"}),
-    )
-    signing = config.credentials()
-    window = b"".join(
-        buffer
-        for opaque in range(_IN_FLIGHT)
-        for buffer in encode_request(Code.SEND_MESSAGE_V2, header, _BODY, opaque=opaque, credentials=signing)
-    )
+    data = _window(config.credentials())
     with dial_blocking(address, config.tls_context(), timeout_ms=60_000) as connection:
         before_s = system.cpu_s()
         for _ in range(count // _IN_FLIGHT):
-            connection.sendall(window)
-            data = bytearray()
+            connection.sendall(data)
+            replies = bytearray()
             for _ in range(_IN_FLIGHT):
-                while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-                    data += connection.recv(1 << 16)
-                if b'"code":0,' not in data[: 4 + int.from_bytes(data[:4], "big")]:
-                    raise SystemExit(f"refused: {bytes(data[:300])!r}")
-                del data[: 4 + int.from_bytes(data[:4], "big")]
+                while len(replies) < 4 or len(replies) < 4 + int.from_bytes(replies[:4], "big"):
+                    replies += connection.recv(1 << 16)
+                if b'"code":0,' not in replies[: 4 + int.from_bytes(replies[:4], "big")]:
+                    raise SystemExit(f"refused: {bytes(replies[:300])!r}")
+                del replies[: 4 + int.from_bytes(replies[:4], "big")]
         return (system.cpu_s() - before_s) / count * 1e6
 
 
@@ -225,11 +290,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=64)
     parser.add_argument("--count", type=int, default=20_000, help="sends of a round that measures CPU")
     parser.add_argument("--cpu-rounds", type=int, default=7)
-    parser.add_argument("--gate", action="store_true", help="only decoding and admission, in this process")
+    parser.add_argument("--gate", action="store_true", help="only the gate, and a broker in process")
+    parser.add_argument("--window", choices=("none", "acl"), help=argparse.SUPPRESS)
     parser.add_argument("--system", choices=("ternmq", "rocketmq"), help="only this one")
     options = parser.parse_args()
-    print(machine(), flush=True)
+    if options.window:
+        print(asyncio.run(window(options.window)))
+        return
+    print(f"{machine()}; {kernels.describe()}", flush=True)
     gate()
+    broker_in_process()
     if options.gate:
         return
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

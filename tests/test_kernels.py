@@ -1,8 +1,9 @@
-"""Compiled kernels do what the Python versions do, byte for byte, or nothing (C1, C2, C4, C5, E6)."""
+"""Compiled kernels do what the Python versions do, byte for byte, or nothing (C1, C2, C4, C5, E6, N1)."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,16 @@ from ternmq.kernels import HAS_NATIVE, load, native
 from ternmq.store.derived import follower, index
 from ternmq.store.derived.key_hash import KeyHashes
 from ternmq.store.store import MessageStore, PlacedBatch
+from ternmq.wire import auth
+from ternmq.wire.auth import Credentials, Secret
 from ternmq.wire.batch import pack_messages
+from ternmq.wire.frame import encode_request
+from ternmq.wire.header import NO_BODY, Request
 from ternmq.wire.ids import java_hash, offset_id
 from ternmq.wire.properties import closed
 from ternmq.wire.record import MAGIC_V1
+from ternmq.wire.shapes import SignedSend
+from tests.broker.calls import v2
 from tests.manual_clock import ManualClock
 from tests.store.small import BORN, HOST, draft, log_queues_index, quiet_store, small_config
 
@@ -252,3 +259,59 @@ def test_a_process_without_kernels(tmp_path: Path) -> None:
     environment = {**os.environ, "TERNMQ_NATIVE": "0"}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "pure Python\n" == told.stdout
+
+
+@given(st.text(max_size=100), st.text(max_size=300), st.binary(max_size=300))
+@example("Jefe", "what do ya want ", b"for nothing?")
+@example("k" * 65, "", b"")
+def test_signatures_are_those_of_the_python_version(secret_key: str, text: str, body: bytes) -> None:
+    """N1: of bytes and of views."""
+    with mock.patch.object(auth, "HAS_NATIVE", False):
+        by_python = Secret(secret_key)
+    by_kernel = Secret(secret_key)
+    assert (None, True) == (by_python.native, by_kernel.native is not None)
+    expected = by_python.signature({"a": text}, body)
+    for given_body in (body, memoryview(body), bytearray(body), memoryview(b"x" + body)[1:]):
+        assert expected == by_kernel.signature({"a": text}, given_body)
+
+
+def test_a_signing_key_does_not_show_its_secret() -> None:
+    """N1: nor can it be copied to another process."""
+    key = native.SigningKey(b"secret-of-the-shop")
+    sends = signed_sends(key)
+    for shown in (repr(key), str(key), repr(sends), str(sends), repr(dir(key))):
+        assert "secret-of" not in shown
+    for copied in (key, sends):
+        with pytest.raises(TypeError):
+            pickle.dumps(copied)
+
+
+def signed_sends(key: native.SigningKey, codes: tuple[int, ...] = (310,)) -> native.SignedSends:
+    return native.SignedSends(
+        "shop-key",
+        key,
+        None,
+        codes=codes,
+        body_bytes_max=100,
+        request_type=Request,
+        header_type=SignedSend,
+        no_body=NO_BODY,
+    )
+
+
+def test_sends_are_read_only_within_what_has_arrived() -> None:
+    """N1: any cut, and any position."""
+    fields = {**v2("orders", queue_id=0).to_fields()}
+    Credentials("shop-key", "secret-of-the-shop").sign(fields, b"hi")
+    frame = b"".join(encode_request(310, None, b"hi", opaque=1, more_fields=fields))
+    sends = signed_sends(native.SigningKey(b"secret-of-the-shop"))
+    for cut in range(len(frame)):
+        found: list[object] = []
+        data = frame + frame[:cut]
+        assert len(frame) == sends.read(data, memoryview(data), 0, 1000, found)
+        assert 1 == len(found)
+    for at in (1, len(frame) - 8, len(frame), len(frame) + 1, 2**63):
+        assert at == sends.read(frame, memoryview(frame), at, 1000, [])
+    assert 0 == sends.read(frame, memoryview(frame), 0, len(frame) - 1, [])
+    with pytest.raises(ValueError, match="not codes of sends"):
+        signed_sends(native.SigningKey(b"x"), codes=(11,))

@@ -9,11 +9,14 @@ use pyo3::prelude::*;
 mod batch;
 mod delivery;
 mod index;
+mod json;
 mod page;
 mod properties;
 mod record;
 mod scan;
 mod sends;
+mod signed_sends;
+mod signing;
 mod timer;
 
 #[pymodule]
@@ -31,5 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sends::SendTerms>()?;
     module.add_class::<sends::ReplyForm>()?;
     module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
+    module.add_class::<signed_sends::SignedSends>()?;
+    module.add_class::<signing::SigningKey>()?;
     Ok(())
 }

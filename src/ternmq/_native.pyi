@@ -173,3 +173,32 @@ def scan(
     its entries, the log offset behind them and their tags codes; index entries of records behind ``indexed``; and the
     log offset of the last of these, or -1.
     """
+
+@final
+class SigningKey:
+    """A secret key, ready to sign (``wire.auth.Secret``)."""
+
+    def __new__(cls, secret: bytes) -> SigningKey: ...
+    def sign(self, text: bytes, body: Buffer) -> bytes:
+        """The signature of a request: of the values of its fields in their order, and its body. As ASCII."""
+
+@final
+class SignedSends:
+    """Reads sends that one account has signed (``wire.shapes``). It does not change."""
+
+    def __new__(
+        cls,
+        access_key: str,
+        key: SigningKey,
+        secret: object,
+        *,
+        codes: Sequence[int],
+        body_bytes_max: int,
+        request_type: type,
+        header_type: type,
+        no_body: memoryview,
+    ) -> SignedSends: ...
+    def read(self, data: bytes, view: memoryview, at: int, frame_bytes_max: int, commands: list[Any]) -> int:
+        """Append the requests in the frames from ``at`` on to ``commands``, with a ``header_type`` as header each. Ends
+        at the first frame that is incomplete, or not a plain send of ``codes`` with the signature of this account;
+        returns where that begins. ``view`` is a view of ``data``."""

@@ -23,7 +23,7 @@ from ternmq.net.gate import Action, Need, ResourceKind
 from ternmq.wire.auth import KEY_LENGTH_MIN, Secret
 
 _KEY_LENGTH_MAX: Final = 1024
-#: Requests of one account that passed and are remembered: about a megabyte, as long names are not.
+#: Requests of one account that passed and are remembered, and topics: about a megabyte, as long names are not.
 PASSED_MAX: Final = 1_000
 #: Addresses that are remembered for white lists.
 _ASKED_MAX: Final = 10_000
@@ -69,7 +69,8 @@ class Account:
     secret: Secret = field(init=False, repr=False)
     #: An admin that lists no topics and no groups.
     may_do_all: bool = field(init=False, repr=False)
-    #: What was allowed before, by what the validator makes of a request; it may forget all at any time.
+    #: What was allowed before, by what the validator makes of a request, and topics that were sent to; it may forget
+    #: all at any time.
     passed: set[object] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -24,11 +24,11 @@ from ternmq.auth.audit import shown
 from ternmq.auth.signed import SignedCallers
 from ternmq.env import Clock
 from ternmq.errors import NoPermission
-from ternmq.net.gate import Action, CallingPeer, Need, Rule
-from ternmq.wire.auth import ACCESS_KEY
+from ternmq.net.gate import Action, CallingPeer, Need, Rule, is_send
+from ternmq.wire.auth import ACCESS_KEY, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
-from ternmq.wire.shapes import Shape
+from ternmq.wire.shapes import SignedSend
 
 #: Name topics, groups and machines of others, or settings.
 LISTS: Final = frozenset(
@@ -57,8 +57,6 @@ LISTS: Final = frozenset(
 )
 #: The same, for requests that name no topic.
 _LISTS_OF_ALL: Final = frozenset({Code.GET_DELAYED_STATS})
-#: Python 3.11 takes a tenth of a microsecond to find a member of an enum.
-_PUB: Final = Action.PUB
 #: Names in requests that are remembered are not longer.
 _NAME_LENGTH_MAX: Final = 512
 
@@ -95,19 +93,17 @@ class PlainAcl:
         if rule.action is Action.ADMIN:
             callers.note_change(caller, request, fields, rule, key=key)
 
-    def knows(
-        self, caller: CallingPeer, request: Request[Any], shape: Shape, values: tuple[str, ...], rule: Rule, /
-    ) -> bool:
-        """A request of an account that has proved itself on this connection, and asks for what it has had before."""
-        rules, key = self.rules, values[shape.key_at]
-        account = rules.accounts.get(key)
-        if account is None or caller.proved != key or rules.has_white or rule.action is not _PUB:
+    def secret_of(self, key: str, /) -> Secret | None:
+        account = self.rules.accounts.get(key)
+        return account.secret if account is not None else None
+
+    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
+        """A send of an account that has proved itself on this connection, and sends where it has sent before."""
+        rules = self.rules
+        account = rules.accounts.get(caller.proved)
+        if account is None or account.secret is not send.secret or rules.has_white:
             return False
-        if not account.may_do_all:
-            place = shape.places.get(rule.topic or "")
-            if place is None or (request.code, values[place], None, None) not in account.passed:
-                return False
-        if not account.secret.has_signed_values(values, request.body):
+        if not account.may_do_all and send.topic not in account.passed:
             return False
         caller.access = account
         return True
@@ -118,7 +114,7 @@ class PlainAcl:
         self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, account: Account
     ) -> None:
         what = _asks_for(request, fields, rule)
-        if what in account.passed:
+        if what is not None and what in account.passed:
             return
         if (rule.action is Action.ADMIN or is_list(request.code, fields, rule)) and not account.is_admin:
             reason = "this request needs an account with admin: true"
@@ -133,6 +129,9 @@ class PlainAcl:
             if len(account.passed) >= PASSED_MAX:
                 account.passed.clear()
             account.passed.add(what)
+            topic = what[1]
+            if topic and is_send(request.code, rule):
+                account.passed.add(topic)  # which tells all that it needs
 
     def _denied(
         self, caller: CallingPeer, request: Request[Any], kind: str, account: Account, reason: str

@@ -17,11 +17,11 @@ from ternmq.auth.signed import SignedCallers
 from ternmq.auth.users import User, UserRules
 from ternmq.env import Clock
 from ternmq.names import DEAD_LETTER_PREFIX
-from ternmq.net.gate import Action, CallingPeer, Need, Resource, ResourceKind, Rule
-from ternmq.wire.auth import ACCESS_KEY
+from ternmq.net.gate import Action, CallingPeer, Need, Resource, ResourceKind, Rule, is_send
+from ternmq.wire.auth import ACCESS_KEY, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
-from ternmq.wire.shapes import Shape
+from ternmq.wire.shapes import SignedSend
 
 _ANY_VERB: Final = frozenset(Verb) - {Verb.ALL}
 _VERBS: Final = {
@@ -30,8 +30,6 @@ _VERBS: Final = {
     Action.ANY: _ANY_VERB,
     Action.ADMIN: frozenset({Verb.UPDATE}),
 }
-#: As in ``auth.plain``.
-_PUB: Final = Action.PUB
 _READS: Final = frozenset({Verb.GET, Verb.LIST})
 #: Verbs of single codes, instead of those of their action.
 _VERBS_OF_CODES: Final[dict[int, frozenset[Verb]]] = {
@@ -80,6 +78,10 @@ class UserAccess:
         self._acl = acl
         self._name = name
         self._ip = ip
+
+    def is_of(self, acl: UserAcl, name: str) -> bool:
+        """Whether this is what a validator gives a user, on the connection that has it."""
+        return self._acl is acl and self._name == name
 
     def allows(self, need: Need, /) -> bool:
         user = self._acl.rules.users.get(self._name)
@@ -133,24 +135,23 @@ class UserAcl:
         if rule.action is Action.ADMIN:
             self._callers.note_change(caller, request, fields, rule, key=key)
 
-    def knows(
-        self, caller: CallingPeer, request: Request[Any], shape: Shape, values: tuple[str, ...], rule: Rule, /
-    ) -> bool:
-        """A send of a user that has proved itself on this connection, and sends where it has sent before."""
-        key = values[shape.key_at]
+    def secret_of(self, key: str, /) -> Secret | None:
         user = self.rules.users.get(key)
-        if user is None or not user.is_enabled or caller.proved != key or rule.action is not _PUB:
+        return user.secret if user is not None and user.is_enabled else None
+
+    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
+        """A send of a user that has proved itself on this connection, and sends where it has sent before."""
+        key = caller.proved
+        user = self.rules.users.get(key)
+        if user is None or not user.is_enabled or user.secret is not send.secret:
             return False
         if user.is_super or not self._authorizes:
-            access = None
-        else:
-            topic = values[shape.places[rule.topic]] if rule.topic in shape.places else ""
-            if (request.code, caller.remote_ip, topic, None, None) not in user.passed:
-                return False
-            access = UserAccess(self, key, caller.remote_ip)
-        if not user.secret.has_signed_values(values, request.body):
+            caller.access = None
+            return True
+        if (caller.remote_ip, send.topic) not in user.passed:
             return False
-        caller.access = access
+        if not (isinstance(caller.access, UserAccess) and caller.access.is_of(self, key)):
+            caller.access = UserAccess(self, key, caller.remote_ip)
         return True
 
     def _check(
@@ -191,6 +192,9 @@ class UserAcl:
             if len(user.passed) >= _PASSED_MAX:
                 user.passed.clear()
             user.passed.add(what)
+            topic = fields.get(rule.topic or "")
+            if topic and is_send(request.code, rule):
+                user.passed.add((caller.remote_ip, topic))
 
     def _denied(self, caller: CallingPeer, request: Request[Any], user: User, reason: str) -> Exception:
         return self._callers.denied(caller, request, "permission", user.name, reason, is_known=True)

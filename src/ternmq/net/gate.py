@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-import msgspec
-
 from ternmq.errors import NoPermission, RemoteProtocolError
 from ternmq.names import RETRY_PREFIX, is_retry_topic, pop_retry_topic_v2, popped_topic
-from ternmq.wire.header import NO_BODY, Fields, Request, give_header
-from ternmq.wire.shapes import CODES, Shape, Texts, values_of
+from ternmq.wire.auth import ACCESS_KEY, Secret
+from ternmq.wire.codes import JSON
+from ternmq.wire.header import NO_BODY, Fields, Request, decode_untyped, give_header
+from ternmq.wire.shapes import TOPIC_FIELDS, Admitted, SignedSend
 
 
 class Action(Enum):
@@ -182,14 +182,26 @@ def check_send(access: Rights | None, topic: str) -> None:
 
 @runtime_checkable
 class QuickValidator(Protocol):
-    """A validator that also has a short way for sends, to a topic that it has allowed before on the same connection."""
+    """A validator that also has a short way for sends, to a topic that it has allowed before. The decoder has checked
+    their signatures by then (``wire.shapes``)."""
 
-    def knows(
-        self, caller: CallingPeer, request: Request[Any], shape: Shape, values: tuple[str, ...], rule: Rule, /
-    ) -> bool:
-        """Whether a request of a shape, with these values, is allowed for sure; if not, the validator is asked as any
-        other."""
+    def secret_of(self, key: str, /) -> Secret | None:
+        """What requests with an access key must be signed by now; None: the key is unknown."""
         ...
+
+    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
+        """Whether a send, signed by ``send.secret``, is allowed for sure; if not, the validator is asked as any other.
+        The secret counts only if it is that of ``caller.proved``, still."""
+        ...
+
+
+#: Rules of sends that may go the short way: they need their topic, and nothing else.
+_SENDS: Final = {code: Rule(Action.PUB, topic=name) for code, name in TOPIC_FIELDS.items()}
+
+
+def is_send(code: int, rule: Rule) -> bool:
+    """Whether requests of a code with this rule may go the short way."""
+    return _SENDS.get(code) == rule
 
 
 class Gate:
@@ -198,24 +210,21 @@ class Gate:
     def __init__(self, validators: Iterable[Validator]) -> None:
         self._validators = tuple(validators)
         quick = self._validators[0] if len(self._validators) == 1 else None
-        self._knows = quick.knows if isinstance(quick, QuickValidator) else None
+        self._quick = quick if isinstance(quick, QuickValidator) else None
+        self._trusts = self._quick.trusts if self._quick is not None else None
 
-    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> Fields | None:
-        """Return if a request may be handled; its header is then built from the checked fields. These are returned if
-        more requests of their shape should be expected (``FrameDecoder.learn``).
+    def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> Admitted | None:
+        """Return if a request may be handled; its header is then built from the checked fields. The result says what
+        to expect from now on, if anything (``FrameDecoder.learn``).
 
         Raises ``NoPermission``, or any error of a validator: the request must not be handled then, either.
         """
         header = request.header
-        if isinstance(header, Texts):
-            shape, values = header.shape, values_of(header)
-            if self._knows is not None and self._knows(caller, request, shape, values, rule):
-                try:
-                    request.header = shape.typed(values)
-                except msgspec.ValidationError:
-                    give_header(request, header.to_map())  # says what is wrong with it
+        if type(header) is SignedSend:
+            # Made only after a request of the same code, so with the same rule, was admitted on this connection.
+            if self._trusts is not None and self._trusts(caller, header):
                 return None
-            header = header.to_map()
+            header = request.header = decode_untyped(header.raw, JSON).header
         fields: Fields = header or {}
         try:
             for validate in self._validators:
@@ -226,4 +235,8 @@ class Gate:
                 "client and its version are supported"
             ) from None
         give_header(request, fields)
-        return fields if self._knows is not None and request.code in CODES else None
+        if self._quick is None or not is_send(request.code, rule):
+            return None
+        key = fields.get(ACCESS_KEY, "")
+        secret = self._quick.secret_of(key) if key and key == caller.proved else None
+        return Admitted(fields, secret) if secret is not None else None

@@ -359,9 +359,9 @@ class Peer(Stream):
         try:
             route = self._routes[request.code]
             if self._gate is not None:
-                shape = self._gate.admit(self, request, route.rule)
-                if shape is not None:
-                    self._decoder.learn(request.code, shape)
+                admitted = self._gate.admit(self, request, route.rule)
+                if admitted is not None:
+                    self._decoder.learn(request.code, admitted)
                 if not route.takes_body:
                     request.drop_body()
             if request.fault is not None:

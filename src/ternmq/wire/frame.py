@@ -30,7 +30,7 @@ from ternmq.errors import LocalProtocolError, RemoteProtocolError
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.types import Buffer
 from ternmq.wire import requests, requests_admin  # noqa: F401 - registers the typed headers that frames decode into
-from ternmq.wire.auth import Credentials
+from ternmq.wire.auth import ACCESS_KEY, Credentials, Secret
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, JSON, RequestCode
 from ternmq.wire.header import (
     NO_BODY,
@@ -45,7 +45,7 @@ from ternmq.wire.header import (
     encode_binary,
     encode_json,
 )
-from ternmq.wire.shapes import CODES, Shape, shape_of
+from ternmq.wire.shapes import BODY_BYTES_MAX, TOPIC_FIELDS, Admitted, Shape, SignedSend, shape_of
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -88,13 +88,32 @@ _PREFIX: Final = struct.Struct(">II")
 class FrameDecoder:
     """Bytes in, requests and responses out."""
 
-    __slots__ = ("_bytes_max", "_decode", "_kept", "_misses", "_shapes", "_starts", "_wanted_bytes", "kept_bytes")
+    __slots__ = (
+        "_access_key",
+        "_bytes_max",
+        "_codes",
+        "_decode",
+        "_kept",
+        "_misses",
+        "_secret",
+        "_sends",
+        "_shapes",
+        "_starts",
+        "_wanted_bytes",
+        "kept_bytes",
+    )
 
     def __init__(self, *, bytes_max: int = FRAME_BYTES_MAX, typed: bool = True) -> None:
         """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``), or those of
-        a shape that was learnt."""
+        sends that were learnt (``shapes.SignedSend``)."""
         self._bytes_max = bytes_max
         self._decode = _decode_header if typed else self._decode_fields
+        #: Of the account whose sends were admitted (``wire.shapes``).
+        self._access_key = ""
+        self._secret: Secret | None = None
+        #: Codes of these, and what reads them, if it is compiled.
+        self._codes: set[int] = set()
+        self._sends: native.SignedSends | None = None
         #: Shapes of requests by the first bytes of their header, and these bytes by the code (``wire.shapes``).
         self._shapes: dict[bytes, Shape] = {}
         self._starts: dict[int, bytes] = {}
@@ -127,7 +146,12 @@ class FrameDecoder:
         tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         view = memoryview(data)
         at, end = 0, len(data)
+        signed = self._sends
         while end - at >= 8:
+            if signed is not None:
+                at = signed.read(data, view, at, self._bytes_max, commands)
+                if end - at < 8:
+                    break
             length, header_field = _PREFIX.unpack_from(data, at)
             frame_end = at + 4 + length
             header_bytes = header_field & 0xFFFFFF
@@ -148,8 +172,8 @@ class FrameDecoder:
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
-            command = self._decode(header_field >> 24, header)
             body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
+            command = self._decode(header_field >> 24, header, body)
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
@@ -161,19 +185,38 @@ class FrameDecoder:
             self._keep(data, at, end)
         return commands
 
-    def learn(self, code: int, fields: Fields) -> None:
-        """A request with these fields was admitted; expect more of its kind."""
+    def learn(self, code: int, admitted: Admitted) -> None:
+        """A send of this code was admitted; expect more of its kind."""
+        fields, secret = admitted
+        if secret is not self._secret:
+            self._access_key, self._secret, self._sends = fields[ACCESS_KEY], secret, None
+        # Other texts may have no UTF-8; shapes take them all.
+        if HAS_NATIVE and secret.native is not None and self._access_key.isascii():
+            if self._sends is not None and code in self._codes:
+                return
+            self._codes.add(code)
+            self._sends = native.SignedSends(
+                self._access_key,
+                secret.native,
+                secret,
+                codes=sorted(self._codes),
+                body_bytes_max=BODY_BYTES_MAX,
+                request_type=Request,
+                header_type=SignedSend,
+                no_body=NO_BODY,
+            )
+            return
         start = self._starts.get(code)
         if start is not None and self._misses < _MISSES_MAX and (shape := shape_of(code, fields)) is not None:
             if len(self._shapes) >= _SHAPES_MAX:
                 self._shapes.clear()
             self._shapes[start] = shape
 
-    def _decode_fields(self, form: int, header: bytes) -> Request[Any]:
+    def _decode_fields(self, form: int, header: bytes, body: Buffer) -> Request[Any]:
         if form == JSON:
             shape = self._shapes.get(header[:_START_BYTES])
-            if shape is not None:
-                command = shape.decode(header)
+            if shape is not None and self._secret is not None and len(body) <= BODY_BYTES_MAX:
+                command = shape.read(header, body, self._access_key, self._secret)
                 if command is not None:
                     return command
                 # It costs the time of an error. A client that goes from shape to shape is better off without.
@@ -184,7 +227,7 @@ class FrameDecoder:
             raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
         command = decode_untyped(header, form)
         command.serial = form
-        if form == JSON and command.code in CODES:
+        if form == JSON and command.code in TOPIC_FIELDS:
             self._starts[command.code] = header[:_START_BYTES]
         return command
 
@@ -239,7 +282,7 @@ def response_at(data: bytearray, at: int, end: int) -> tuple[Response | None, in
     return _response(command, view[body_at:frame_end]), frame_end
 
 
-def _decode_header(form: int, header: bytes) -> Request[Any]:
+def _decode_header(form: int, header: bytes, _body: Buffer = b"") -> Request[Any]:
     if form == JSON:
         command = decode_json(header)
     elif form == BINARY:
