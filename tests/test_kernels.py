@@ -253,6 +253,14 @@ def test_the_setting() -> None:
         load("yes")
 
 
+def test_kernels_of_other_sources_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old library that is still installed beside new sources."""
+    monkeypatch.setattr("ternmq._native.__version__", "0.0.1")
+    assert load("1") is None
+    with pytest.raises(ConfigError, match=r"version 0\.0\.1, and these sources need"):
+        load("require")
+
+
 def test_a_process_without_kernels(tmp_path: Path) -> None:
     """T2: TERNMQ_NATIVE=0."""
     code = "from ternmq.kernels import describe; print(describe())"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["HAS_NATIVE", "NATIVE_SETTING", "describe", "load", "native"]
 
 NATIVE_SETTING: Final = "TERNMQ_NATIVE"
+#: Of the compiled module that belongs to these sources (``native/Cargo.toml``). One that was built from others is not
+#: used: it may lack functions, or mean something else by them.
+VERSION: Final = "0.2.0"
 
 
 def load(choice: str) -> ModuleType | None:
@@ -30,6 +33,9 @@ def load(choice: str) -> ModuleType | None:
         return None
     try:
         from ternmq import _native
+
+        if _native.__version__ != VERSION:
+            raise ImportError(f"they have version {_native.__version__}, and these sources need {VERSION}")
     except ImportError as error:
         if choice == "require":
             raise ConfigError(

@@ -33,7 +33,7 @@ from ternmq import names
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.due import HOUR_MS, slot_of, stored_place
 from ternmq.delay.hour_files import EntryKind, HourFiles, IndexLine
-from ternmq.delay.quick import Rewriter, Spans, delivered_at, quick_delivery
+from ternmq.delay.quick import DueRewriter, Spans, delivered_at, quick_delivery
 from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.wheel import Due, HourWheel, Wheel
@@ -42,7 +42,7 @@ from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, 
 from ternmq.kernels import HAS_NATIVE
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.made import Made, Room
+from ternmq.store.log.made import Made, PackingRoom
 from ternmq.store.store import MessageStore
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -87,7 +87,7 @@ class Delivery:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._wheel = Wheel()
-        self._rewriter = Rewriter()
+        self._rewriter = DueRewriter()
         #: Hours that are not complete yet.
         self._loading: dict[int, HourWheel] = {}
         #: By hour, how many closing marks of the schedule log are in its wheel.
@@ -341,7 +341,7 @@ class Delivery:
         self._schedule.announce_deliveries(files.hour)
         marked, delivered = files.closed_count, delivered_at(now_ms).encode()
 
-        def make(room: Room) -> Made | None:
+        def make(room: PackingRoom) -> Made | None:
             spans = self._spans(files, wheel, numbers, bytes_max)
             return self._rewriter.make(spans, files.hour, delivered, room) if spans is not None else None
 

@@ -4,7 +4,7 @@ A hundred thousand messages may be due in one second, and they are delivered on 
 writes it, in the usual form (IPv4 hosts, a short topic), its fields are taken straight from its bytes: 2 µs instead
 of 5. For any other record there is no quick way, and the long one (``Delivery``) finds out what is the matter.
 
-With compiled kernels many records are written again by one call (``Rewriter``): 1 µs each.
+With compiled kernels many records are written again by one call (``DueRewriter``): 1 µs each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ternmq.delay.due import own_queue, queue_of
 from ternmq.kernels import native
 from ternmq.message import Property
 from ternmq.store.log.draft import FIRST, Draft
-from ternmq.store.log.made import Made, Room
+from ternmq.store.log.made import Made, PackingRoom
 from ternmq.types import Buffer
 from ternmq.wire.record import (
     CRC_MASK,
@@ -56,14 +56,14 @@ class Spans(NamedTuple):
     log_offsets: list[int]
 
 
-class Rewriter:
+class DueRewriter:
     """Delivers many records by one call of the kernel. Belongs to the broker's loop."""
 
     def __init__(self) -> None:
         #: The queue that a text at the end of a waiting record's properties means.
         self._own: dict[bytes, tuple[str, int]] = {}
 
-    def make(self, spans: Spans, hour: int, delivered: bytes, room: Room) -> Made | None:
+    def make(self, spans: Spans, hour: int, delivered: bytes, room: PackingRoom) -> Made | None:
         """Deliver records of one hour, up to the first with which something is unusual. None if that is the first.
 
         ``delivered`` comes from ``delivered_at``.

@@ -36,7 +36,7 @@ from ternmq.raft.arriving import GREETING_S, Arriving
 from ternmq.raft.config import MEMBER_ID, MEMBERS_MAX, Member
 from ternmq.raft.dledger_links import DledgerLinks, MemberConnection
 from ternmq.raft.greeting import Hello, LinkProof, Welcome, pack, refusal, statement
-from ternmq.raft.outgoing import Outgoing, OutgoingProtocol
+from ternmq.raft.outgoing import LinkOut, OutgoingProtocol
 from ternmq.raft.wire import LinkDecoder
 from ternmq.rare_log import RareLog, one_line
 from ternmq.tasks import Tasks
@@ -106,7 +106,7 @@ class Links:
         #: In which tasks are started, also when a socket of another owner calls.
         self._context = copy_context()
         self._acceptor: Acceptor | None = None
-        self._out = {member.id: Outgoing(self, member) for member in others}
+        self._out = {member.id: LinkOut(self, member) for member in others}
         #: Connections that have not said who they are, the oldest first; the one that each member has made.
         self._new: dict[Arriving, None] = {}
         self._in: dict[str, Arriving] = {}
@@ -170,25 +170,25 @@ class Links:
             if out.member.id not in wanted and not out.is_leaving:
                 self._leave(out)
 
-    def _add(self, member: Member) -> Outgoing:
-        out = self._out[member.id] = Outgoing(self, member)
+    def _add(self, member: Member) -> LinkOut:
+        out = self._out[member.id] = LinkOut(self, member)
         self._start(out)
         return out
 
-    def _start(self, out: Outgoing) -> None:
+    def _start(self, out: LinkOut) -> None:
         name = f"raft: link to {out.member.id}"
         out.task = self._context.copy().run(self._tasks.create_task, self._keep(out), name=name)
 
-    def _leave(self, out: Outgoing) -> None:
+    def _leave(self, out: LinkOut) -> None:
         out.is_leaving = True
         self._loop.call_later(LEAVING_S, self._let_go, out)
 
-    def _let_go(self, out: Outgoing) -> None:
+    def _let_go(self, out: LinkOut) -> None:
         if out.is_leaving and self._out.get(out.member.id) is out:
             log.info("%s is no member any more: its connections are closed", out.member.id)
             self._forget(out)
 
-    def _forget(self, out: Outgoing) -> None:
+    def _forget(self, out: LinkOut) -> None:
         del self._out[out.member.id]
         if out.task is not None:
             out.task.cancel()
@@ -219,7 +219,7 @@ class Links:
 
     # --- Connections to others --------------------------------------------------------------------------------------
 
-    async def _keep(self, out: Outgoing) -> None:
+    async def _keep(self, out: LinkOut) -> None:
         pause_s, trouble, since = _RETRY_MIN_S, "", self._loop.time()
         while True:
             if self._is_guarded:
@@ -264,7 +264,7 @@ class Links:
                 return True
         return False
 
-    async def _watch(self, out: Outgoing) -> None:
+    async def _watch(self, out: LinkOut) -> None:
         """Return when the connection is over, or seems to lead nowhere."""
         while out.is_ready:
             with contextlib.suppress(TimeoutError):
@@ -275,7 +275,7 @@ class Links:
                 out.trouble = f"nothing was heard from it for {SILENCE_S:g} s"
                 return
 
-    async def _pause(self, out: Outgoing, pause_s: float) -> None:
+    async def _pause(self, out: LinkOut, pause_s: float) -> None:
         """Wait, but not longer than until the other member calls."""
         out.called.clear()
         with contextlib.suppress(TimeoutError):

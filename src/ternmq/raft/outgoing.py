@@ -23,7 +23,7 @@ from ternmq.wire.auth import Credentials
 OUT_BYTES_MAX: Final = 16 << 20
 
 
-class Caller(Protocol):
+class LinkOwner(Protocol):
     """Who this member is (``raft.links.Links``)."""
 
     @property
@@ -33,10 +33,10 @@ class Caller(Protocol):
     def credentials(self) -> Credentials | None: ...
 
 
-class Outgoing:
+class LinkOut:
     """What leads to one other member; over the time, by several connections."""
 
-    def __init__(self, links: Caller, member: Member) -> None:
+    def __init__(self, links: LinkOwner, member: Member) -> None:
         self.links = links
         self.member = member
         self._loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class Outgoing:
 class OutgoingProtocol(asyncio.Protocol):
     """A connection that this member has made."""
 
-    def __init__(self, out: Outgoing) -> None:
+    def __init__(self, out: LinkOut) -> None:
         self._out = out
         self._reader = TextReader(Welcome)
         self._has_proved = False

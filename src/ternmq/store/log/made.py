@@ -13,7 +13,7 @@ from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.wire.record import Page
 
 
-class Room(NamedTuple):
+class PackingRoom(NamedTuple):
     """Where records may be packed, and what they need to know."""
 
     page: Page
@@ -45,4 +45,4 @@ class Made(NamedTuple):
 
 
 #: Packs records into a room; None if it packed none.
-Maker: TypeAlias = Callable[[Room], Made | None]
+Maker: TypeAlias = Callable[[PackingRoom], Made | None]

@@ -14,7 +14,7 @@ from ternmq.store.derived.fact import Fresh
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues, batch_refused
 from ternmq.store.log.draft import Draft, Placed
-from ternmq.store.log.made import Made, Maker, Room
+from ternmq.store.log.made import Made, Maker, PackingRoom
 from ternmq.store.log.protocol import Log
 from ternmq.types import Buffer
 from ternmq.wire.record import (
@@ -267,7 +267,7 @@ class RecordWriter:
             return 0
         base, log_offset, store_time_ms = window.base, window.at, self._now_ms()
         made = make(
-            Room(
+            PackingRoom(
                 window.page,
                 log_offset - base,
                 window.limit - base,
