@@ -134,7 +134,7 @@ def scattered(world: World, count: int) -> list[InHand]:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_one_action_takes_all_from_a_consumer_that_leaves(make: Make, is_killed: bool) -> None:
-    """R2, R4: an action for each of thousands of runs held the broker's loop for 200 ms."""
+    """R2, R4: an action for each of 4,000 runs held the broker's loop for 177 ms."""
     world = make(Options(queues=2))
     held = scattered(world, 30)
     before = world.store.max_offset(names.SHARE_TOPIC, 0)

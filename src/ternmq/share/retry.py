@@ -24,8 +24,8 @@ from ternmq.wire.layouts.queue_entry import FILLER_SIZE
 
 log = logging.getLogger(__name__)
 
-#: Messages that are written again in one turn of the loop, and confirmed by one action. Each takes about 50 µs, and no
-#: lane counts them.
+#: Messages that are written again in one turn of the loop, and confirmed by one action. Each takes some 50 µs, by
+#: estimate, and no lane counts them.
 TURN_MAX: Final = 8
 
 
