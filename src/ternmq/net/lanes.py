@@ -37,8 +37,8 @@ SLICE_REQUESTS: Final = 32
 #: Most requests take microseconds. A few that take long (pulls with SQL filters) end the slice when the turn is over.
 SLOW_REQUESTS: Final = 4
 #: After this long the loop reads its sockets and writes replies, whatever is still queued. A message of a small group
-#: waits for about three turns of a storm (its send, its pull, the reply). Reading and writing cost some 30 µs a turn, by
-#: estimate.
+#: waits for about three turns of a storm (its send, its pull, the reply). A turn costs some 30 µs of reading and
+#: writing, by estimate.
 TURN_S: Final = 0.001
 _FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
