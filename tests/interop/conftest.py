@@ -41,7 +41,8 @@ def java(request: pytest.FixtureRequest, tmp_path: Path) -> Java:
     return Java(request.param, tmp_path)
 
 
-@pytest.fixture(params=[False, True], ids=["json", "binary"])
-def java_any_header(java: Java, request: pytest.FixtureRequest, tmp_path: Path) -> Java:
-    """Java clients of each version with each form of the header."""
-    return Java(java.version, tmp_path, binary=request.param)
+@pytest.fixture(params=jvm.HEADER_FORMS, ids="{0[0]}-{0[1]}".format)
+def java_any_header(request: pytest.FixtureRequest, tmp_path: Path) -> Java:
+    """Java clients of each version, with another form of the header each."""
+    version, form = request.param
+    return Java(version, tmp_path, binary=form == "ROCKETMQ")

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 VERSIONS: Final = ("4.9.4", "5.2.0")
+#: A form of the header for each version: both forms are used by clients and servers, in half of the time of all pairs.
+HEADER_FORMS: Final = (("4.9.4", "JSON"), ("5.2.0", "ROCKETMQ"))
 #: The first that has users and policies, and is complete in Maven's repository.
 USERS_VERSION: Final = "5.3.3"
 
@@ -119,3 +121,8 @@ def _write_log_settings(home: Path, version: str) -> None:
     # 4.9.4 insists on a file per program, under these names, in its home.
     for name in ("logback", "logback_broker", "logback_namesrv", "logback_tools"):
         (conf / f"{name}.xml").write_text(settings)
+
+
+def form_for(version: str) -> str:
+    """The form of the header that tests use with a version."""
+    return dict(HEADER_FORMS)[version]

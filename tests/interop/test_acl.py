@@ -33,13 +33,12 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
-@pytest.mark.parametrize("version", jvm.VERSIONS)
+@pytest.mark.parametrize(("version", "form"), jvm.HEADER_FORMS)
 async def test_java_clients_sign_and_are_let_in(
-    cluster: EmbeddedCluster, version: str, binary: bool, tmp_path: Path
+    cluster: EmbeddedCluster, version: str, form: str, tmp_path: Path
 ) -> None:
     """N1, V1: with the headers of both forms, heartbeats, pulls, offsets and retries."""
-    names = cluster.name_servers
+    names, binary = cluster.name_servers, form == "ROCKETMQ"
     shop = Java(version, tmp_path / "shop", binary=binary, credentials=(SHOP.access_key, SHOP.secret_key))
     billing = Java(version, tmp_path / "billing", binary=binary, credentials=(BILLING.access_key, BILLING.secret_key))
     stranger = Java(version, tmp_path / "stranger", binary=binary)
@@ -114,9 +113,9 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield servers
 
 
-@pytest.mark.parametrize("serialization", ["JSON", "ROCKETMQ"])
-async def test_our_clients_are_let_in_by_rocketmq(guarded: RocketMQ, serialization: str) -> None:
+async def test_our_clients_are_let_in_by_rocketmq(guarded: RocketMQ) -> None:
     """N1, V2: producer, consumer with retries, and admin."""
+    serialization = jvm.form_for(guarded.version)
     boss, shop, billing = (
         ClientConfig(guarded.address, access_key=one.access_key, secret_key=one.secret_key, serialization=serialization)
         for one in (BOSS, SHOP, BILLING)

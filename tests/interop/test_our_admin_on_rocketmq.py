@@ -21,6 +21,7 @@ from ternmq.client.send.producer import Producer
 from ternmq.errors import ConfigError, GroupMissing, NotFound, RouteMissing
 from ternmq.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 from tests.client.listening import Collector
+from tests.interop import jvm
 from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
 
@@ -32,9 +33,11 @@ T = TypeVar("T")
 _topics = (f"asked-by-python-{number}" for number in itertools.count())
 
 
-@pytest.fixture(params=["JSON", "ROCKETMQ"])
-def client(any_rocketmq: RocketMQ, request: pytest.FixtureRequest) -> ClientConfig:
-    return ClientConfig(any_rocketmq.address, serialization=request.param, persist_offset_interval_ms=100)
+@pytest.fixture
+def client(any_rocketmq: RocketMQ) -> ClientConfig:
+    return ClientConfig(
+        any_rocketmq.address, serialization=jvm.form_for(any_rocketmq.version), persist_offset_interval_ms=100
+    )
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from ternmq.errors import SubscriptionInvalid
 from ternmq.message import Message, ReceivedMessage
 from ternmq.wire.bodies.clients import MessageModel
 from tests.client.listening import Collector, eventually, numbered
+from tests.interop import jvm
 from tests.interop.in_order import members_keep_the_order
 from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
@@ -47,9 +48,9 @@ def topic() -> str:
     return next(_topics)
 
 
-@pytest.fixture(params=["JSON", "ROCKETMQ"])
-def client(any_rocketmq: RocketMQ, request: pytest.FixtureRequest) -> ClientConfig:
-    return ClientConfig(any_rocketmq.address, serialization=request.param)
+@pytest.fixture
+def client(any_rocketmq: RocketMQ) -> ClientConfig:
+    return ClientConfig(any_rocketmq.address, serialization=jvm.form_for(any_rocketmq.version))
 
 
 @pytest.fixture

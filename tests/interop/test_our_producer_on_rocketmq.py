@@ -18,6 +18,7 @@ from ternmq.client.send.producer import Producer
 from ternmq.client.send.queue_choice import by_hash
 from ternmq.errors import InvalidParameter, SystemFailure
 from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
+from tests.interop import jvm
 from tests.interop.java import Event, Java
 from tests.interop.rocketmq import RocketMQ
 
@@ -32,9 +33,9 @@ def topic() -> str:
     return next(_topics)
 
 
-@pytest.fixture(params=["JSON", "ROCKETMQ"])
-def client(any_rocketmq: RocketMQ, request: pytest.FixtureRequest) -> ClientConfig:
-    return ClientConfig(any_rocketmq.address, serialization=request.param)
+@pytest.fixture
+def client(any_rocketmq: RocketMQ) -> ClientConfig:
+    return ClientConfig(any_rocketmq.address, serialization=jvm.form_for(any_rocketmq.version))
 
 
 async def received(servers: RocketMQ, topic: str, count: int, directory: Path) -> list[Event]:
