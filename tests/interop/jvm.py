@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+from _pytest.mark.structures import ParameterSet
+
 VERSIONS: Final = ("4.9.4", "5.2.0")
 #: A form of the header for each version: both forms are used by clients and servers, in half of the time of all pairs.
 HEADER_FORMS: Final = (("4.9.4", "JSON"), ("5.2.0", "ROCKETMQ"))
@@ -126,3 +129,8 @@ def _write_log_settings(home: Path, version: str) -> None:
 def form_for(version: str) -> str:
     """The form of the header that tests use with a version."""
     return dict(HEADER_FORMS)[version]
+
+
+def mostly(version: str) -> list[ParameterSet]:
+    """Both versions; the other one runs at night only (``script/soak tests``), as servers take seconds to start."""
+    return [pytest.param(each, marks=() if each == version else pytest.mark.nightly) for each in VERSIONS]

@@ -16,12 +16,10 @@ from ternmq.message import Message
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.store.config import StoreConfig
-from tests.interop import rocketmq
+from tests.interop import jvm, rocketmq
 from tests.interop.java import Java
 
 pytestmark = pytest.mark.interop
-
-VERSIONS = ["4.9.4", "5.2.0"]
 
 
 async def _send_and_consume(java: Java, names: str, topic: str) -> None:
@@ -38,7 +36,7 @@ async def _send_and_consume(java: Java, names: str, topic: str) -> None:
     assert expected == {message["body"] for message in messages}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("4.9.4"))
 async def test_our_broker_lives_at_rocketmqs_name_server(version: str, tmp_path: Path) -> None:
     """V3, A2: also the topics that are made while it runs are known at once."""
     with ExitStack() as stack:
@@ -53,7 +51,7 @@ async def test_our_broker_lives_at_rocketmqs_name_server(version: str, tmp_path:
         name_server.kill()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_rocketmqs_broker_lives_at_our_name_server(version: str, tmp_path: Path) -> None:
     """V3, A1-A4"""
     async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.admin import Admin
+from tests.interop import jvm
 from tests.interop.java import Java
 from tests.raft.processes import kill_leaders, leader, level, running
 
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 PATIENCE_S = 120.0
 
 
+@pytest.mark.parametrize("java", jvm.mostly("5.2.0"), indirect=True)
 async def test_java_clients_follow_a_killed_leader(java: Java, tmp_path: Path) -> None:
     """P4: no restart of the clients, no acknowledged message lost, and the consumer gets all of them."""
     async with running(tmp_path / "group") as processes, Admin(processes.name_servers) as admin:

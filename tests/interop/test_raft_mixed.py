@@ -188,8 +188,8 @@ async def running(directory: Path, kinds: list[str], preferred: str) -> AsyncIte
     [
         [TERN, "4.9.4", "4.9.4"],
         ["5.2.0", TERN, TERN],
-        pytest.param([TERN, "5.2.0", "5.2.0"], marks=pytest.mark.long),
-        pytest.param(["4.9.4", TERN, TERN], marks=pytest.mark.long),
+        pytest.param([TERN, "5.2.0", "5.2.0"], marks=pytest.mark.nightly),
+        pytest.param(["4.9.4", TERN, TERN], marks=pytest.mark.nightly),
     ],
     ids="+".join,
 )

@@ -26,14 +26,13 @@ from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.topics import TopicTable
 from tests.broker.calls import dialled
 from tests.broker.test_replicating import broker, copies_tables, parts_of, slave, state_of
-from tests.interop import rocketmq
+from tests.interop import jvm, rocketmq
 from tests.interop.rocketmq import Server, free_port
 from tests.replication.world import Serving, following, opened_store, serving, until
 from tests.store.small import bodies
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
-VERSIONS = ["4.9.4", "5.2.0"]
 SEGMENT_BYTES: Final = 1 << 20
 #: On both sides: files must be of the same size.
 SIZES: Final[dict[str, Any]] = {
@@ -85,7 +84,7 @@ async def has_log(server: Server, master: Serving) -> None:
     assert expected == log_of(server.store, end)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("4.9.4"))
 async def test_a_slave_of_rocketmq_follows_our_master(version: str, tmp_path: Path) -> None:
     """O1, O2, V3: over segment ends, while messages come, after a pause, and what it serves is what was sent."""
     names_config, port = NamesrvConfig(listen_port=0), free_port()
@@ -144,7 +143,7 @@ async def test_a_slave_of_rocketmq_that_has_more_is_not_sent_anything(
                 assert more == log_of(server.store, SEGMENT_BYTES)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_our_slave_follows_a_master_of_rocketmq(version: str, tmp_path: Path) -> None:
     """O1, O2, V3: its SYNC_MASTER answers when our slave has the message; an empty slave gets the last file."""
     settings = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, **ROCKETMQ_SIZES}
@@ -229,7 +228,7 @@ async def replicated(producer: Producer) -> SendStatus:
 # --- Brokers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("4.9.4"))
 async def test_a_slave_of_rocketmq_copies_our_broker(version: str, tmp_path: Path) -> None:
     """O1, O2, O4, V3: log, tables and timer state; our SYNC_MASTER answers when it has the message."""
     async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
@@ -259,7 +258,7 @@ async def test_a_slave_of_rocketmq_copies_our_broker(version: str, tmp_path: Pat
                 server.kill()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_our_broker_is_a_slave_of_rocketmq(version: str, tmp_path: Path) -> None:
     """O1, O3, O4, V3: it finds its master by RocketMQ's name server, copies log and tables, and serves them alone."""
     with ExitStack() as stack:

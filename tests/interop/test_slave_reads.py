@@ -27,7 +27,7 @@ from ternmq.replication.slave import SlaveState
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import OffsetReply, QueryOffset
 from tests.broker.test_replicating import SMALL, copies_tables, slave, state_of
-from tests.interop import rocketmq
+from tests.interop import jvm, rocketmq
 from tests.interop.java import Java, Peer
 from tests.interop.rocketmq import Server, free_port
 from tests.interop.test_replication import ROCKETMQ_SIZES, replicated
@@ -165,7 +165,7 @@ async def test_java_consumers_go_on_on_our_slave(tmp_path: Path) -> None:
 # --- Our consumers on RocketMQ's brokers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_our_consumers_go_on_on_a_slave_of_rocketmq(version: str, tmp_path: Path) -> None:
     """O3, V3: one that runs, a pull consumer, one that starts without a master; then the master is back."""
     group, port = "shop", free_port(neighbours=(-2, 1))

@@ -14,6 +14,7 @@ from ternmq.errors import ConfigError, NotFound
 from ternmq.names import TRACE_TOPIC
 from ternmq.spark.pipelines.trace import path, trace
 from ternmq.spark.pipelines.trace_report import Percentiles, TraceReport
+from tests.interop import jvm
 from tests.interop.conftest import java
 from tests.interop.java import Java
 from tests.no_delays import NO_DELAYS
@@ -149,6 +150,7 @@ async def traced(name_servers: str, *, sends: int, calls: int) -> None:
 
 
 @pytest.mark.interop
+@pytest.mark.parametrize("java", jvm.mostly("4.9.4"), indirect=True)
 async def test_what_java_clients_trace_is_read(java: Java, spark: SparkSession, tmp_path: Path) -> None:
     """U4, V1: single messages and a batch, each refused once and then consumed, by both versions."""
     async with EmbeddedCluster(settings={"traceTopicEnable": True, "messageDelayLevel": NO_DELAYS}) as cluster:
