@@ -207,14 +207,7 @@ class Broker:
         log.info("broker %s stopped", self.config.broker_name)
 
     async def _mount(self, stack: AsyncExitStack) -> None:
-        env = self._env
-        on_loop = asyncio.get_running_loop().call_soon_threadsafe
-        directory = self._store_config.store_path_root_dir / "config"
-        saves = HeldBack()
-        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
-        changes = Changes(table_file(CHANGES_FILE))
-        self.config, self._store_config = changes.onto(self.config, self._store_config)
-        config = self.config
+        config, env = self.config, self._env
 
         # The port comes first: message ids carry it, and nothing is touched when another broker runs here already.
         bound = bind(config.bind_address, self.port)
@@ -251,6 +244,8 @@ class Broker:
 
         # Files: first the tables, whose rules the store needs. They are written when it is open, and not before: a
         # start on a directory that cannot be used must not change it.
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+        directory = self._store_config.store_path_root_dir / "config"
         held = lock_directory(self._store_config, disk)
         with ExitStack() as undo:
             undo.callback(held.release)
@@ -268,8 +263,14 @@ class Broker:
         alarm = Alarm()
         schedule = ScheduleLog(disk, self._store_config.store_path_root_dir, ring=alarm.ring)
         stack.callback(schedule.close)
+        saves = HeldBack()
+        table_file = TableFiles(directory, saves, self._files, back=on_loop if self._disk is None else do_now)
         with ExitStack() as undo:
             undo.callback(held.release)
+            changes = Changes(table_file(CHANGES_FILE))
+            # What was read of the settings until here cannot be changed at run time.
+            self.config, self._store_config = changes.onto(config, self._store_config)
+            config = self.config
             tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
             # The lock is the store's from now on.
             undo.pop_all()
