@@ -115,6 +115,7 @@ async def ternmq(store: Path) -> AsyncIterator[str]:
         yield f"127.0.0.1:{names.port}"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(500)
 async def test_a_directory_changes_hands_and_no_message_comes_twice(tmp_path: Path) -> None:
     """I2, C11: what waits in RocketMQ's is delivered here, and what was delivered here is not delivered there.

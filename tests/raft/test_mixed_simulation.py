@@ -33,7 +33,11 @@ from tests.raft.dledger_model import NAMES, Ours, Theirs, World, entry_bytes
 
 #: Both shapes of a mixed group.
 SHAPES = {"1+2": (Ours, Theirs, Theirs), "2+1": (Ours, Ours, Theirs)}
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 60))]
+SEEDS = [
+    *range(4),
+    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 16)),
+    *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(16, 60)),
+]
 
 
 def simulate(seed: int, shape: str, *, rounds: int = 12) -> World:
