@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ternmq.broker.changes import FILE_NAME, STORE_CHANGEABLE, TEXT_BYTES_MAX
 from ternmq.config import Settings
 from ternmq.errors import ConfigError, CorruptFile
 from ternmq.store.config import StoreConfig
+from ternmq.transaction.checker import TransactionChecker
 from ternmq.wire.codes import RequestCode, ResponseCode
 from tests.broker.calls import Caller, dialled, settings, small_store
 
@@ -54,6 +56,11 @@ async def test_a_change_counts_at_once_and_after_a_restart(tmp_path: Path) -> No
         ("warmMapedFileEnable=true", ResponseCode.INVALID_PARAMETER, "has no setting warmMapedFileEnable"),
         ("fileReservedTime=soon", ResponseCode.INVALID_PARAMETER, "a whole number"),
         ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "brokerPermission"),
+        ("waitTimeMillsInAdminBrokerQueue=-1", ResponseCode.INVALID_PARAMETER, "expected 0 to 3600000"),
+        ("channelExpiredTimeout=" + "9" * 400, ResponseCode.INVALID_PARAMETER, "channelExpiredTimeout"),
+        ("cleanResourceInterval=" + "9" * 400, ResponseCode.INVALID_PARAMETER, "too large"),
+        ("sendThreadPoolQueueCapacity=0", ResponseCode.INVALID_PARAMETER, "sendThreadPoolQueueCapacity"),
+        ("regionId=" + "x" * 256, ResponseCode.INVALID_PARAMETER, "at most 255 bytes"),
         ("nonsense", ResponseCode.INVALID_PARAMETER, "expected key=value"),
         (b"\xff\xfe=1", ResponseCode.INVALID_PARAMETER, "UTF-8"),
         ("regionId=" + "x" * TEXT_BYTES_MAX, ResponseCode.INVALID_PARAMETER, "at most"),
@@ -86,6 +93,26 @@ async def test_a_setting_of_retention_reaches_the_store(tmp_path: Path) -> None:
         assert 0 == (await change(caller, "recallMessageEnable=false\ndeleteWhen=03"))[0]
         now = await shown(caller)
         assert ("false", "03") == (now["recallMessageEnable"], now["deleteWhen"])
+
+
+async def test_open_transactions_follow_the_retention_of_now(tmp_path: Path) -> None:
+    """J2, C9: a half is copied before the log forgets it, also if the log forgets sooner than at the start."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        checkers = [part for part in gc.get_objects() if isinstance(part, TransactionChecker)]
+        assert 0 == (await change(caller, "fileReservedTime=6"))[0]
+        assert 3 * 3_600_000 in [checker._move_after_ms() for checker in checkers]
+
+
+async def test_frames_have_room_for_messages_after_a_restart(tmp_path: Path) -> None:
+    """A setting that was changed before must not undo what another one needs."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        assert 0 == (await change(caller, f"frameMaxLength={8 << 20}"))[0]
+    # Files of another size need a directory of their own.
+    (tmp_path / "large").mkdir()
+    (tmp_path / "config").rename(tmp_path / "large" / "config")
+    large = small_store(tmp_path / "large", max_message_size=16 << 20, mapped_file_size_commit_log=64 << 20)
+    async with Broker(settings(), large) as broker:
+        assert broker.config.frame_max_length > 16 << 20
 
 
 async def test_a_file_that_is_wrong_stops_the_start_with_the_line(tmp_path: Path) -> None:

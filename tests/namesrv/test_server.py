@@ -380,6 +380,7 @@ async def test_ordered_topics_are_in_the_route_once_that_is_switched_on(caller: 
         (b"orderMessageEnable=perhaps", ResponseCode.INVALID_PARAMETER, "true or false"),
         (b"nonsense", ResponseCode.INVALID_PARAMETER, "the request, line 2: invalid line 'nonsense'"),
         (b"\xff\xfe=1", ResponseCode.INVALID_PARAMETER, "UTF-8"),
+        (b"orderMessageEnable=true\n" * 3000, ResponseCode.INVALID_PARAMETER, "at most 65536"),
     ],
 )
 async def test_a_setting_that_cannot_change_is_refused_with_the_reason(

@@ -144,7 +144,7 @@ class World:
             producers=lambda group: self.producers if group == GROUP else [],
             clock=self.clock,
             broker_name="broker-a",
-            retention_ms=self.retention_h * 3_600_000,
+            retention_ms=lambda: self.retention_h * 3_600_000,
         )
         self._tasks = Tasks()
         self._tasks.create_task(self._run_checker())

@@ -269,8 +269,8 @@ class Broker:
             undo.callback(held.release)
             changes = Changes(table_file(CHANGES_FILE))
             # What was read of the settings until here cannot be changed at run time.
-            self.config, self._store_config = changes.onto(config, self._store_config)
-            config = self.config
+            config, self._store_config = changes.onto(config, self._store_config)
+            config = self.config = with_room_for(config, self._store_config)
             tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
             # The lock is the store's from now on.
             undo.pop_all()

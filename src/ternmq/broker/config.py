@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.auth.config import UserAccessConfig
+from ternmq.config import rocketmq_name
 from ternmq.errors import ConfigError
 from ternmq.wire.bodies.clients import RequestMode
 
@@ -23,6 +24,8 @@ INHERIT: Final = 1
 # configuration of ordered topics, a blank separates fields of message handles. The machine-room strategies of consumers
 # want ``room@broker`` (G1).
 _BROKER_NAME: Final = re.compile(r"[a-zA-Z0-9._@-]{1,127}\Z")
+#: Messages have 32 KiB for all their properties.
+_REGION_BYTES_MAX: Final = 255
 _CLUSTER_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,127}\Z")
 
 
@@ -215,10 +218,10 @@ class BrokerConfig(UserAccessConfig):
                 f"invalid brokerClusterName {self.broker_cluster_name!r}: expected 1 to 127 letters, digits, "
                 "'.', '-' and '_'"
             )
-        if not self.region_id.isprintable():
+        if not self.region_id.isprintable() or len(self.region_id.encode()) > _REGION_BYTES_MAX:
             raise ConfigError(
-                f"invalid regionId {self.region_id!r}: it contains characters that message properties cannot "
-                "contain; use plain text"
+                f"invalid regionId {self.region_id[:_REGION_BYTES_MAX]!r}: it is part of each message; expected plain "
+                f"text of at most {_REGION_BYTES_MAX} bytes"
             )
         _check("listenPort", self.listen_port, 0, 65_535)
         _check("httpPort", self.http_port, 0, 65_535)
@@ -254,6 +257,34 @@ class BrokerConfig(UserAccessConfig):
         _check("transactionWaitMax", self.transaction_wait_max, 1_000, 365 * 24 * 3_600_000)
         _check("maxOpenTransactions", self.max_open_transactions, 1, 100_000_000)
         _check("maxSubscriptionBytes", self.max_subscription_bytes, 1 << 20, 1 << 40)
+        # All of these can be changed while the broker runs: a value that stops it would also stop the way back.
+        for name in (
+            "channel_expired_timeout",
+            "short_polling_time_mills",
+            "register_broker_timeout_mills",
+            "filter_data_clean_time_span",
+        ):
+            _check(rocketmq_name(name), getattr(self, name), 1, 365 * 24 * 3_600_000)
+        for name in (
+            "wait_time_mills_in_send_queue",
+            "wait_time_mills_in_pull_queue",
+            "wait_time_mills_in_heartbeat_queue",
+            "wait_time_mills_in_admin_broker_queue",
+        ):
+            _check(rocketmq_name(name), getattr(self, name), 0, 3_600_000)
+        for name in (
+            "send_thread_pool_queue_capacity",
+            "pull_thread_pool_queue_capacity",
+            "query_thread_pool_queue_capacity",
+            "heartbeat_thread_pool_queue_capacity",
+            "admin_broker_thread_pool_queue_capacity",
+            "max_suspended_pulls",
+            "pop_polling_size",
+            "max_pop_polling_size",
+        ):
+            _check(rocketmq_name(name), getattr(self, name), 1, 100_000_000)
+        _check("popCkMaxBufferSize", self.pop_ck_max_buffer_size, 0, 100_000_000)
+        _check("defaultPopShareQueueNum", self.default_pop_share_queue_num, -1_000_000, 1_000_000)
 
     @property
     def name_servers(self) -> tuple[str, ...]:

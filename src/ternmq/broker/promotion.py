@@ -33,7 +33,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import Enum
-from itertools import count
+from itertools import chain, count
 from typing import Any, Final
 
 import msgspec
@@ -371,10 +371,13 @@ class Promotion:
         self._roles.step_down(NotMaster(reason))
         self._waits = standing is Standing.UNSURE
         if standing is Standing.DEPOSED:
-            # Two slaves with one id would end each other's connections.
+            # Two slaves with one id would end each other's connections. The new master may be listed with its old id.
             taken = known.broker_addrs if known is not None else {}
-            free_id = next(each for each in count(_FIRST_SLAVE_ID) if each not in taken)
-            stepping_back = _caught(self._step_back(former_id or free_id))
+            not_others = taken.get(MASTER_ID), self._replicating.place.address
+            others = {each for each, address in taken.items() if address not in not_others}
+            wanted = [former_id] if former_id else []
+            own_id = next(each for each in chain(wanted, count(_FIRST_SLAVE_ID)) if each not in others)
+            stepping_back = _caught(self._step_back(own_id))
             self._tasks.create_task(stepping_back, name="roles: become a slave")
         raise NotMaster(reason)
 

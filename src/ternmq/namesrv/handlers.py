@@ -58,6 +58,9 @@ from ternmq.wire.requests_admin import (
 
 log = logging.getLogger(__name__)
 
+#: Bytes of one request to change settings; all of them have less than a tenth.
+_SETTINGS_BYTES_MAX: Final = 64 * 1024
+
 #: Queries of clients and registrations of brokers must not wait for each other.
 CLIENT_LANE: Final = "client"
 BROKER_LANE: Final = "broker"
@@ -262,6 +265,8 @@ class NameServerHandlers:
 
     def update_config(self, peer: Peer, request: Request[object]) -> Reply:
         """Change settings at run time: all of the request, or none."""
+        if len(request.body) > _SETTINGS_BYTES_MAX:
+            raise InvalidParameter(f"settings of {len(request.body)} bytes: expected at most {_SETTINGS_BYTES_MAX}")
         try:
             # Without files that settings name: a caller must not make this program read any.
             given = config.Settings.parse(str(request.body, "utf-8"), "the request")

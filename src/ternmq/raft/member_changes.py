@@ -102,7 +102,10 @@ class MemberChanges:
         node = self._node
         peers, membership = tuple(peers), node.log.membership
         check_peers(peers)
+        newest = membership.newest
         await self._check(members_of(peers))
+        if membership.newest is not newest:
+            raise ServiceNotAvailable("the members of the group have just changed; look at them, and ask again")
         index = node.log.last_index + 1
         membership.add(Change(index, node.core.term, peers), committed=node.confirmed)
         now_ms = self._env.clock.now_ms()

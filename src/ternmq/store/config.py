@@ -189,6 +189,13 @@ class StoreConfig:
         _at_least("fileReservedTime", self.file_reserved_time, 0, "hours")
         _at_least("cleanResourceInterval", self.clean_resource_interval, 1, "ms")
         _at_least("deleteFileBatchMax", self.delete_file_batch_max, 1, "files")
+        for key, value, most in (
+            ("fileReservedTime", self.file_reserved_time, 100 * 365 * 24),
+            ("cleanResourceInterval", self.clean_resource_interval, 24 * 3_600_000),
+            ("deleteFileBatchMax", self.delete_file_batch_max, 1_000_000),
+        ):
+            if value > most:
+                raise ConfigError(f"{key} = {value} is too large; use at most {most}")
         _at_least("timerMaxDelaySec", self.timer_max_delay_sec, 1, "s")
         if self.timer_max_delay_sec > TIMER_MAX_DELAY_SEC:
             raise ConfigError(

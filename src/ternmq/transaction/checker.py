@@ -83,22 +83,27 @@ class TransactionChecker:
         may_ask: Callable[[ProducerPeer, str], bool] | None = None,
         clock: Clock,
         broker_name: str,
-        retention_ms: int,
+        retention_ms: Callable[[], int],
     ) -> None:
         """``producers`` are the connections of a group's members; ``may_ask`` tells which of them may get messages of a
-        topic, as every client can say that it is of a group. After ``retention_ms`` the log may be deleted."""
+        topic, as every client can say that it is of a group. After ``retention_ms``, which may change, the log may be
+        deleted."""
         self.transactions = transactions
         self._rules = rules
         self._producers = producers
         self._may_ask = may_ask
         self._clock = clock
         self._broker_name = broker_name
-        self._move_after_ms = retention_ms // 2
+        self._retention_ms = retention_ms
         #: By page of the ledger, then by queue offset.
         self._waiting: dict[int, dict[int, _Waiting]] = {}
         #: Checks of halves that cannot be copied.
         self._uncopied: dict[int, int] = {}
         self._turn = 0
+
+    def _move_after_ms(self) -> int:
+        """The age at which a half is copied, long before the log forgets it."""
+        return self._retention_ms() // 2
 
     def apply(self, rules: CheckRules) -> None:
         """Go on by other rules; the pause before the next round is the old one."""
@@ -195,7 +200,7 @@ class TransactionChecker:
         due_ms = self._due_ms(half)
         # A clock that was set back must not make it wait for longer than it would have.
         if due_ms > now_ms >= half.store_time_ms:
-            move_ms = half.store_time_ms + self._move_after_ms
+            move_ms = half.store_time_ms + self._move_after_ms()
             if move_ms <= now_ms:
                 # Its producer asks for a longer immunity than its segment lives.
                 self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
@@ -225,7 +230,7 @@ class TransactionChecker:
     def _is_left_alone(self, waiting: _Waiting, now_ms: int) -> bool:
         """Whether there is still no producer, and nothing else to do about it."""
         age_ms = now_ms - waiting.since_ms
-        is_over = age_ms >= min(self._rules.wait_max_ms, self._move_after_ms)
+        is_over = age_ms >= min(self._rules.wait_max_ms, self._move_after_ms())
         return not is_over and age_ms >= 0 and not self._producers(waiting.group)
 
     def _wait(self, record: Record, half: Half, now_ms: int) -> None:
@@ -234,7 +239,7 @@ class TransactionChecker:
             self.transactions.discard(
                 record, half, f"no producer of its group was connected for {self._rules.wait_max_ms // 60_000} minutes"
             )
-        elif now_ms - half.store_time_ms >= self._move_after_ms:
+        elif now_ms - half.store_time_ms >= self._move_after_ms():
             # Or it would be deleted with its segment.
             self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
         else:

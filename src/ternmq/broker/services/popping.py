@@ -521,7 +521,8 @@ class Popping:
         messages are not for this one: it reads that only if it began to before there was such a group, so that none of
         its own is lost."""
         if self._groups.get(names.namesake(group, topic)) is None:
-            return self._retry_kinds
+            # Also the second form where it is not written any more: it may have been while there was such a group.
+            return self._retry_kinds if RETRY_V2 in self._retry_kinds else [*self._retry_kinds, RETRY_V2]
         has_begun = self._offsets.get(group, names.pop_retry_topic(group, topic), 0) >= 0
         return [RETRY_V2, RETRY_V1] if has_begun and RETRY_V1 in self._retry_kinds else [RETRY_V2]
 

@@ -34,7 +34,6 @@ from ternmq.wire.record import Sysflag
 LISTED_MAX: Final = 1_000
 #: Characters of their names in one answer: a client may make keys of 16 kB.
 LISTED_BYTES_MAX: Final = 1 << 20
-_HOUR_MS: Final = 3_600_000
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 _PREPARED: Final = Sysflag.PREPARED
 
@@ -95,9 +94,12 @@ class TransactionService:
             may_ask=self._clients.may_have,
             clock=self._clock,
             broker_name=self._config.broker_name,
-            retention_ms=self._store.config.file_reserved_time * _HOUR_MS,
+            retention_ms=self._retention_ms,
         )
         return self._checker
+
+    def _retention_ms(self) -> int:
+        return self._store.retention.reserved_ms
 
     def _rules(self) -> CheckRules:
         config = self._config

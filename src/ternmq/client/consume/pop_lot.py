@@ -158,12 +158,15 @@ class PopLot(TimedLot):
                 await self.hide(message, delay_ms(message, after))
 
     def _ask_for_time(self, message: Claimed, by_ms: int) -> None:
-        before = self._questions.get(id(message))
+        before, granted = self._questions.get(id(message)), self._until.get(id(message), self.deadline)
         self._until[id(message)] = self._settling.clock.monotonic() + by_ms / 1000
-        self._questions[id(message)] = self._settling.start(self._hide_longer(message, by_ms, before))
+        self._questions[id(message)] = self._settling.start(self._hide_longer(message, by_ms, before, granted))
 
-    async def _hide_longer(self, message: Claimed, by_ms: int, before: asyncio.Task[None] | None) -> None:
+    async def _hide_longer(
+        self, message: Claimed, by_ms: int, before: asyncio.Task[None] | None, granted: float
+    ) -> None:
         if before is not None:
             await asyncio.wait([before])  # its answer has the handle that counts
         if not await self.hide(message, by_ms):
-            self._until[id(message)] = min(self._until[id(message)], self.deadline)
+            # What was granted before still counts.
+            self._until[id(message)] = min(self._until[id(message)], granted)

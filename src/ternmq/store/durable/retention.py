@@ -153,7 +153,8 @@ class Retention:
             config.clean_percent, config.force_percent, config.refuse_percent, config.clean_file_forcibly_enable
         )
         self._hours = config.delete_hours
-        self._reserved_ms = config.file_reserved_time * _HOUR_MS
+        #: How old a segment must be before it may be deleted.
+        self.reserved_ms = config.file_reserved_time * _HOUR_MS
         self._batch_max = config.delete_file_batch_max
         self._interval_s = config.clean_resource_interval / 1000
 
@@ -237,7 +238,7 @@ class Retention:
             self._marks,
             is_time=self._rounds_asked > 0 or time.localtime(now_ms // 1000).tm_hour in self._hours,
             now_ms=now_ms,
-            reserved_ms=self._reserved_ms,
+            reserved_ms=self.reserved_ms,
             segment_bytes=self._log.segment_bytes,
         )
         self._rounds_asked = max(self._rounds_asked - 1, 0)
