@@ -126,6 +126,22 @@ async def test_a_group_does_not_pop_the_retries_of_a_group_with_a_similar_name(b
     assert 1 == len(await broker.records("%RETRY%poppers_orders"))
 
 
+async def test_retries_of_the_second_form_are_read_when_the_similar_group_is_gone(broker: Caller) -> None:
+    """F9: they were written there while it existed."""
+    await broker.sent("orders", b"1")
+    [record] = await broker.arrived("orders", 1)
+    assert 0 == (await broker.send_back("poppers_orders", record.log_offset, delay_level=1)).code
+    await broker.arrived("%RETRY%poppers_orders", 1)
+    assert [b"1"] == bodies(await popped(broker, "orders", invisible_ms=300))
+    await broker.arrived("%RETRY%poppers+orders", 1)
+
+    gone = DeleteGroup(group_name="poppers_orders")
+    assert 0 == (await broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, gone)).code
+
+    [again] = await popped(broker, "orders", poll_ms=FAR_MS)
+    assert (1, RETRY_V2) == (again.record.reconsume_times, again.handle.retry)
+
+
 async def test_a_held_pop_is_answered_by_the_next_message(broker: Caller) -> None:
     """F8"""
     await broker.sent("orders", b"0")
