@@ -30,7 +30,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(400, PORTION, few=100))
+@pytest.mark.parametrize("first", portions(200, PORTION, few=100))
 def test_nothing_is_lost_and_nothing_confirmed_that_was_not(first: int) -> None:
     """R1, R2, R3: consumers die, hang, confirm late, twice and what is not theirs; the broker crashes at any step."""
     for seed in range(first, first + PORTION):

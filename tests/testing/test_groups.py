@@ -37,7 +37,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(60, PORTION, few=20))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
 def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
     """F1, F7, F8, G1, G2, H1, M2: and when all is well, nothing comes late, early, twice or in too great numbers."""
     live_all("groups", first)
