@@ -138,8 +138,9 @@ async def test_retries_of_the_second_form_are_read_when_the_similar_group_is_gon
     gone = DeleteGroup(group_name="poppers_orders")
     assert 0 == (await broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, gone)).code
 
-    [again] = await popped(broker, "orders", poll_ms=FAR_MS)
-    assert (1, RETRY_V2) == (again.record.reconsume_times, again.handle.retry)
+    # Beside it comes what the other group left: its retry topic is that of the first form now.
+    found = await popped(broker, "orders", poll_ms=FAR_MS)
+    assert (1, RETRY_V2) in [(each.record.reconsume_times, each.handle.retry) for each in found]
 
 
 async def test_a_held_pop_is_answered_by_the_next_message(broker: Caller) -> None:
