@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
-from ternmq.broker.changes import FILE_NAME, STORE_CHANGEABLE, TEXT_BYTES_MAX
+from ternmq.broker.changes import FILE_NAME, STORE_CHANGEABLE
 from ternmq.config import Settings
 from ternmq.errors import ConfigError, CorruptFile
+from ternmq.net.settings_text import TEXT_BYTES_MAX
 from ternmq.store.config import StoreConfig
 from ternmq.transaction.checker import TransactionChecker
 from ternmq.wire.codes import RequestCode, ResponseCode

@@ -1,6 +1,6 @@
 """One seed, one life of three whole brokers in a Raft group: everything breaks, and what must hold (P1–P4).
 
-Two producers send all the time, a consumer listens, two auditors ask any member, whoever leads, for the ends of queues
+Two producers send all the time, a consumer listens, two auditors ask any member, leader or not, for the ends of queues
 and for messages. Members are killed, lose power, stand still, are cut off one way or both, for a while or again and
 again, hand over, have their wall clock set, a full disk, a disk that stalls, one that loses pages or flips bits;
 connections break. ``script/soak raft`` runs it for hours. Checked at all times:

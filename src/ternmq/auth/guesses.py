@@ -7,7 +7,7 @@ an attacker can lock out only clients with the same address, and only their new 
 
 Known and unknown keys are counted in the same way, or an attacker could tell them apart by what is left. Keys are many
 and counted in a few groups for each address, so that invented ones do not fill the table: two keys of one address
-may share their attempts. Addresses of IPv6 are counted by their network, the first 64 bits: whoever has one has all
+may share their attempts. Addresses of IPv6 are counted by their network, the first 64 bits: who has one has all
 others in it. The table is bounded; the entry that was used longest ago is forgotten, which gives an
 attacker with many addresses new attempts.
 """

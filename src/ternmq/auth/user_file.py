@@ -2,7 +2,7 @@
 
 A signature is an HMAC, so a server needs the password itself; a hash of it would not do. The file therefore has each
 password encrypted (Fernet: AES-128-CBC with an HMAC-SHA256), with a key in a file of its own (``authKeyPath``). A copy
-of ``users.json`` alone, in a backup for example, gives no password away. Whoever can read both files can sign as every
+of ``users.json`` alone, in a backup for example, gives no password away. A reader of both files can sign as every
 user, so both must be readable by their owner only: a server does not start with a file that others can read.
 
 A change is on the disk before it is answered: a new file is written, synced, and renamed over the old one.

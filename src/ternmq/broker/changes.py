@@ -35,8 +35,6 @@ STORE_CHANGEABLE: Final = frozenset(
         "disk_space_warning_level_ratio",
     }
 )
-#: Bytes of one request; all settings together have less than a quarter of it.
-TEXT_BYTES_MAX: Final = 64 * 1024
 
 _KINDS: Final = (BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
 

@@ -10,11 +10,8 @@ import msgspec
 from ternmq import config
 from ternmq.env import Clock
 from ternmq.errors import (
-    ConfigError,
     InvalidParameter,
-    NoPermission,
     NotFound,
-    RestartNeeded,
     SystemFailure,
     TopicMissing,
 )
@@ -23,6 +20,7 @@ from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
+from ternmq.net.settings_text import refusals, settings_text
 from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
@@ -57,9 +55,6 @@ from ternmq.wire.requests_admin import (
 )
 
 log = logging.getLogger(__name__)
-
-#: Bytes of one request to change settings; all of them have less than a tenth.
-_SETTINGS_BYTES_MAX: Final = 64 * 1024
 
 #: Queries of clients and registrations of brokers must not wait for each other.
 CLIENT_LANE: Final = "client"
@@ -265,20 +260,12 @@ class NameServerHandlers:
 
     def update_config(self, peer: Peer, request: Request[object]) -> Reply:
         """Change settings at run time: all of the request, or none."""
-        if len(request.body) > _SETTINGS_BYTES_MAX:
-            raise InvalidParameter(f"settings of {len(request.body)} bytes: expected at most {_SETTINGS_BYTES_MAX}")
-        try:
+        with refusals():
             # Without files that settings name: a caller must not make this program read any.
-            given = config.Settings.parse(str(request.body, "utf-8"), "the request")
+            given = config.Settings.parse(settings_text(request.body), "the request")
             for stranger in given.strangers(NamesrvConfig):
                 raise InvalidParameter(f"unknown setting {stranger.key} of a name server")
             self._settings = given.change(self._settings, CHANGEABLE.__contains__)
-        except UnicodeDecodeError:
-            raise InvalidParameter("the settings are not UTF-8 text") from None
-        except RestartNeeded as error:
-            raise NoPermission(str(error)) from None
-        except ConfigError as error:
-            raise InvalidParameter(str(error)) from None
         log.info("settings changed by %s: %s", peer.address, [setting.key for setting in given.given])
         return Reply()
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from ternmq.broker.changes import TEXT_BYTES_MAX, LiveSettings
+from ternmq.broker.changes import LiveSettings
 from ternmq.broker.flow import ADMIN, CLIENT, PULL, QUERY, SEND
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import ConfigError, InvalidParameter, NoPermission, RestartNeeded
 from ternmq.names import is_internal_topic
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
+from ternmq.net.settings_text import refusals, settings_text
 from ternmq.store.disk.base import DiskUsage
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.codec import encode
@@ -103,16 +103,8 @@ class BrokerHandlers:
 
     async def update_config(self, peer: Peer, request: Request[object]) -> Reply:
         """Change settings: all of the request, or none; answered when they are on disk."""
-        if len(request.body) > TEXT_BYTES_MAX:
-            raise InvalidParameter(f"settings of {len(request.body)} bytes: expected at most {TEXT_BYTES_MAX}")
-        try:
-            changed = await self._settings.change(str(request.body, "utf-8"))
-        except UnicodeDecodeError:
-            raise InvalidParameter("the settings are not UTF-8 text") from None
-        except RestartNeeded as error:
-            raise NoPermission(str(error)) from None
-        except ConfigError as error:
-            raise InvalidParameter(str(error)) from None
+        with refusals():
+            changed = await self._settings.change(settings_text(request.body))
         for name, (old, new) in changed.items():
             log.info("%s changed %s from %r to %r", peer.address, name, old, new, extra={"event": "setting changed"})
         return Reply()
