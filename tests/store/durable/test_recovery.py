@@ -16,7 +16,7 @@ from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import segment_name
 from ternmq.store.durable.checkpoint import Checkpoint
 from ternmq.store.store import MessageStore, StoreConfig
-from ternmq.wire.layouts.queue_entry import ENTRY
+from ternmq.wire.layouts.queue_entry import ENTRY, FILLER
 from tests.manual_clock import ManualClock
 from tests.store.small import bodies, crash, draft, files, log_queues_index, quiet_store, small_config
 
@@ -263,6 +263,24 @@ def test_what_is_derived_can_be_thrown_away(thrown_away: set[str], was_closed: b
         pass
 
     assert expected == log_queues_index(config.store_path_root_dir)
+
+
+@pytest.mark.parametrize("was_closed", [True, False])
+def test_a_queue_that_begins_with_fillers_is_made_again(was_closed: bool, tmp_path: Path) -> None:
+    """C5, C8: as RocketMQ 5.2.0 with DLedger leaves its queues when it was killed and started again, though the log has
+    all records."""
+    with filled(tmp_path, 40, body_bytes=300):
+        pass
+    expected = log_queues_index(tmp_path)
+    first = tmp_path / "consumequeue" / "orders" / "0" / segment_name(0)
+    first.write_bytes(FILLER * 3 + first.read_bytes()[60:])
+    if not was_closed:
+        (tmp_path / "abort").touch()
+
+    with quiet_store(small_config(tmp_path)) as store:
+        assert list(range(40)) == numbers(store)
+
+    assert expected == log_queues_index(tmp_path)
 
 
 def test_queues_without_a_log_are_removed(tmp_path: Path) -> None:

@@ -333,6 +333,11 @@ class ConsumeQueue:
         if begin and not self._tail and begin == next(iter(self._paths), begin):
             self.remove()
 
+    def is_hollow(self) -> bool:
+        """Whether the queue begins with a filler."""
+        first = self.entry(self.min_offset)
+        return first is not None and first[1] == FILLER_SIZE
+
     def raise_min(self, log_min_offset: int) -> None:
         """Let the queue begin with the first record that the log still has. Costs nothing if that is so already."""
         if self._log_begin >= log_min_offset:

@@ -12,7 +12,9 @@ checkpoint::
 So a torn tail disappears, and every whole record is served again, whatever the queues and the index had of it.
 A record may thus come back that no producer got an answer for. That is what «at least once» means.
 
-Queues or index that were thrown away are folded again from the log's beginning. The walk starts further back where a
+Queues or index that were thrown away are folded again from the log's beginning. So are queues that begin with fillers
+although the log has lost nothing: RocketMQ 5.2.0 with DLedger, killed and started again, leaves out the records that it
+dispatched before. The walk starts further back where a
 derived part needs it (``store.derived.parts``): its files are complete up to a log offset that it knows itself.
 
 A log that confirms records late (``store.log.protocol``) is folded only up to what is known to be confirmed. The
@@ -87,6 +89,8 @@ def recover(
         known = max(known, checkpoint.derived_offset or 0, starts[0])
     # Queues or index that were thrown away are folded from the log's beginning.
     folds_all = not len(queues) or (index is not None and not len(index))
+    if not starts[0] and queues.remove_hollow():
+        folds_all = True
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None and not folds_all:
         start, store_time_ms = vouched
