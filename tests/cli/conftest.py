@@ -20,6 +20,9 @@ ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("TERNMQ_", "NAMESRV_ADDR", "COLUMNS"))
 }
 
+#: Servers refuse nothing because the machine is busy: a test that is about such limits sets them (``--set`` wins).
+PATIENT = {"TERNMQ_WAIT_TIME_MILLS_IN_SEND_QUEUE": "60000", "TERNMQ_SYNC_FLUSH_TIMEOUT": "60000"}
+
 
 def tern(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
@@ -39,7 +42,7 @@ class Serving:
                 [TERN, *arguments, "--json"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=ENVIRONMENT | dict(environment or {}),
+                env=ENVIRONMENT | PATIENT | dict(environment or {}),
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -91,7 +91,7 @@ class Senders:
         self._log.close()
 
 
-@pytest.mark.parametrize("rounds", [15, pytest.param(35, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [15, pytest.param(35, marks=pytest.mark.nightly)])
 async def test_what_senders_were_told_survives_rounds_of_kill_9(start: Start, tmp_path: Path, rounds: int) -> None:
     """C6, C8: at any moment, also while it starts; under ASYNC_FLUSH, too, since the kernel lives on."""
     root = tmp_path / "store"

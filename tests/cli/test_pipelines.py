@@ -45,6 +45,7 @@ def send(cluster: Serving, topic: str, count: int) -> None:
             producer.send(Message(topic, b"%d" % number, tags="A"))
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_an_archive_is_stopped_by_ctrl_c_and_goes_on(cluster: Serving, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ async def running(directory: Path, kinds: list[str], preferred: str) -> AsyncIte
 @pytest.mark.parametrize(
     "kinds",
     [
-        [TERN, "4.9.4", "4.9.4"],
+        pytest.param([TERN, "4.9.4", "4.9.4"], marks=pytest.mark.nightly),
         ["5.2.0", TERN, TERN],
         pytest.param([TERN, "5.2.0", "5.2.0"], marks=pytest.mark.nightly),
         pytest.param(["4.9.4", TERN, TERN], marks=pytest.mark.nightly),

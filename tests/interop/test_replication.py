@@ -123,6 +123,7 @@ async def queues_are(root: Path, store: MessageStore) -> None:
     await until(lambda: all(entries(queue_id) == store.max_offset("orders", queue_id) for queue_id in (0, 1)))
 
 
+@pytest.mark.nightly
 async def test_a_slave_of_rocketmq_that_has_more_is_not_sent_anything(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +186,7 @@ async def test_our_slave_follows_a_master_of_rocketmq(version: str, tmp_path: Pa
                 assert log_of(theirs, end, begin) == log_of(tmp_path / "empty", end, begin)
 
 
+@pytest.mark.nightly
 async def test_our_slave_says_what_its_rocketmq_master_does_not_have_any_more(tmp_path: Path) -> None:
     """O1, V3: RocketMQ sends nothing then, and does not say why; a slave would wait for ever."""
     directory, port = tmp_path / "theirs", free_port(neighbours=(-2, 1))

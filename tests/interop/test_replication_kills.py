@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
     [
         ("ternmq/ternmq", ["master", "slave", "both"]),
         ("ternmq/5.2.0", ["master"]),
-        ("4.9.4/ternmq", ["master"]),
+        pytest.param("4.9.4/ternmq", ["master"], marks=pytest.mark.nightly),
     ],
 )
 async def test_what_was_acknowledged_is_on_the_survivor(pair: str, kills: list[str], tmp_path: Path) -> None:

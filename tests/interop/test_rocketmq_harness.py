@@ -11,6 +11,7 @@ import pytest
 from tests.interop import rocketmq
 
 
+@pytest.mark.nightly
 def test_a_server_whose_port_was_taken_is_started_again_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

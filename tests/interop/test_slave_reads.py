@@ -165,6 +165,7 @@ async def test_java_consumers_go_on_on_our_slave(tmp_path: Path) -> None:
 # --- Our consumers on RocketMQ's brokers ------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_our_consumers_go_on_on_a_slave_of_rocketmq(version: str, tmp_path: Path) -> None:
     """O3, V3: one that runs, a pull consumer, one that starts without a master; then the master is back."""

@@ -115,7 +115,7 @@ class Directory:
         return MessageStore.open(self.config, store_host=pack_host(store_host, self.port), clock=SystemClock())
 
 
-@pytest.fixture(params=jvm.VERSIONS)
+@pytest.fixture(params=jvm.mostly("5.2.0"))
 async def directory(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Directory]:
     async with NameServer(NamesrvConfig(listen_port=0), Env()) as name_server:
         yield Directory(tmp_path, request.param, config_for(tmp_path / "store"), name_server)

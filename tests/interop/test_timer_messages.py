@@ -65,6 +65,7 @@ async def test_java_is_refused_what_cannot_be_kept(tmp_path: Path) -> None:
     assert "CODE: 13" in str(answer)
 
 
+@pytest.mark.nightly
 async def test_our_delivery_times_on_rocketmq(rocketmq_5: RocketMQ) -> None:
     """I2, V2: RocketMQ delivers by the second."""
     async with Producer("shop", name_servers=rocketmq_5.address) as producer:

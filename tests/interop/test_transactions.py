@@ -223,7 +223,7 @@ NEVER: Final = {"transactionTimeOut": 3_600_000, "transactionCheckInterval": 3_6
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("crashes", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("crashes", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["stopped", "killed"])
 @pytest.mark.parametrize("version", jvm.mostly("5.2.0"))
 async def test_open_transactions_change_hands(version: str, crashes: bool, tmp_path: Path) -> None:
     """J1, J2, C11: RocketMQ → TernMQ → RocketMQ → TernMQ. Each leaves open ones, and closes some of the other's."""

@@ -96,6 +96,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
         yield servers
 
 
+@pytest.mark.nightly
 async def test_our_admin_and_clients_use_the_users_of_rocketmq(guarded: RocketMQ) -> None:
     """N1, V2."""
     root = ClientConfig(guarded.address, access_key=ROOT[0], secret_key=ROOT[1])

@@ -12,6 +12,7 @@ from ternmq.outbox.entry import NewRow, Row
 from ternmq.outbox.table import Execute, OutboxTable
 from ternmq.testing.checkers import Broken
 from tests.outbox.simulation import OutboxSimulation
+from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 PORTION = 10
@@ -25,7 +26,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(PORTION, 60, PORTION))])
+@pytest.mark.parametrize("first", portions(60, PORTION, few=PORTION))
 def test_messages_are_sent_if_and_only_if_they_were_committed_and_in_order(first: int) -> None:
     """J3: applications, relays, broker and database fail at every step; clocks jump, hints are wrong."""
     live_twice("outbox-seeds", first)

@@ -141,7 +141,7 @@ def test_an_empty_member_says_why_it_does_not_vote(caplog: pytest.LogCaptureFixt
     run(21, story)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 3))])
 def test_a_lost_disk_is_filled_whatever_is_killed_meanwhile(seed: int) -> None:
     """P1, P2: the member and the leader die at any moment of the copy; then all are equal again, and all delayed
     messages are there, those whose records were deleted, too."""

@@ -22,7 +22,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(40, PORTION, few=PORTION))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=3 * PORTION))
 def test_histories_are_linearizable_and_all_members_are_equal(first: int) -> None:
     """P1–P4: one master a term, what was read or acknowledged stays as it is, no reader is told what is over, bytes are
     equal, folds are fresh."""

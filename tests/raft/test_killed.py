@@ -10,6 +10,8 @@ import contextlib
 import signal
 from pathlib import Path
 
+import pytest
+
 from ternmq.admin import Admin
 from ternmq.errors import TernError
 from tests.raft.processes import LONG_S, Load, check, filled, kill_leaders, leader, level, running
@@ -39,6 +41,7 @@ async def test_a_leader_that_was_stopped_comes_back_as_a_follower(tmp_path: Path
         check(processes, load)
 
 
+@pytest.mark.nightly
 async def test_a_leader_whose_disk_is_full_hands_over_and_comes_back(tmp_path: Path, small_disk: Tmpfs) -> None:
     """The others go on without it. When it has room again it gets all that it lacks."""
     async with (

@@ -416,7 +416,7 @@ def test_a_single_broker_grows_to_a_group() -> None:
     run(25, story)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))])
 def test_whole_brokers_join_and_leave_while_everything_breaks(seed: int) -> None:
     """P1, P3, P4: kills, power cuts, partitions, lost disks, deleted entries, while members join and leave; at the end
     the present members are equal byte for byte, and have all that was acknowledged and not deleted."""

@@ -35,7 +35,7 @@ from tests.raft.dledger_model import NAMES, Ours, Theirs, World, entry_bytes
 SHAPES = {"1+2": (Ours, Theirs, Theirs), "2+1": (Ours, Ours, Theirs)}
 SEEDS = [
     *range(4),
-    *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 16)),
+    *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 16)),
     *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(16, 60)),
 ]
 
@@ -131,7 +131,7 @@ class AlignsAtTheEnd(DLedgerCalls):
             super()._compared(sent, answer, now_ms, todo)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("broken", [TakesAnything, NeverComparesAgain, AlignsAtTheEnd])
 def test_a_broken_rule_is_found(broken: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:

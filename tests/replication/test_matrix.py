@@ -22,7 +22,13 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("failure", Failure)
+#: The others of the table run at night.
+ALWAYS = (Failure.PROCESS_CRASH, Failure.POWER_CUT, Failure.MACHINE_LOST)
+
+
+@pytest.mark.parametrize(
+    "failure", [pytest.param(each, marks=() if each in ALWAYS else pytest.mark.nightly) for each in Failure]
+)
 def test_a_failure_costs_what_the_docs_say(failure: Failure) -> None:
     """O1, O2, C6: not more in any life, and as much in some."""
     for cell in matrix.cells(failure):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 #: Seeds of one test. The first lives twice: that nothing comes from outside is the simulation's business.
@@ -21,7 +22,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 60, PORTION))
+@pytest.mark.parametrize("first", portions(60, PORTION, few=2 * PORTION))
 def test_what_was_acknowledged_as_replicated_is_on_the_slaves_and_logs_are_equal(first: int) -> None:
     """O1, O2: kills, power cuts, pauses, partitions one way or both, resets, slow disks, torn transfers."""
     live_twice("replication", first)

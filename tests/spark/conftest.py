@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 from ternmq.embedded import EmbeddedCluster
 from ternmq.spark.runtime.cluster import close_all
 from ternmq.spark.session import session
-from tests.interop.conftest import any_rocketmq, rocketmq_4, rocketmq_5
+from tests.interop.conftest import rocketmq_4, rocketmq_5
+from tests.interop.rocketmq import RocketMQ
 from tests.spark.small import SMALL
 from tests.spark.topics import Topics
 
 # A fixture of a package ends with it only in a conftest of its own; in a module it would live as long as all tests.
-__all__ = ["any_rocketmq", "rocketmq_4", "rocketmq_5"]
+__all__ = ["rocketmq_4", "rocketmq_5"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(here) and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(params=[pytest.param("rocketmq_4", marks=pytest.mark.nightly), "rocketmq_5"])
+def any_rocketmq(request: pytest.FixtureRequest) -> RocketMQ:
+    """RocketMQ 5.2.0, and 4.9.4 at night."""
+    servers = request.getfixturevalue(request.param)
+    assert isinstance(servers, RocketMQ)
+    return servers
 
 
 @pytest.fixture(scope="package")

@@ -56,6 +56,7 @@ def test_the_example_runs(
     assert last_line == capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_an_example_runs_as_a_user_would_run_it(cluster: EmbeddedCluster) -> None:

@@ -82,6 +82,7 @@ def part(master: str, tmp_path_factory: pytest.TempPathFactory) -> Part:
     return of
 
 
+@pytest.mark.nightly
 def test_executors_read_slices_side_by_side(part: Part) -> None:
     """U1, U5: by one setting, the master."""
     assert {"is_whole": True, "executors": 2} == part("batch")

@@ -119,6 +119,7 @@ spark.stop()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_secrets_are_not_in_the_ui_the_event_log_or_any_output(

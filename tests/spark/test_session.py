@@ -77,6 +77,7 @@ def test_a_thread_that_did_not_make_the_session_writes_with_it(
     assert sorted(numbered(3) * 2) == bodies_of(topics.read("thread-to").collect())
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_a_plain_session_with_another_python_says_what_to_set(tmp_path: Path) -> None:

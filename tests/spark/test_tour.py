@@ -18,6 +18,7 @@ HOME = "/tmp/tern-tour"
 
 
 # Half a dozen streams, one after the other.
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_tour_of_the_pipelines_goes_as_it_says(spark: SparkSession, tmp_path: Path) -> None:
     """U4: orders, stream SQL, alerts, lake, replay."""

@@ -7,5 +7,6 @@ from _pytest.mark.structures import ParameterSet
 
 
 def portions(end: int, portion: int, *, few: int) -> list[ParameterSet]:
-    """The first seeds of all portions up to ``end``; those from ``few`` on are ``long`` (not in ``script/check``)."""
-    return [pytest.param(first, marks=(pytest.mark.long,) if first >= few else ()) for first in range(0, end, portion)]
+    """The first seeds of all portions up to ``end``; those from ``few`` on run at night (``script/soak tests``)."""
+    night = pytest.mark.nightly
+    return [pytest.param(first, marks=night if first >= few else ()) for first in range(0, end, portion)]

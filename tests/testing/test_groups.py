@@ -37,13 +37,13 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=10))
 def test_a_group_loses_nothing_and_divides_its_queues(first: int) -> None:
     """F1, F7, F8, G1, G2, H1, M2: and when all is well, nothing comes late, early, twice or in too great numbers."""
     live_all("groups", first)
 
 
-@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=10))
 def test_an_orderly_group_begins_nothing_before_its_predecessor_is_done(first: int) -> None:
     """F2: with members that come, leave, die, and are paused or cut off for longer than their locks live."""
     live_all("orderly", first)
@@ -60,7 +60,7 @@ def test_delayed_messages_are_never_early_and_survive_restarts(first: int) -> No
     [
         "groups",
         "pops",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("orderly", "delays", "pop-consumers")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("orderly", "delays", "pop-consumers")),
     ],
 )
 def test_a_seed_gives_the_same_trace_in_another_process(name: str) -> None:

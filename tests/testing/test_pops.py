@@ -15,7 +15,7 @@ from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 #: Seeds of one test. The first lives twice: that nothing comes from outside is the simulation's business, not pop's.
-PORTION = 20
+PORTION = 10
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(60, PORTION, few=40))
+@pytest.mark.parametrize("first", portions(60, PORTION, few=20))
 def test_popped_messages_are_hidden_and_come_back_until_they_are_acknowledged(first: int) -> None:
     """F9: poppers forget, are late, die; brokers are killed between pop and ack; some groups pop in order."""
     live_twice("pops", first)
@@ -34,7 +34,7 @@ def test_popped_messages_are_hidden_and_come_back_until_they_are_acknowledged(fi
         live("pops", seed)
 
 
-@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=10))
 def test_pop_consumers_lose_nothing_and_respect_what_is_hidden(first: int) -> None:
     """F9, G1, H1: with members that come, leave and die, and listeners that are slow, fail and hang."""
     live_twice("pop-consumers", first)

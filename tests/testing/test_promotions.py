@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 PORTION = 6
@@ -20,7 +21,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 18, PORTION))
+@pytest.mark.parametrize("first", portions(18, PORTION, few=PORTION))
 def test_a_promotion_loses_nothing_that_was_acknowledged_and_logs_are_equal(first: int) -> None:
     """O1, O2: by hand-over or by force, with kills, power cuts and partitions between all steps."""
     live_twice("promotions", first)

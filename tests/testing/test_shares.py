@@ -25,7 +25,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", portions(40, PORTION, few=20))
+@pytest.mark.parametrize("first", portions(40, PORTION, few=10))
 def test_share_consumers_lose_nothing_whatever_breaks(first: int) -> None:
     """R1, R2, R3, H1: with members that come, leave, die and start again, and listeners that are slow, fail and hang;
     brokers are killed and lose power."""

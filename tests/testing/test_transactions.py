@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
 PORTION = 15
@@ -23,7 +24,7 @@ def _silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 60, PORTION))
+@pytest.mark.parametrize("first", portions(60, PORTION, few=PORTION))
 def test_messages_are_delivered_if_and_only_if_the_local_work_was_committed(first: int) -> None:
     """J1, J2: producers and brokers die at every step, another member answers; checkers hang, raise, lie, are gone."""
     live_twice("transactions", first)

@@ -42,6 +42,7 @@ def test_tasks_and_commits_that_die_at_each_step_write_each_row_once(topics: Top
     assert numbered(100 * len(sink_crashes.STEPS)) == bodies_of(topics.read(TARGET).collect())
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_with_a_part_of_its_rows_published_goes_on(tmp_path: Path) -> None:
