@@ -504,7 +504,7 @@ class Broker:
         await server.serve(bound)
         await self._listen_vip(server)
         if config.http_port:
-            await self._listen_http(stack, tasks, store, services, roles, replicating, control)
+            await self._listen_http(stack, tasks, server, store, tables, services, roles, replicating, control)
         if group is not None:
             running = group.running(
                 raft_port,
@@ -635,15 +635,18 @@ class Broker:
         self,
         stack: AsyncExitStack,
         tasks: Tasks,
+        server: Server,
         store: MessageStore,
+        tables: Tables,
         services: Services,
         roles: Roles,
         replicating: Replicating,
         control: AccessControl,
     ) -> None:
-        """Messages and probes over HTTP (R5)."""
+        """Messages, probes and metrics over HTTP (R5, T4)."""
         try:
-            # Only here: h11 is an extra.
+            # Only here: h11 and prometheus-client are an extra.
+            from ternmq.broker.metrics import BrokerMetrics
             from ternmq.broker.web import Web
             from ternmq.net.http import HttpServer
         except ImportError:
@@ -656,6 +659,14 @@ class Broker:
             roles=roles,
             replicating=replicating,
             gate=control.gate,
+            metrics=BrokerMetrics(
+                config=lambda: self.config,
+                store=store,
+                tables=tables,
+                server=server,
+                roles=roles,
+                ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
+            ),
             group_trouble=self.group.why_absent if self.group is not None else None,
         )
         http = HttpServer(web.answer, tasks)

@@ -4,6 +4,7 @@
 
     GET /healthz                                            the process answers
     GET /readyz                                             a master in its term, or a slave that follows its master
+    GET /metrics                                            what is measured, for Prometheus (T4)
     GET /messages/<offset id>                               one message by its place in the log
     GET /topics/<topic>/messages?key=K | id=U               by key or unique id; begin_ms, end_ms, limit
     GET /topics/<topic>/queues/<n>/messages?offset=N        from a queue offset on; limit
@@ -14,7 +15,8 @@ within ``QUERY_S``, and only ``QUERIES_MAX`` do so at once.
 
 With access control a caller sends HTTP Basic: the access key as user, the secret key as password, over TLS or from this
 machine. The broker signs the request with it as a client would, and passes it to its gate: accounts, policies, limits
-for guesses, audit and validators are those of the port for clients. A topic needs SUB.
+for guesses, audit and validators are those of the port for clients. A topic needs SUB; metrics need any account, as
+statistics do on the port for clients.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Final
 
 import msgspec
 
+from ternmq.broker.metrics import CONTENT_TYPE, BrokerMetrics
 from ternmq.broker.replicating import Replicating
 from ternmq.broker.roles import Role, Roles
 from ternmq.broker.services.access import Access as TopicAccess
@@ -37,7 +40,7 @@ from ternmq.broker.services.positions import Positions
 from ternmq.broker.services.reading import Reading
 from ternmq.errors import ConfigError, InvalidName, NoPermission, NotFound, TernError
 from ternmq.message import Property
-from ternmq.net.gate import Action, Gate, Rights, Rule, check_record
+from ternmq.net.gate import ANY_CALLER, Action, Gate, Rights, Rule, check_record
 from ternmq.net.http import HttpAnswer, HttpRequest, plain
 from ternmq.net.peer import format_address
 from ternmq.store.read.query import QueryResult
@@ -57,7 +60,7 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 LIMIT_MAX: Final = 64
 _LIMIT: Final = 32
 _INT64_MAX: Final = (1 << 63) - 1
-_RULE: Final = Rule(Action.SUB, topic="topic")
+_READ_TOPIC: Final = Rule(Action.SUB, topic="topic")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -93,6 +96,7 @@ class Web:
         roles: Roles,
         replicating: Replicating,
         gate: Gate | None,
+        metrics: BrokerMetrics,
         group_trouble: Callable[[], str] | None = None,
     ) -> None:
         """``group_trouble`` tells why this member of a Raft group takes no part in it; empty if it does."""
@@ -104,6 +108,7 @@ class Web:
         self._roles = roles
         self._replicating = replicating
         self._gate = gate
+        self._metrics = metrics
         self._reads = asyncio.Semaphore(QUERIES_MAX)
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
@@ -114,6 +119,9 @@ class Web:
                 case ("readyz",):
                     return self._ready()
             async with asyncio.timeout(QUERY_S), self._reads:
+                if request.path == ("metrics",):
+                    self._admit(request, "", RequestCode.GET_BROKER_RUNTIME_INFO, ANY_CALLER)
+                    return HttpAnswer(HTTPStatus.OK, await self._metrics.text(), CONTENT_TYPE)
                 return await self._messages(request)
         except _Wrong as wrong:
             return wrong.answer
@@ -156,7 +164,13 @@ class Web:
 
     # --- Who asks -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, request: HttpRequest, topic: str) -> Rights | None:
+    def _admit(
+        self,
+        request: HttpRequest,
+        topic: str,
+        code: RequestCode = RequestCode.QUERY_MESSAGE,
+        rule: Rule = _READ_TOPIC,
+    ) -> Rights | None:
         """What the caller may read; None: all. Raises ``_Wrong`` or ``NoPermission``."""
         if self._gate is None:
             return None
@@ -166,7 +180,7 @@ class Web:
             credentials.sign(fields, NO_BODY)
         caller = _Caller(request)
         try:
-            self._gate.admit(caller, Request(RequestCode.QUERY_MESSAGE, header=fields, body=NO_BODY), _RULE)
+            self._gate.admit(caller, Request(code, header=fields, body=NO_BODY), rule)
         except NoPermission as error:
             if credentials is not None:
                 raise

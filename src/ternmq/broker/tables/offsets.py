@@ -288,6 +288,10 @@ class Offsets:
         """A group's offsets on one topic, by queue id."""
         return dict(self._table.get((group, topic), {}))
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Groups, and topics on which they have offsets."""
+        return list(self._table)
+
     def topics_of(self, group: str) -> list[str]:
         """Topics on which a group has offsets."""
         return sorted(topic for owner, topic in self._table if owner == group)

@@ -1,0 +1,106 @@
+"""What a broker measures, for Prometheus (T4, D5)."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from ternmq.broker import metrics
+from ternmq.wire.auth import Credentials
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.requests import UpdateOffset
+from tests.auth.accounts import BILLING, acl_in
+from tests.broker.calls import Caller, dialled
+from tests.broker.test_web import Site, site_of
+
+MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
+#: Words of PromQL, and labels, that look like names of metrics.
+_NAME = re.compile(r"\b(?:rocketmq|ternmq|process)_[a-z_]+\b")
+
+Series = dict[tuple[str, str, str], float]
+
+
+async def scrape(site: Site, credentials: Credentials | None = None) -> tuple[Series, set[str]]:
+    """Name, topic and group → value, as Prometheus reads them; and the names of all metrics."""
+    status, text = await site.get("/metrics", credentials)
+    assert 200 == status, text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    series = {
+        (each.name, each.labels.get("topic", ""), each.labels.get("consumer_group", "")): each.value for each in samples
+    }
+    for each in samples:
+        if not each.name.startswith(("process_", "ternmq_metrics_left_out")):
+            assert ("DefaultCluster", "broker") == (each.labels["cluster"], each.labels["node_type"])
+    return series, {each.name for each in samples}
+
+
+async def commit(caller: Caller, group: str, topic: str, queue_offset: int) -> None:
+    header = UpdateOffset(consumer_group=group, topic=topic, queue_id=0, commit_offset=queue_offset)
+    assert 0 == (await caller.call(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code
+
+
+async def test_counts_and_lag_are_those_of_the_broker(tmp_path: Path) -> None:
+    """D5, T4: what went in and out, and what a group has not read."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        for number in range(5):
+            await caller.sent("orders", b"%d" % number)
+        # A group that the broker does not know is not counted: any name could be made up.
+        await caller.heartbeat("billing", {"orders": "*"})
+        await caller.records("orders", 0, consumer_group="billing")
+        await commit(caller, "billing", "orders", 3)
+        series, names = await scrape(site)
+
+    assert 5 == series["rocketmq_messages_in_total", "orders", ""]
+    assert 0 < series["rocketmq_throughput_in_total", "orders", ""]
+    assert 5 == series["rocketmq_messages_out_total", "orders", "billing"]
+    assert 2 == series["rocketmq_consumer_lag_messages", "orders", "billing"]
+    assert 0 < series["rocketmq_storage_size", "", ""]
+    assert {"ternmq_build_info", "ternmq_broker_role", "ternmq_refused_requests_total"} <= names
+    assert 0 < series["process_resident_memory_bytes", "", ""]
+
+
+async def test_a_metric_has_a_bounded_number_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: and says how many it lacks."""
+    monkeypatch.setattr(metrics, "SERIES_MAX", 3)
+    monkeypatch.setattr(metrics, "SLICE_ROWS", 2)
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        for number in range(8):
+            await caller.sent(f"t{number}", b"1")
+        text = (await site.get("/metrics"))[1]
+    assert 3 == len(re.findall(r"^rocketmq_messages_in_total\{", text, re.MULTILINE))
+    assert 'ternmq_metrics_left_out{metric="rocketmq_messages_in"} 5.0' in text
+
+
+async def test_any_account_may_read_them_and_no_stranger(tmp_path: Path) -> None:
+    """T4, N1: as statistics on the port for clients."""
+    acl_in(tmp_path / "conf")
+    async with site_of(tmp_path, acl_enable=True, acl_path=tmp_path / "conf") as (_, site):
+        assert 401 == (await site.get("/metrics"))[0]
+        assert 403 == (await site.get("/metrics", Credentials(BILLING.access_key, "not-the-secret")))[0]
+        await scrape(site, BILLING)
+
+
+async def test_dashboard_and_alerts_ask_for_metrics_that_exist(tmp_path: Path) -> None:
+    """T4: the files of ``examples/monitoring``."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        await caller.sent("orders", b"1")
+        await caller.records("orders", 0, consumer_group="billing")
+        await commit(caller, "billing", "orders", 1)
+        # One that needs a slave is declared without a value.
+        text = (await site.get("/metrics"))[1]
+    served = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(alerts) >= 6
+    assert len(queries) >= 10
+    for query in (*alerts, *queries):
+        asked = set(_NAME.findall(query))
+        assert asked
+        assert asked <= served, query
