@@ -6,6 +6,8 @@ RocketMQ's brokers) stay together in one of them, and begin first; other files g
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -23,6 +25,14 @@ pytest_plugins = ["tests.databases"]
 TOGETHER: Final = ("tests/spark", "tests/interop")
 #: Files in them that start processes of their own, and share nothing.
 ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exchange", "store_layout", "on_ternmq")
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    """Nothing is logged: what nodes have to say about the thousand deaths of a simulation is not news."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def scope_of(nodeid: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -17,15 +16,9 @@ from ternmq.testing.checkers import Broken
 from tests.once.simulation import KEEP_MS, OnceSimulation
 from tests.testing.seeds import live, live_twice
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 SEEDS = 10
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    """What consumers have to say about their thousand deaths is not news."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_effects_happen_once_and_leases_keep_others_away() -> None:

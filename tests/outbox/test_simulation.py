@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -15,15 +13,9 @@ from tests.outbox.simulation import OutboxSimulation
 from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 PORTION = 10
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    """What programs have to say about their thousand deaths is not news."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", portions(60, PORTION, few=PORTION))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 from unittest.mock import PropertyMock, patch
@@ -21,6 +21,8 @@ from ternmq.raft.messages import NO_INDEX
 from ternmq.raft.node import RaftNode
 from tests.raft import breakages
 from tests.raft.group_simulation import RaftSimulation, SlowSyncs
+
+pytestmark = pytest.mark.usefixtures("silent")
 
 Broken = Callable[[], AbstractContextManager[object]]
 
@@ -65,13 +67,6 @@ DISK_RULES: Final[dict[str, tuple[Broken, int]]] = {
         29,
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def finds(seed: int, broken: Broken, simulation: type[RaftSimulation] = RaftSimulation) -> str | None:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 #: Seeds of one test. The first lives twice: the same seed must give the same life.
 PORTION = 4
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    """What nodes log about their thousand deaths is not news."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", portions(40, PORTION, few=3 * PORTION))

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from ternmq.store.config import FlushDiskType
 from tests.replication import matrix
 from tests.replication.matrix import Cell, Copies, Failure, Lost, Measured, WrongCell
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 #: How often a failure happens until it has cost as much as it can.
 LIVES_MAX = 20
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 #: The others of the table run at night.

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 #: Seeds of one test. The first lives twice: that nothing comes from outside is the simulation's business.
 PORTION = 10
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    """What nodes have to say about their thousand deaths is not news."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", portions(60, PORTION, few=2 * PORTION))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,14 +19,9 @@ from ternmq.store.read.query import QueueEntry
 from tests.share.simulation import ShareSimulation
 from tests.testing.portions import portions
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 PORTION = 50
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", portions(200, PORTION, few=100))

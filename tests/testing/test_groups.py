@@ -7,17 +7,17 @@ One seed in ten lives twice, and both lives must be the same. ``script/check`` r
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.testing.portions import portions
 from tests.testing.seeds import live, live_twice
+
+pytestmark = pytest.mark.usefixtures("silent")
 
 #: Seeds of one test: few enough to wait for.
 PORTION = 10
@@ -27,14 +27,6 @@ def live_all(name: str, first: int) -> None:
     live_twice(name, first)
     for seed in range(first + 1, first + PORTION):
         live(name, seed)
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    """What programs have to say about their thousand deaths is not news."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("first", portions(40, PORTION, few=10))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,14 +15,9 @@ from ternmq.testing.cluster import BROKER_PORT, Cluster, Node, Program
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 MASTER, SLAVE = "SYNC_MASTER", "SLAVE"
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Story:

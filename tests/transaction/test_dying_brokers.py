@@ -8,9 +8,7 @@ a kill or a power cut has left. Producers answer checks by what their database s
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -23,14 +21,9 @@ from ternmq.wire.record import Record
 from ternmq.wire.requests import CheckTransaction
 from tests.transaction.world import Asked, Killed, World, in_virtual_time
 
+pytestmark = pytest.mark.usefixtures("silent")
+
 PORTION = 40
-
-
-@pytest.fixture(autouse=True)
-def _silence() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class _Life:
