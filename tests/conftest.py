@@ -16,6 +16,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.slow import listed
+
 settings.register_profile("ternmq", deadline=None, print_blob=True)
 settings.load_profile("ternmq")
 
@@ -65,3 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return (TOGETHER.index(scope), uses_rocketmq) if scope in TOGETHER else (len(TOGETHER), False)
 
     items.sort(key=rank)
+    slow = listed()
+    for item in items:
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker(pytest.mark.long)
