@@ -172,8 +172,8 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: uvloop's transports are no subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
-        # So that ``resume_writing`` means that all is taken.
-        self._transport.set_write_buffer_limits(high=0)
+        # So that ``resume_writing`` means that all is taken. Not 0 for ``high``: TLS would pause with nothing to write.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._server.opened(self)
         self._limit(HEAD_S)
 
