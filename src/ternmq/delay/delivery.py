@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 #: Messages delivered in one turn of the loop, and bytes of their records: some 3 ms.
 BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
+#: What a message of the long way counts besides its bytes: 64 of them take as long as 256 others.
+_LONG_WAY_BYTES: Final = BATCH_BYTES // 64
 #: Entries and marks read in one turn: some 5 ms.
 SLICE: Final = 20_000
 #: Entries of a slot that are compared with what takes back, before other work gets its turn: some 3 ms.
@@ -88,6 +90,9 @@ class Delivery:
         self._loop = asyncio.get_running_loop()
         self._wheel = Wheel()
         self._rewriter = DueRewriter()
+        #: Messages that are prepared together. What is prepared behind the first unusual one is prepared in vain: where
+        #: these are frequent, small portions keep that in proportion to what is delivered.
+        self._portion = BATCH
         #: Hours that are not complete yet.
         self._loading: dict[int, HourWheel] = {}
         #: By hour, how many closing marks of the schedule log are in its wheel.
@@ -280,10 +285,15 @@ class Delivery:
             done = 0
             try:
                 while done < len(numbers) and bytes_left > 0:
-                    together = self._deliver_together(files, wheel, numbers[done:], now_ms, bytes_left)
+                    asked = numbers[done : done + self._portion]
+                    together = self._deliver_together(files, wheel, asked, now_ms, bytes_left)
+                    self._portion = (
+                        min(self._portion * 2, BATCH) if together == len(asked) else max(self._portion // 2, 1)
+                    )
                     if not together:
                         self._deliver(files, wheel, numbers[done])
                         together = 1
+                        bytes_left -= _LONG_WAY_BYTES
                     # The size of a damaged entry may be negative.
                     bytes_left -= max(sum(map(wheel.sizes.__getitem__, numbers[done : done + together])), 1)
                     done += together

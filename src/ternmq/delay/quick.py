@@ -40,8 +40,9 @@ _TAKES_BACK: Final = f"{Property.TIMER_DELETE_KEY}\x01"
 _ENQUEUED: Final = f"{Property.TIMER_ENQUEUE_MS}\x01"
 
 
-#: Texts of queues that are known, and the bytes of one.
-_OWN_MAX: Final = 1024
+#: Texts of queues that are known, all their bytes, and the bytes of one.
+_OWN_MAX: Final = 16_384
+_OWN_TOTAL_BYTES_MAX: Final = 1 << 20
 _OWN_BYTES_MAX: Final = 512
 
 
@@ -62,6 +63,7 @@ class DueRewriter:
     def __init__(self) -> None:
         #: The queue that a text at the end of a waiting record's properties means.
         self._own: dict[bytes, tuple[str, int]] = {}
+        self._own_bytes = 0
 
     def make(self, spans: Spans, hour: int, delivered: bytes, room: PackingRoom) -> Made | None:
         """Deliver records of one hour, up to the first with which something is unusual. None if that is the first.
@@ -97,8 +99,10 @@ class DueRewriter:
         queue = queue_of(text.decode()) if len(text) <= _OWN_BYTES_MAX else None
         if queue is None or names.is_internal_topic(queue[0]):
             return False
-        if len(self._own) >= _OWN_MAX:
+        self._own_bytes += len(text)
+        if len(self._own) >= _OWN_MAX or self._own_bytes > _OWN_TOTAL_BYTES_MAX:
             self._own.clear()
+            self._own_bytes = len(text)
         self._own[text] = queue
         return True
 
