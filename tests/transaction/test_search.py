@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -46,10 +45,10 @@ def count_reads(world: World) -> Callable[[], int]:
     """How many records were looked at so far."""
     record_at, count = world.store.record_at, 0
 
-    def counted(*arguments: Any) -> Any:
+    def counted(log_offset: int, size: int | None = None) -> memoryview | None:
         nonlocal count
         count += 1
-        return record_at(*arguments)
+        return record_at(log_offset, size)
 
     world.store.record_at = counted
     return lambda: count

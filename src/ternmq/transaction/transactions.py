@@ -257,20 +257,6 @@ class Transactions:
         first, and that takes a while. Raises ``SystemFailure`` with RocketMQ's words for a transaction that is unknown,
         of another group or ended otherwise; and what ``take_in`` raises, when the transaction is open as before.
         """
-        end_offset = self._end(ending, page, check_topic)
-        return end_offset if isinstance(end_offset, int) else self._end_searched(ending, end_offset, check_topic)
-
-    async def _end_searched(self, ending: Ending, half: Half, check_topic: Callable[[str], None] | None) -> int:
-        async with self._search.known(half):
-            page = await self.read(ending.log_offset)
-            if self._stopped is not None:
-                raise self._stopped
-            end_offset = self._end(ending, page, check_topic)
-            assert isinstance(end_offset, int), "what was searched is known"
-            return end_offset
-
-    def _end(self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None) -> int | Half:
-        """The same, or the half whose message must be searched."""
         record, half = self._named(ending, page, check_topic)
         self._catch_up_all()
         if self.ledger.open.get(half.queue_offset) != half.log_offset and not self._is_in_queue(half):
@@ -279,7 +265,7 @@ class Transactions:
         if queue_offset is None or queue_offset in self._in_doubt:
             was_committed = self._search.look(half)
             if was_committed is None:
-                return half
+                return self._end_searched(ending, half, check_topic)
             if queue_offset is None:
                 self._ended_before(ending, half, was_committed=was_committed)
                 return 0
@@ -296,6 +282,15 @@ class Transactions:
             self._close_soon(queue_offset)
             return committed_end
         return max(committed_end, self.close(queue_offset))
+
+    async def _end_searched(self, ending: Ending, half: Half, check_topic: Callable[[str], None] | None) -> int:
+        async with self._search.known(half):
+            page = await self.read(ending.log_offset)
+            if self._stopped is not None:
+                raise self._stopped
+            end_offset = self.end(ending, page, check_topic)
+            assert isinstance(end_offset, int), "what was searched is known"
+            return end_offset
 
     def _named(
         self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None

@@ -139,8 +139,6 @@ class TransactionService:
 
     def redirect(self, draft: Draft) -> None:
         """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
-        if not halves.is_prepared(draft.sysflag):
-            return
         open_max, checker = self._config.max_open_transactions, self._checker
         if checker is not None and len(checker.transactions.ledger.open) >= open_max:
             halves.refuse_half(draft, open_max)
