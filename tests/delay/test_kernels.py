@@ -123,7 +123,9 @@ def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, 
         for module in (delivery, hour_files, timer_module, follower, index):
             stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
         by_python = in_virtual_time(files_after(messages, from_log=from_log))
-    assert by_python == by_kernel
+        stack.enter_context(mock.patch.object(delivery, "quick_delivery", return_value=None))
+        the_long_way = in_virtual_time(files_after(messages, from_log=from_log))
+    assert the_long_way == by_python == by_kernel
 
 
 def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
