@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ternmq.delay.delivery import BATCH_BYTES, Delivery
+from ternmq.delay.delivery import BATCH_BYTES
+from ternmq.delay.settling import SpecialEntries
 from ternmq.errors import StoreError
 from ternmq.testing.disk import SimulatedFile
 from ternmq.wire.properties import find, parse
@@ -111,14 +112,14 @@ def test_thousands_that_take_back_hold_up_no_other_message(monkeypatch: pytest.M
     """I2, I3: any client may send them. All of a slot are settled with one look at its messages, before an hour is
     delivered as well as later; and what is due meanwhile comes."""
     looks = 0
-    settle_one = Delivery._settle_one
+    settle_one = SpecialEntries._settle_one
 
     def counted(*args: Any) -> None:
         nonlocal looks
         looks += 1
         settle_one(*args)
 
-    monkeypatch.setattr(Delivery, "_settle_one", counted)
+    monkeypatch.setattr(SpecialEntries, "_settle_one", counted)
 
     async def program(world: TimerWorld) -> None:
         due_ms = world.clock.now_ms() + 60_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from ternmq.delay import delivery, hour_files
 from ternmq.delay import timer as timer_module
 from ternmq.delay.hour_files import ENTRY_BYTES
+from ternmq.delay.quick import DueRewriter, Spans
 from ternmq.delay.timer import Timer
 from ternmq.errors import TernError
 from ternmq.kernels import HAS_NATIVE
@@ -20,7 +22,7 @@ from ternmq.message import TIMER_PROPERTIES
 from ternmq.names import WHEEL_TOPIC
 from ternmq.store.derived import follower, index
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.made import Maker
+from ternmq.store.log.made import Made, Maker
 from ternmq.wire.record import pack_host
 from tests.delay.timers import ROOT, TimerWorld
 from tests.delay.world import in_virtual_time
@@ -121,7 +123,9 @@ def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, 
         for module in (delivery, hour_files, timer_module, follower, index):
             stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
         by_python = in_virtual_time(files_after(messages, from_log=from_log))
-    assert by_python == by_kernel
+        stack.enter_context(mock.patch.object(delivery, "quick_delivery", return_value=None))
+        the_long_way = in_virtual_time(files_after(messages, from_log=from_log))
+    assert the_long_way == by_python == by_kernel
 
 
 def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
@@ -147,6 +151,47 @@ def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
         await world.stop()
 
     in_virtual_time(program())
+
+
+V6 = pack_host("::1", 7)
+
+
+@pytest.mark.parametrize(
+    ("hosts_in_turn", "queues", "own_max"),
+    [((BORN, V6), 1, 100), ((BORN,) * 9 + (V6,), 1, 100), ((V6,), 1, 100), ((BORN,), 16, 4)],
+    ids=["every second one unusual", "every tenth", "all", "more queues than are known"],
+)
+@pytest.mark.parametrize("from_log", [True, False])
+def test_what_is_prepared_is_in_proportion_to_what_is_delivered(
+    hosts_in_turn: tuple[bytes, ...], queues: int, own_max: int, from_log: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3: the kernel stops at each unusual message, and what it was given behind that was read in vain."""
+    monkeypatch.setattr("ternmq.delay.quick._OWN_MAX", own_max)
+    count, prepared = 600, 0
+    make = DueRewriter.make
+
+    def counted(self: DueRewriter, spans: Spans, *arguments: Any) -> Made | None:
+        nonlocal prepared
+        prepared += len(spans.places)
+        return make(self, spans, *arguments)
+
+    monkeypatch.setattr(DueRewriter, "make", counted)
+
+    async def program() -> None:
+        ratio = {} if from_log else {"access_message_in_memory_max_ratio": 0}
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20, **ratio)
+        world.start()
+        for number in range(count):
+            host = hosts_in_turn[number % len(hosts_in_turn)]
+            put(world, number, (("orders", number % queues, 1_000, ""), b"hello", host, 0, 0))
+        await asyncio.sleep(5)
+        assert count == world.delivery.delivered
+        assert count == sum(world.store.max_offset("orders", queue_id) for queue_id in range(queues))
+        await world.stop()
+
+    in_virtual_time(program())
+    # The first portions, and then at most a few for each that is delivered.
+    assert prepared <= 2 * delivery.BATCH + 4 * count
 
 
 def test_a_damaged_entry_that_names_the_place_of_another_message_delivers_none_twice() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.replication.epochs import Epochs
+from ternmq.replication.epochs import EPOCHS_MAX, HEARD_MAX, Epoch, Epochs
 from ternmq.replication.handshake import (
     VERSION,
     BrokerNode,
@@ -18,6 +18,7 @@ from ternmq.replication.handshake import (
     SlaveHello,
     decode,
     encode,
+    epochs_of,
     first_check,
     judge,
 )
@@ -210,3 +211,22 @@ def test_the_greeting_of_a_node_that_was_promoted_often_fits_into_a_text() -> No
         changed(epochs=list(known.entries), samples=samples, begin=1 << 62, end=1 << 62),
     ):
         assert pack_text(encode(hello))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [
+        ([Epoch(number, number) for number in range(1, EPOCHS_MAX + 2)], "it has 101 epochs, more than the 100"),
+        ([Epoch(1, 0), Epoch(HEARD_MAX + 1, 5)], r"epoch 4294967297 is larger than 4294967296.*stop the broker at"),
+        ([Epoch(2, 0), Epoch(1, 5)], "epoch 1 does not follow epoch 2"),
+        ([Epoch(-5, 0)], "the first epoch is not valid"),
+        ([Epoch(1, -1)], "the first epoch is not valid"),
+    ],
+    ids=["many", "huge", "order", "negative", "negative start"],
+)
+def test_epochs_of_another_node_are_bounded(epochs: list[Epoch], words: str) -> None:
+    """O1: they are kept, told on, and the next promotion begins after them."""
+    for hello in (msgspec.structs.replace(MASTER, epochs=epochs), changed(epochs=epochs)):
+        with pytest.raises(RemoteProtocolError, match=words):
+            epochs_of(hello)
+    assert HEARD_MAX == epochs_of(changed(epochs=[Epoch(1, 0), Epoch(HEARD_MAX, 5)])).newest

@@ -15,6 +15,7 @@ from ternmq.replication.slave import SlaveState
 from ternmq.store.cut import cut_log
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.paths import LogPaths
+from ternmq.store.store import MessageStore
 from tests.replication.world import following, opened_store, serving, until
 from tests.store.small import draft, log_queues_index
 
@@ -137,3 +138,47 @@ async def test_two_epochs_of_one_number_and_start_are_parted_at_their_beginning(
         master.put(3)
         await old.comes_to(SlaveState.CUTTING)
     assert [common] == [cut.log_offset for cut in cuts]
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        Epochs(tuple(Epoch(number, 0) for number in range(1, 600))),
+        Epochs((Epoch(1, 0), Epoch((1 << 63) - 1, 100))),
+    ],
+    ids=["many", "huge"],
+)
+async def test_a_slave_does_not_keep_epochs_that_no_master_has(
+    tmp_path: Path, epochs: Epochs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O1: from a master that is broken or hostile. After the largest number, no broker could be promoted any more."""
+    async with serving(tmp_path / "one", epochs=epochs) as master, following(tmp_path / "two", master.address) as slave:
+        master.put(3)
+        await until(lambda: "the handshake of replication is not valid" in caplog.text)
+        assert 0 == slave.store.written
+    assert Epochs() == Memory(FileDisk(), tmp_path / "two").epochs
+    async with serving(tmp_path / "one") as master, following(tmp_path / "two", master.address) as slave:
+        await slave.reaches(master.put(1))
+
+
+@pytest.mark.parametrize(
+    ("deletions", "words"),
+    [
+        ({f"t{number}": 1 << 40 for number in range(9)}, "more than 8 deleted topics"),
+        ({"t" * 300: 1 << 40}, "a topic whose name has 300 characters"),
+    ],
+    ids=["many", "long"],
+)
+async def test_deletions_that_wait_for_the_log_are_bounded(
+    tmp_path: Path,
+    deletions: dict[str, int],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """O4: a master that is broken or hostile tells of many, at log offsets that do not come."""
+    monkeypatch.setattr("ternmq.replication.session.DELETIONS_MAX", 8)
+    monkeypatch.setattr(MessageStore, "deletions", deletions)
+    async with serving(tmp_path / "one") as master, following(tmp_path / "two", master.address):
+        master.put(3)
+        await until(lambda: words in caplog.text)

@@ -113,16 +113,15 @@ def test_after_fifteen_checks_the_half_is_discarded_and_can_be_resumed() -> None
         with pytest.raises(SystemFailure, match="rolled back or discarded"):
             world.end(paid, Outcome.COMMIT)
 
-        page = world.store.record_at(discarded.log_offset)
-        world.transactions.resume(page, "")
-        world.transactions.resume(page, "")
+        await world.transactions.resume(discarded.log_offset, "")
+        await world.transactions.resume(discarded.log_offset, "")
         await asyncio.sleep(31)
         assert 17 == len(member.checks)
         for check in member.checks[-2:]:
             world.answer(check, Outcome.COMMIT)
         assert ([b"paid"], 0) == (world.bodies(), world.open)
         with pytest.raises(SystemFailure, match="was committed before"):
-            world.transactions.resume(page, "")
+            await world.transactions.resume(discarded.log_offset, "")
         await world.stop()
 
     in_virtual_time(program())
@@ -140,7 +139,7 @@ def test_what_was_not_discarded_cannot_be_resumed() -> None:
         [message] = world.records()
         for log_offset in (paid.log_offset, message.log_offset, 1 << 50):
             with pytest.raises(SystemFailure, match="there is no discarded half message"):
-                world.transactions.resume(world.store.record_at(log_offset), offset_id(HOST, log_offset))
+                await world.transactions.resume(log_offset, offset_id(HOST, log_offset))
         await world.stop()
 
     in_virtual_time(program())

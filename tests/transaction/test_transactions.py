@@ -122,7 +122,7 @@ def test_messages_of_one_unique_key_are_told_apart_after_a_crash(count: int) -> 
         await world.folded()
         assert count == world.open
         for paid in sent:
-            world.end(paid, Outcome.COMMIT)
+            await world.ended(paid, Outcome.COMMIT)
         assert 0 == world.open
         assert [b"%02d" % number for number in range(count)] == world.bodies()
         await world.stop()

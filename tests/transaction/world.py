@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -199,8 +199,19 @@ class World:
         return Ending(group, Outcome.ROLLBACK, placed.log_offset, placed.queue_offset, key)
 
     def end(self, ending: Ending, outcome: Outcome) -> int:
+        """End a transaction, where that takes no search of several turns."""
+        ended = self.begin_end(ending, outcome)
+        assert isinstance(ended, int)
+        return ended
+
+    def begin_end(self, ending: Ending, outcome: Outcome) -> int | Awaitable[int]:
         named = Ending(ending.group, outcome, ending.log_offset, ending.queue_offset, ending.transaction_id)
         return self.transactions.end(named, self.store.record_at(ending.log_offset))
+
+    async def ended(self, ending: Ending, outcome: Outcome) -> int:
+        """The same, where it may."""
+        ended = self.begin_end(ending, outcome)
+        return ended if isinstance(ended, int) else await ended
 
     def end_and_die(self, ending: Ending, outcome: Outcome, *, puts: int) -> None:
         """End a transaction in a process that dies after so many appends; ``kill`` or ``cut_power`` must follow.

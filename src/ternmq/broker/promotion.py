@@ -51,7 +51,7 @@ from ternmq.errors import (
 )
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.replication.config import BrokerRole
-from ternmq.replication.epochs import next_number
+from ternmq.replication.epochs import HEARD_MAX, next_number
 from ternmq.replication.memory import GivenRole, Memory
 from ternmq.replication.metadata import MasterCaller
 from ternmq.store.store import MessageStore
@@ -70,9 +70,6 @@ _STATUS_MS: Final = 3_000
 _REST_MS: Final = 20_000
 _HAND_OVER_MS: Final = 40_000
 _FIRST_SLAVE_ID: Final = 1
-#: A promotion adds about a hundred. A number that is damaged, or a lie, would be in all files, and leave no room for
-#: the next one.
-_EPOCH_MAX: Final = 1 << 32
 _MASTERS: Final = frozenset({BrokerRole.SYNC_MASTER.value, BrokerRole.ASYNC_MASTER.value})
 
 
@@ -522,7 +519,7 @@ async def _caught(change: Coroutine[Any, Any, None]) -> TernError | OSError | No
 
 def _epoch_of(node: BrokerStatus, *, force: bool) -> int:
     """The epoch of another broker, 0 if it cannot be one."""
-    if node.epoch <= _EPOCH_MAX:
+    if node.epoch <= HEARD_MAX:
         return node.epoch
     _unless(force, f"the broker at {node.address} tells epoch {node.epoch}, which no promotion begins: stop it")
     return 0

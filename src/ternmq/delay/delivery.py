@@ -13,52 +13,46 @@ crash at any point neither loses a message nor repeats one. Hence the two rules 
 full or a closed disk: the runner waits and tries again. Only what cannot be read or stored at all is given up, with an
 error in the log.
 
-RocketMQ leaves two kinds of entries that are more than waiting messages (``hour_files.EntryKind``): a record that takes
-back another by its unique key, and one that was written again on its way. Both are settled by closing records like
-everything else: those that are there when an hour is loaded before it joins the wheel, those that come later between
-deliveries. All of one slot are settled with one look at its messages: any client may send thousands of them, and no
-other message waits for that.
+Entries that are more than waiting messages are settled before an hour joins the wheel (``delay.settling``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
 from typing import Final
 
 from ternmq import names
 from ternmq.delay.alarm import Alarm
-from ternmq.delay.due import HOUR_MS, slot_of, stored_place
+from ternmq.delay.due import HOUR_MS, slot_of
+from ternmq.delay.entry_records import EntryRecords
 from ternmq.delay.hour_files import EntryKind, HourFiles, IndexLine
 from ternmq.delay.quick import DueRewriter, Spans, delivered_at, quick_delivery
-from ternmq.delay.recalls import RECALLED, SETTLED, closing_draft
+from ternmq.delay.recalls import SETTLED
 from ternmq.delay.schedule_log import ScheduleLog
+from ternmq.delay.settling import SpecialEntries
 from ternmq.delay.wheel import Due, HourWheel, Wheel
 from ternmq.env import Clock
-from ternmq.errors import CorruptRecord, NotRunning, RecordRefused, StoreError, TernError
+from ternmq.errors import NotRunning, RecordRefused, StoreError, TernError
 from ternmq.kernels import HAS_NATIVE
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.made import Made, PackingRoom
 from ternmq.store.store import MessageStore
-from ternmq.types import Buffer
 from ternmq.wire import properties as props
-from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag, unpack_record
+from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag
 
 log = logging.getLogger(__name__)
 
 #: Messages delivered in one turn of the loop, and bytes of their records: some 3 ms.
 BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
+#: What a message of the long way counts besides its bytes: 64 of them take as long as 256 others.
+_LONG_WAY_BYTES: Final = BATCH_BYTES // 64
 #: Entries and marks read in one turn: some 5 ms.
 SLICE: Final = 20_000
-#: Entries of a slot that are compared with what takes back, before other work gets its turn: some 3 ms.
-_COMPARED: Final = 500
-#: Characters of keys that are looked for with one look at the messages of a slot.
-_WANTED_MAX: Final = 1 << 20
 #: No timer is longer, so that a clock that is set forward, or a machine that slept, is noticed within this time.
 _LOOK_MS: Final = 1_000
 #: Between two looks at whether the folds of the term's begin have arrived.
@@ -68,13 +62,7 @@ _RETRY_MS: Final = 1_000
 
 _real_topic = props.getter(Property.REAL_TOPIC)
 _real_queue = props.getter(Property.REAL_QUEUE_ID)
-_unique_key = props.getter(Property.UNIQUE_KEY)
-_delete_key = props.getter(Property.TIMER_DELETE_KEY)
 _NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
-#: Higher than any number of an entry.
-_ALL: Final = 1 << 62
-#: Of a key in memory, besides its characters.
-_KEY_COST: Final = 200
 
 
 class Delivery:
@@ -86,15 +74,17 @@ class Delivery:
         self._alarm = alarm
         self._clock = clock
         self._loop = asyncio.get_running_loop()
+        self._records = EntryRecords(store, schedule, clock=clock)
+        self._special = SpecialEntries(self._records)
         self._wheel = Wheel()
         self._rewriter = DueRewriter()
+        #: Messages that are prepared together. What is prepared behind the first unusual one is prepared in vain: where
+        #: these are frequent, small portions keep that in proportion to what is delivered.
+        self._portion = BATCH
         #: Hours that are not complete yet.
         self._loading: dict[int, HourWheel] = {}
         #: By hour, how many closing marks of the schedule log are in its wheel.
         self._marks: dict[int, int] = {}
-        #: By hour, the work on its special entries that was begun, and the hours for which it was once done.
-        self._settling: dict[int, Iterator[None]] = {}
-        self._settled: set[int] = set()
         self._is_hindered = False
         self._is_stopped = False
         #: Messages delivered in this term.
@@ -104,9 +94,9 @@ class Delivery:
         """Deliver what is due, as long as it is not cancelled."""
         begin = self._store.written
         # After a failure, what was taken from the wheel may not be delivered: all is read again.
-        self._wheel = Wheel()
-        for read in (self._loading, self._marks, self._settling, self._settled):
-            read.clear()
+        self._wheel, self._special = Wheel(), SpecialEntries(self._records)
+        self._loading.clear()
+        self._marks.clear()
         if self._schedule.handover.is_foreign:
             log.warning(
                 "RocketMQ has used this directory: %d of its delayed messages wait and are delivered here. If RocketMQ "
@@ -243,7 +233,7 @@ class Delivery:
                 continue
             if wheel.special:
                 is_complete = False
-            if is_new and (not wheel.special or hour in self._settled):
+            if is_new and (not wheel.special or self._special.is_settled(hour)):
                 self._wheel.hours[hour] = self._loading.pop(hour)
         return is_complete if may_deliver else None
 
@@ -263,7 +253,7 @@ class Delivery:
             wheel.close(files.closed(marked, some))
             self._marks[files.hour] = marked + some
         if wheel.special and marked + some == files.closed_count:
-            self._settle_some(files, wheel)
+            self._special.go_on(files, wheel)
             # The rest is for the next turn.
             return budget
         return read + some
@@ -280,10 +270,15 @@ class Delivery:
             done = 0
             try:
                 while done < len(numbers) and bytes_left > 0:
-                    together = self._deliver_together(files, wheel, numbers[done:], now_ms, bytes_left)
+                    asked = numbers[done : done + self._portion]
+                    together = self._deliver_together(files, wheel, asked, now_ms, bytes_left)
+                    self._portion = (
+                        min(self._portion * 2, BATCH) if together == len(asked) else max(self._portion // 2, 1)
+                    )
                     if not together:
                         self._deliver(files, wheel, numbers[done])
                         together = 1
+                        bytes_left -= _LONG_WAY_BYTES
                     # The size of a damaged entry may be negative.
                     bytes_left -= max(sum(map(wheel.sizes.__getitem__, numbers[done : done + together])), 1)
                     done += together
@@ -391,27 +386,27 @@ class Delivery:
             )
             wheel.give_up(number)
             return
-        if self._schedule.is_doubtful and not self._is_in_log(files, entry):
+        if self._schedule.is_doubtful and not self._records.is_in_log(files, entry):
             wheel.give_up(number)
             return
         if entry.kind == EntryKind.TAKES_BACK:
             # Its second began before it could be settled: too late for what it names.
-            self._close(entry, self._record(files, entry), SETTLED)
+            self._records.close(entry, self._records.read(files, entry), SETTLED)
             return
         why = "its record is damaged"
-        record = self._record(files, entry)
+        record = self._records.read(files, entry)
         try:
             if record is not None:
                 topic, queue_id = _real_topic(record.properties), _real_queue(record.properties) or ""
                 if topic and not names.is_internal_topic(topic) and queue_id.isdecimal() and len(queue_id) < 10:
-                    self._put(entry, self._delivery(record, entry, topic, int(queue_id)))
+                    self._records.put(entry, self._delivery(record, entry, topic, int(queue_id)))
                     self.delivered += 1
                     return
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except RecordRefused as error:
             why = str(error)
         log.error("the delayed message at log offset %d cannot be delivered and is dropped: %s", entry.log_offset, why)
-        self._close(entry, record, SETTLED)
+        self._records.close(entry, record, SETTLED)
 
     def _delivery(self, record: Record, entry: IndexLine, topic: str, queue_id: int) -> Draft:
         """The record under its own topic. Its properties stay, and say that their wish has been fulfilled."""
@@ -436,166 +431,6 @@ class Delivery:
         draft.closes = entry.log_offset
         return draft
 
-    def _record(self, files: HourFiles, entry: IndexLine) -> Record | None:
-        """The record of an entry, or its original in the log; None if both are damaged.
-
-        Raises ``StoreError`` if it cannot be read now, and the log does not have it.
-        """
-        failure: StoreError | None = None
-        try:
-            return unpack_record(files.record(entry))
-        except CorruptRecord:
-            pass
-        except StoreError as error:
-            failure = error
-        page = self._store.record_at(entry.log_offset, entry.size)
-        try:
-            if page is not None:
-                return unpack_record(page)
-        except CorruptRecord:
-            pass
-        if failure is not None:
-            raise failure
-        return None
-
-    def _is_in_log(self, files: HourFiles, entry: IndexLine) -> bool:
-        """Whether the log has the record of an entry, or has deleted it."""
-        if entry.log_offset < self._store.min_log_offset:
-            return True
-        page = self._store.record_at(entry.log_offset, entry.size)
-        if page is None:
-            return False
-        try:
-            record = files.record(entry)
-            if page == record:
-                return True
-            unpack_record(record)
-        except StoreError:
-            # Damaged, or not readable now: what the log has is the same if it stands in the same place and waits for
-            # the same time.
-            return self._is_original(entry, page)
-        return False
-
-    @staticmethod
-    def _is_original(entry: IndexLine, page: Buffer) -> bool:
-        try:
-            record = unpack_record(page)
-        except CorruptRecord:
-            return False
-        place = stored_place(record.properties)
-        is_same = (record.topic, record.queue_offset) == (names.WHEEL_TOPIC, entry.queue_offset)
-        return is_same and place is not None and place[0] == entry.slot_ms
-
-    def _close(self, entry: IndexLine, record: Record | None, why: str) -> None:
-        """Close an entry without delivering it."""
-        self._put(entry, closing_draft(entry, record, why, now_ms=self._clock.now_ms()))
-
-    def _put(self, entry: IndexLine, draft: Draft) -> None:
-        if entry.log_offset in self._schedule.in_flight:
-            return
-        placed = self._store.put(draft)
-        if self._store.dispatched < placed.end_offset:
-            self._schedule.in_flight[entry.log_offset] = None
-
-    # --- What RocketMQ leaves ---------------------------------------------------------------------------------------
-
-    def _settle_some(self, files: HourFiles, wheel: HourWheel) -> None:
-        """Go on with the special entries of an hour, for one turn."""
-        work = self._settling.pop(files.hour, None) or self._settle_all(files, wheel)
-        for _ in work:
-            self._settling[files.hour] = work
-            return
-        self._settled.add(files.hour)
-
-    def _settle_all(self, files: HourFiles, wheel: HourWheel) -> Iterator[None]:
-        """Settle the special entries that are there now, slot by slot; gives way to other work now and then."""
-        slots: dict[int, list[int]] = {}
-        for count, number in enumerate(list(wheel.special), 1):
-            entry = files.entry(number)
-            if entry is not None:
-                slots.setdefault(entry.slot_ms, []).append(number)
-            else:
-                del wheel.special[number]
-            if count % _COMPARED == 0:
-                yield
-        for count, (slot_ms, numbers) in enumerate(slots.items()):
-            if count:
-                yield
-            while numbers:
-                yield from self._settle(files, wheel, slot_ms, numbers)
-
-    def _settle(self, files: HourFiles, wheel: HourWheel, slot_ms: int, numbers: list[int]) -> Iterator[None]:
-        """Close what special entries of one slot take back or replace: the last of ``numbers``, which are taken out of
-        it, as many as have keys of ``_WANTED_MAX``."""
-        #: By topic and key: messages with a lower number than this are closed.
-        wanted: dict[tuple[str | None, str], int] = {}
-        settled: list[tuple[int, IndexLine]] = []
-        length = 0
-        while numbers and length <= _WANTED_MAX:
-            number = numbers.pop()
-            entry = files.entry(number)
-            if entry is not None and not wheel.is_closed(number):
-                for name in self._settled_names(files, entry):
-                    wanted[name] = max(wanted.get(name, 0), _ALL if entry.kind == EntryKind.TAKES_BACK else number)
-                    length += len(name[1]) + _KEY_COST
-            if entry is not None:
-                settled.append((number, entry))
-            if not len(settled) % _COMPARED:
-                yield
-        hashes = {entry.topic_hash for _, entry in settled}
-        for count, other in enumerate(wheel.in_slot(slot_ms) if wanted else (), 1):
-            self._settle_one(files, wheel, other, slot_ms, hashes, wanted)
-            if not count % _COMPARED:
-                yield
-        for count, (number, entry) in enumerate(settled, 1):
-            if entry.kind == EntryKind.TAKES_BACK and not wheel.is_closed(number):
-                self._close(entry, self._record(files, entry), SETTLED)
-                wheel.give_up(number)
-            # Not before: a full disk makes it try again.
-            wheel.special.pop(number, None)
-            if not count % _COMPARED:
-                yield
-
-    def _settled_names(self, files: HourFiles, entry: IndexLine) -> Iterator[tuple[str | None, str]]:
-        """Topic and key of the messages that a special entry takes back or replaces."""
-        record = self._record(files, entry)
-        if record is None:
-            return
-        topic = _real_topic(record.properties)
-        key = (_delete_key if entry.kind == EntryKind.TAKES_BACK else _unique_key)(record.properties)
-        if key:
-            yield topic, key
-            # RocketMQ 5.3.2 puts the topic in front of the key.
-            if key.startswith(f"{topic}+"):
-                yield topic, key.removeprefix(f"{topic}+")
-
-    def _settle_one(
-        self,
-        files: HourFiles,
-        wheel: HourWheel,
-        number: int,
-        slot_ms: int,
-        hashes: Container[int],
-        wanted: Mapping[tuple[str | None, str], int],
-    ) -> None:
-        entry = files.entry(number)
-        if (
-            entry is None
-            or wheel.is_closed(number)
-            or entry.slot_ms != slot_ms
-            or entry.topic_hash not in hashes
-            or entry.kind == EntryKind.TAKES_BACK
-        ):
-            return
-        record = self._record(files, entry)
-        if record is None:
-            return
-        below = wanted.get((_real_topic(record.properties), _unique_key(record.properties) or ""))
-        if below is not None and number < below:
-            self._close(entry, record, RECALLED if below == _ALL else SETTLED)
-            # At once: the mark is read in a later turn, and another entry may name the same message.
-            wheel.give_up(number)
-
     # --- Cleaning up ------------------------------------------------------------------------------------------------
 
     def _retire(self, now_ms: int) -> None:
@@ -608,6 +443,5 @@ class Delivery:
             if (hour + 1) * HOUR_MS + 2 * _LOOK_MS < now_ms and (files is None or files.last_closing < safe):
                 self._wheel.remove(hour)
                 self._marks.pop(hour, None)
-                self._settling.pop(hour, None)
-                self._settled.discard(hour)
+                self._special.forget(hour)
                 self._schedule.retire(hour)

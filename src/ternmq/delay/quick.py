@@ -1,10 +1,10 @@
 """Waiting records under their own topics, the quick ways (I2).
 
 A hundred thousand messages may be due in one second, and they are delivered on the loop. So for a record as ``Timer``
-writes it, in the usual form (IPv4 hosts, a short topic), its fields are taken straight from its bytes: 2 µs instead
-of 5. For any other record there is no quick way, and the long one (``Delivery``) finds out what is the matter.
+writes it, in the usual form (a short topic), its fields are taken straight from its bytes: 2 µs instead of 5. For any
+other record there is no quick way, and the long one (``Delivery``) finds out what is the matter.
 
-With compiled kernels many records are written again by one call (``DueRewriter``): 1 µs each.
+With compiled kernels many records are written again by one call (``DueRewriter``): 1 µs each, if their hosts are IPv4.
 """
 
 from __future__ import annotations
@@ -24,15 +24,23 @@ from ternmq.wire.record import (
     CRC_MASK,
     FIXED_V4_BYTES,
     MAGIC_V1,
-    NO_HOST_FLAGS,
     PROPERTIES_BYTES_MAX,
     TOPIC_V1_BYTES_MAX,
     Sysflag,
+    field_at,
 )
 
 #: size magic crc (queue id) flag (queue offset) log offset sysflag born time and host, store time (and host) reconsume
-#: times (prepared offset) length of the body, of a record with IPv4 hosts.
-_unpack_kept: Final = struct.Struct(">iii4xi8xqiq8sq8xi8xi").unpack_from
+#: times (prepared offset) length of the body; by the flags of its hosts.
+_KEPT: Final = {
+    0: struct.Struct(">iii4xi8xqiq8sq8xi8xi"),
+    Sysflag.BORN_V6: struct.Struct(">iii4xi8xqiq20sq8xi8xi"),
+    Sysflag.STORE_V6: struct.Struct(">iii4xi8xqiq8sq20xi8xi"),
+    Sysflag.BORN_V6 | Sysflag.STORE_V6: struct.Struct(">iii4xi8xqiq20sq20xi8xi"),
+}
+_HOST_FLAGS: Final = Sysflag.BORN_V6 | Sysflag.STORE_V6
+#: The lowest byte of the sysflag.
+_FLAGS_AT: Final = field_at("sysflag") + 3
 _NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 #: Of properties in the quick way: what is added to them cannot make them too long.
 _PROPERTIES_BYTES_MAX: Final = PROPERTIES_BYTES_MAX - 200
@@ -40,8 +48,9 @@ _TAKES_BACK: Final = f"{Property.TIMER_DELETE_KEY}\x01"
 _ENQUEUED: Final = f"{Property.TIMER_ENQUEUE_MS}\x01"
 
 
-#: Texts of queues that are known, and the bytes of one.
-_OWN_MAX: Final = 1024
+#: Texts of queues that are known, all their bytes, and the bytes of one.
+_OWN_MAX: Final = 16_384
+_OWN_TOTAL_BYTES_MAX: Final = 1 << 20
 _OWN_BYTES_MAX: Final = 512
 
 
@@ -62,6 +71,7 @@ class DueRewriter:
     def __init__(self) -> None:
         #: The queue that a text at the end of a waiting record's properties means.
         self._own: dict[bytes, tuple[str, int]] = {}
+        self._own_bytes = 0
 
     def make(self, spans: Spans, hour: int, delivered: bytes, room: PackingRoom) -> Made | None:
         """Deliver records of one hour, up to the first with which something is unusual. None if that is the first.
@@ -97,8 +107,10 @@ class DueRewriter:
         queue = queue_of(text.decode()) if len(text) <= _OWN_BYTES_MAX else None
         if queue is None or names.is_internal_topic(queue[0]):
             return False
-        if len(self._own) >= _OWN_MAX:
+        self._own_bytes += len(text)
+        if len(self._own) >= _OWN_MAX or self._own_bytes > _OWN_TOTAL_BYTES_MAX:
             self._own.clear()
+            self._own_bytes = len(text)
         self._own[text] = queue
         return True
 
@@ -116,19 +128,16 @@ def quick_delivery(data: bytes, at: int, size: int, log_offset: int, delivered: 
     end = at + size
     if end > len(data) or size <= FIXED_V4_BYTES + 3:
         return None
+    kept = _KEPT[data[at + _FLAGS_AT] & _HOST_FLAGS]
+    body_at = at + kept.size
+    if body_at > end:
+        return None
     (
         own_size, magic, body_crc, flag, own_offset, sysflag, born_time_ms, born_host, store_time_ms, reconsume_times,
         body_bytes,
-    ) = _unpack_kept(data, at)  # fmt: skip
-    body_at = at + FIXED_V4_BYTES
+    ) = kept.unpack_from(data, at)  # fmt: skip
     body_end = body_at + body_bytes
-    if (
-        own_offset != log_offset
-        or own_size != size
-        or magic != MAGIC_V1
-        or sysflag != sysflag & NO_HOST_FLAGS
-        or not body_at <= body_end <= end - 3
-    ):
+    if own_offset != log_offset or own_size != size or magic != MAGIC_V1 or not body_at <= body_end <= end - 3:
         return None
     topic_end = body_end + 1 + data[body_end]
     if topic_end > body_end + 1 + TOPIC_V1_BYTES_MAX or topic_end + 2 > end:

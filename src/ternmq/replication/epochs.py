@@ -42,6 +42,9 @@ FILE_NAME: Final = "epochFileCheckpoint"
 EPOCHS_MAX: Final = 100
 #: Ids of the brokers of one name that are told apart in the number of an epoch.
 NODES_MAX: Final = 100
+#: The largest number that is believed of another node. A promotion adds about a hundred. A number that is damaged, or a
+#: lie, would be in the files of all nodes, and leave no room for the next one.
+HEARD_MAX: Final = 1 << 32
 _INT64_MAX: Final = (1 << 63) - 1
 
 

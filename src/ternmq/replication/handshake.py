@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.replication.epochs import Epoch, Epochs
+from ternmq.replication.epochs import EPOCHS_MAX, FILE_NAME, HEARD_MAX, Epoch, Epochs
 from ternmq.replication.history import Comparison, Sample
 from ternmq.wire.requests import Int64
 
@@ -112,11 +112,19 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def epochs_of(hello: MasterHello | SlaveHello) -> Epochs:
-    """Raises ``RemoteProtocolError``."""
+    """Raises ``RemoteProtocolError``. Who is asked keeps these epochs, and promotions begin after the last of them."""
     try:
-        return Epochs.of(hello.epochs)
+        if len(hello.epochs) > EPOCHS_MAX:
+            raise ValueError(f"it has {len(hello.epochs)} epochs, more than the {EPOCHS_MAX} that are read")
+        epochs = Epochs.of(hello.epochs)
+        if epochs.newest > HEARD_MAX:
+            raise ValueError(
+                f"epoch {epochs.newest} is larger than {HEARD_MAX}, which no promotion begins; stop the broker at "
+                f"{hello.place.address[:100]!r}, and restore its {FILE_NAME} from a copy, or remove it"
+            )
     except ValueError as error:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
+    return epochs
 
 
 def first_check(slave: SlaveHello, master: MasterHello) -> HandshakeVerdict | None:

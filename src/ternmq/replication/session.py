@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from ternmq.errors import NetworkError, RemoteProtocolError, StoreError, TernError
+from ternmq.names import DERIVED_TOPIC_LENGTH_MAX
 from ternmq.replication import admission, beside, handshake, history
 from ternmq.replication.admission import Challenge
 from ternmq.replication.beside import Adoption, Ends, FileBegins, FilesEnd, TopicDeleted
@@ -33,6 +34,8 @@ PROBE_S: Final = 2.0
 #: they are what the loss of the master could take. They cost no memory, and a second or two of recovery after a kill.
 FOLD_S: Final = 0.003
 FOLD_BEHIND_MAX: Final = 256 << 20
+#: Deletions of topics that may wait until the log has come so far: some 100 MB with the longest names.
+DELETIONS_MAX: Final = 250_000
 
 
 class Refused(TernError):
@@ -159,7 +162,7 @@ class Session(asyncio.Protocol):
         self._reported = -1
         self._ticket: int | None = None
         #: Deletions of topics that wait until the log is dispatched so far.
-        self._deletions: list[int] = []
+        self._deletions: dict[tuple[str, int], int] = {}
         #: Takes files of the master, while they come.
         self._adoption: Adoption | None = None
 
@@ -208,7 +211,7 @@ class Session(asyncio.Protocol):
             # It was raised, or is not wanted any more.
             self._over.exception()
         # The next connection tells of them again, if it is still so.
-        for ticket in self._deletions:
+        for ticket in self._deletions.values():
             self._copy.store.forget_dispatched(ticket)
         if self._adoption is not None:
             self._adoption.close()
@@ -359,9 +362,7 @@ class Session(asyncio.Protocol):
         store = self._copy.store
         match notice:
             case TopicDeleted(topic, log_offset):
-                ticket = store.when_dispatched(log_offset, partial(self._delete, topic, log_offset))
-                if store.dispatched < log_offset:
-                    self._deletions.append(ticket)
+                self._delete_later(topic, log_offset)
             case FileBegins():
                 if store.written:
                     raise RemoteProtocolError("the master sent a file to a slave that has a log already")
@@ -376,8 +377,28 @@ class Session(asyncio.Protocol):
             case Ends(refusal, reason):
                 raise Refused(refusal, reason)
 
+    def _delete_later(self, topic: str, log_offset: int) -> None:
+        if len(topic) > DERIVED_TOPIC_LENGTH_MAX:
+            raise RemoteProtocolError(
+                f"the master deletes a topic whose name has {len(topic)} characters, more than the longest name has "
+                f"({DERIVED_TOPIC_LENGTH_MAX})"
+            )
+        deletion = topic, log_offset
+        if deletion in self._deletions:
+            return
+        if len(self._deletions) >= DELETIONS_MAX:
+            raise RemoteProtocolError(
+                f"the master tells of more than {DELETIONS_MAX} deleted topics behind the end of this log; connecting "
+                "again"
+            )
+        store = self._copy.store
+        ticket = store.when_dispatched(log_offset, partial(self._delete, topic, log_offset))
+        if store.dispatched < log_offset:
+            self._deletions[deletion] = ticket
+
     def _delete(self, topic: str, log_offset: int) -> None:
         store = self._copy.store
+        self._deletions.pop((topic, log_offset), None)
         if store.deletions.get(topic) != log_offset:
             store.delete_topics({topic}, as_of=log_offset)
         elif any(name == topic for name, _ in store.queues()):

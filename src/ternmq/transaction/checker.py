@@ -28,7 +28,7 @@ from sys import intern
 from typing import Final, NamedTuple, Protocol
 
 from ternmq.env import Clock
-from ternmq.errors import NetworkError, NotRunning, RecordRefused, StoreError, TernError, TooManyCalls
+from ternmq.errors import NetworkError, NotRunning, RecordRefused, StoreError, SystemBusy, TernError, TooManyCalls
 from ternmq.net.gate import Rights
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import Half
@@ -166,7 +166,7 @@ class TransactionChecker:
             except RecordRefused as error:
                 # This one cannot be written again; the others can.
                 log.debug("the half at queue offset %d cannot be moved: %s", queue_offset, error)
-            except (StoreError, NotRunning) as error:
+            except (StoreError, NotRunning, SystemBusy) as error:
                 log.warning("cannot check open transactions now: %s; retrying", error)
                 return
             if sent >= _BURST:
@@ -207,8 +207,12 @@ class TransactionChecker:
             else:
                 self._note(half, min(due_ms, move_ms))
             return 0
-        if self.transactions.is_committed(half):
-            self.transactions.close(queue_offset)
+        if self.transactions.is_in_doubt(queue_offset):
+            if not await self.transactions.is_committed(half):
+                # The search took some turns: the half may be closed, and its record gone.
+                return await self._check(queue_offset)
+            if queue_offset in self.transactions.ledger.open:
+                self.transactions.close(queue_offset)
             return 0
         checks = half.checks + self._uncopied.get(queue_offset, 0)
         if checks >= self._rules.checks_max:

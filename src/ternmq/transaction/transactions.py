@@ -10,10 +10,10 @@ How a transaction ends, in one turn of the loop::
 
 *Once, and always.* The message comes before the op, so a crash in between cannot lose it. The half is then open again,
 though its message is stored; a check would have it stored twice. So every half that was open when the term began is
-*in doubt*: before it is checked or committed, its message is looked for by its unique key, and if it is there the half
-is only closed (``_has_message``). A store without an index has one candidate, the last record of its log: there nothing
-is appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before it writes
-them, may leave those of some seconds. They are found only by an index.)
+*in doubt*: before it is checked or committed, its message is searched by its unique key (``transaction.search``), and
+if it is there the half is only closed. A store without an index has one candidate, the last record of its log: there
+nothing is appended between message and op, so a crash leaves at most that one. (RocketMQ 5, which collects ops before
+it writes them, may leave those of some seconds. They are found only by an index.)
 
 *Ops are gathered* where the index can tell what a crash has left: all commits of a turn have their ops written together
 at its end, one record each, which takes half the time. Until then, or while the disk is full, such a half is closed in
@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -50,6 +50,7 @@ from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import GROUP, QUEUE_ID, Half
 from ternmq.transaction.ledger import HalfLedger
+from ternmq.transaction.search import MessageSearch, last_record
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import Record, unpack_record
@@ -64,9 +65,6 @@ _OPS_MAX: Final = 256
 _BATCHES_MAX: Final = 64
 #: Requests that may wait until the queues are folded.
 _WAITING_MAX: Final = 10_000
-#: A message has one record, and its retries others under other topics. A producer that makes its keys itself may give
-#: one to many messages; so many of them are looked at, the newest first.
-_SAME_KEY_MAX: Final = 4_096
 #: A reader who starts anew should not have to read more entries than this, or four for each open half.
 LAG_MAX: Final = 100_000
 _LAG_PER_OPEN: Final = 4
@@ -139,10 +137,12 @@ class Transactions:
         self._to_note: tuple[int, int, int] | None = None
         #: Without an index: the last record that was there when the term began.
         self._has_index = store.config.message_index_enable
-        self._last = None if self._has_index else self._last_record()
+        self._search = MessageSearch(store, None if self._has_index else last_record(store))
         #: On a full disk, each end of a transaction is a line.
         self._logs = RareLog(log, clock.monotonic)
         self._loop = asyncio.get_running_loop()
+        #: A record of the log by its log offset, read by a thread if it is cold.
+        self.read = self._search.read
         #: Whether the end of this turn writes what is gathered in ``_unclosed``.
         self._is_gathering = False
         self._folded = asyncio.Event()
@@ -175,7 +175,7 @@ class Transactions:
             found = self.find(queue_offset)
             if found is not None and not isinstance(found, tuple):
                 found = await found
-            if found is not None and self._last is not None and self._has_message(found[1]):
+            if found is not None and not self._has_index and self._search.look(found[1]):
                 # Now: in the next term, another record will be the last.
                 self.close(queue_offset)
             if number % SLICE == 0:
@@ -223,20 +223,6 @@ class Transactions:
         low, high = self.store.min_offset(topic, QUEUE_ID), self.store.max_offset(topic, QUEUE_ID)
         return min(max(self._offsets.get(GROUP, topic, QUEUE_ID), low), high)
 
-    def _last_record(self) -> bytes | None:
-        """The last record of the log that is in a queue."""
-        store = self.store
-        last = max(
-            (
-                entry
-                for topic, queue_id in store.queues()
-                for entry in store.entries(topic, queue_id, store.max_offset(topic, queue_id) - 1, 1)
-            ),
-            default=None,
-        )
-        page = self._page(last) if last is not None else None
-        return bytes(page) if page is not None else None
-
     async def folded(self) -> None:
         """Return when the fold is done. Raises ``SystemBusy`` when too many wait, or why the term is over."""
         if not self._folded.is_set():
@@ -261,34 +247,50 @@ class Transactions:
 
     # --- The end of a transaction -----------------------------------------------------------------------------------
 
-    def end(self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None = None) -> int:
+    def end(
+        self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None = None
+    ) -> int | Awaitable[int]:
         """Commit or roll back. ``page`` is the record at ``ending.log_offset``. ``check_topic`` gets the topic of its
         message, and raises if the caller may not send there.
 
-        Returns the log offset to wait for, 0 if nothing had to be written. Raises ``SystemFailure`` with RocketMQ's
-        words for a transaction that is unknown, of another group or ended otherwise; and what ``take_in`` raises, when
-        the transaction is open as before.
+        Returns the log offset to wait for, 0 if nothing had to be written; awaited if the message must be searched
+        first, and that takes a while. Raises ``SystemFailure`` with RocketMQ's words for a transaction that is unknown,
+        of another group or ended otherwise; and what ``take_in`` raises, when the transaction is open as before.
         """
         record, half = self._named(ending, page, check_topic)
         self._catch_up_all()
         if self.ledger.open.get(half.queue_offset) != half.log_offset and not self._is_in_queue(half):
             raise _no_half(ending)
         queue_offset = self.ledger.current(half.queue_offset, half.first)
-        if queue_offset is None:
-            self._ended_before(ending, half)
-            return 0
-        if queue_offset in self._in_doubt and self._has_message(half):
-            end_offset = self.close(queue_offset)
-            if ending.outcome is not Outcome.COMMIT:
-                raise _was_committed(half)
-            return end_offset
+        if queue_offset is None or queue_offset in self._in_doubt:
+            was_committed = self._search.look(half)
+            if was_committed is None:
+                return self._end_searched(ending, half, check_topic)
+            if queue_offset is None:
+                self._ended_before(ending, half, was_committed=was_committed)
+                return 0
+            if was_committed:
+                end_offset = self.close(queue_offset)
+                if ending.outcome is not Outcome.COMMIT:
+                    raise _was_committed(half)
+                return end_offset
         if ending.outcome is not Outcome.COMMIT:
             return self.close(queue_offset)
         committed_end = self._take_in(halves.committed(record, half)).end_offset
+        self._search.stored(half)
         if self._has_index and half.unique_key and not self.store.safety.is_awaited:
             self._close_soon(queue_offset)
             return committed_end
         return max(committed_end, self.close(queue_offset))
+
+    async def _end_searched(self, ending: Ending, half: Half, check_topic: Callable[[str], None] | None) -> int:
+        async with self._search.known(half):
+            page = await self.read(ending.log_offset)
+            if self._stopped is not None:
+                raise self._stopped
+            end_offset = self.end(ending, page, check_topic)
+            assert isinstance(end_offset, int), "what was searched is known"
+            return end_offset
 
     def _named(
         self, ending: Ending, page: Buffer | None, check_topic: Callable[[str], None] | None
@@ -326,9 +328,8 @@ class Transactions:
         entries = self.store.entries(names.HALF_TOPIC, QUEUE_ID, half.queue_offset, 1)
         return bool(entries) and entries[0].log_offset == half.log_offset
 
-    def _ended_before(self, ending: Ending, half: Half) -> None:
+    def _ended_before(self, ending: Ending, half: Half, *, was_committed: bool) -> None:
         """A producer that repeats itself, since an answer was lost, is right; one that says the opposite is not."""
-        was_committed = self._has_message(half)
         if not was_committed and not self._has_index:
             raise SystemFailure(
                 f"Find prepared transaction message failed: the transaction {half.unique_key} has ended before; how, "
@@ -405,27 +406,22 @@ class Transactions:
 
     # --- In doubt ---------------------------------------------------------------------------------------------------
 
-    def is_committed(self, half: Half) -> bool:
-        """Whether the message of an open half was stored before this term, so that the half has only to be closed.
+    def is_in_doubt(self, queue_offset: int) -> bool:
+        """Whether the message of an open half may have been stored before this term, and was not searched yet.
 
-        It is looked for once: what is stored later is stored by ``end``, which looks for itself.
+        It is searched once (``is_committed``): what is stored later is stored by ``end``, which searches by itself.
         """
-        if half.queue_offset not in self._unsearched:
-            return False
+        return queue_offset in self._unsearched
+
+    async def is_committed(self, half: Half) -> bool:
+        """Whether the message of such a half is stored, so that the half has only to be closed. Raises
+        ``SystemBusy``."""
+        is_stored = self._search.look(half)
+        if is_stored is None:
+            async with self._search.known(half) as is_stored:
+                pass
         self._unsearched.discard(half.queue_offset)
-        return self._has_message(half)
-
-    def _has_message(self, half: Half) -> bool:
-        return any(halves.is_commit_of(record, half) for record in self._candidates(half))
-
-    def _candidates(self, half: Half) -> Iterator[Record]:
-        """Records that may be the message of a half."""
-        if self._last is not None:
-            yield unpack_record(self._last, check_crc=False)
-        # A message with a delay waits under another topic.
-        for topic in (half.topic, names.SCHEDULE_TOPIC, names.WHEEL_TOPIC):
-            for record in self.store.with_key(topic, half.unique_key, count_max=_SAME_KEY_MAX):
-                yield unpack_record(record, check_crc=False)
+        return is_stored
 
     # --- What the checker does with halves --------------------------------------------------------------------------
 
@@ -510,23 +506,18 @@ class Transactions:
             why,
         )
 
-    def resume(self, page: Buffer | None, offset_id: str) -> None:
+    async def resume(self, log_offset: int, offset_id: str) -> None:
         """Check a discarded half again, from the first time on (323)."""
-        try:
-            record = unpack_record(page) if page is not None else None
-            if record is None or record.topic != names.CHECK_MAX_TOPIC:
-                raise SystemFailure(
-                    f"there is no discarded half message {offset_id!r}; give the offset id of a message of "
-                    f"{names.CHECK_MAX_TOPIC}"
-                )
-            half = halves.read_half(record)
-        except CorruptRecord as error:
-            raise SystemFailure(f"the message {offset_id!r} cannot be checked again: {error}") from None
-        if self._has_message(half):
-            raise _was_committed(half)
-        self._catch_up_all()
-        placed = self.store.put(halves.resumed(record))
-        self._catch_up_all()
+        _, half = _discarded(await self.read(log_offset), offset_id)
+        async with self._search.known(half) as was_committed:
+            if was_committed:
+                raise _was_committed(half)
+            record, _ = _discarded(await self.read(log_offset), offset_id)
+            if self._stopped is not None:
+                raise self._stopped
+            self._catch_up_all()
+            placed = self.store.put(halves.resumed(record))
+            self._catch_up_all()
         # It may be resumed twice, and committed once.
         self._in_doubt.add(placed.queue_offset)
 
@@ -567,6 +558,19 @@ class Transactions:
 
     def _page(self, entry: QueueEntry) -> memoryview | None:
         return self.store.record_at(entry.log_offset, entry.size)
+
+
+def _discarded(page: Buffer | None, offset_id: str) -> tuple[Record, Half]:
+    try:
+        record = unpack_record(page) if page is not None else None
+        if record is None or record.topic != names.CHECK_MAX_TOPIC:
+            raise SystemFailure(
+                f"there is no discarded half message {offset_id!r}; give the offset id of a message of "
+                f"{names.CHECK_MAX_TOPIC}"
+            )
+        return record, halves.read_half(record)
+    except CorruptRecord as error:
+        raise SystemFailure(f"the message {offset_id!r} cannot be checked again: {error}") from None
 
 
 def _no_half(ending: Ending) -> SystemFailure:

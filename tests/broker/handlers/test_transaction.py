@@ -105,6 +105,22 @@ async def test_commit_rollback_and_unknown(broker: Caller) -> None:
     assert 1 == (await listed(broker)).open_count
 
 
+async def test_an_end_is_answered_although_many_messages_have_its_unique_key(broker: Caller) -> None:
+    """J1: the answer waits for a search of several turns; what comes meanwhile on the same connection does not."""
+    sent = await half(broker, key="ONE")
+    assert 0 == (await end(broker, sent, Outcome.COMMIT)).code
+    many = [broker.send("orders", b"other", properties={"UNIQ_KEY": "ONE"}) for _ in range(300)]
+    assert {0} == {response.code for response in await asyncio.gather(*many)}
+    again, meanwhile, other = await asyncio.gather(
+        end(broker, sent, Outcome.COMMIT),
+        broker.send("orders", b"meanwhile"),
+        end(broker, sent, Outcome.ROLLBACK),
+    )
+    assert (0, 0) == (again.code, meanwhile.code)
+    assert "was committed before" in (other.remark or "")
+    assert 1 == (await broker.bodies("orders")).count(b"paid")
+
+
 async def test_a_one_way_end_counts(broker: Caller) -> None:
     """J1: as Java's and Go's clients send it."""
     paid = await half(broker)

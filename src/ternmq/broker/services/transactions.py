@@ -6,7 +6,6 @@ no transaction can be ended then.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +17,7 @@ from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
-from ternmq.errors import MessageIllegal, NoPermission, NotMaster, StoreError
+from ternmq.errors import MessageIllegal, NoPermission, NotMaster
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
@@ -26,7 +25,6 @@ from ternmq.transaction import half as halves
 from ternmq.transaction.checker import TransactionChecker
 from ternmq.transaction.half import Half
 from ternmq.transaction.transactions import CheckRules, Ending, Transactions
-from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import Sysflag
 
@@ -141,8 +139,6 @@ class TransactionService:
 
     def redirect(self, draft: Draft) -> None:
         """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
-        if not halves.is_prepared(draft.sysflag):
-            return
         open_max, checker = self._config.max_open_transactions, self._checker
         if checker is not None and len(checker.transactions.ledger.open) >= open_max:
             halves.refuse_half(draft, open_max)
@@ -153,7 +149,7 @@ class TransactionService:
     def end(self, ending: Ending, check_topic: Callable[[str], None] | None = None) -> int | Awaitable[int]:
         """Commit or roll back a transaction; the log offset to wait for. See ``Transactions.end``."""
         transactions = self._transactions()
-        if transactions.is_folded and self._store.cold.record(ending.log_offset) is None:
+        if transactions.is_folded and not self._store.cold.is_cold(ending.log_offset):
             return transactions.end(ending, self._store.record_at(ending.log_offset), check_topic)
         return self._end_later(transactions, ending, check_topic)
 
@@ -161,13 +157,14 @@ class TransactionService:
         self, transactions: Transactions, ending: Ending, check_topic: Callable[[str], None] | None
     ) -> int:
         await transactions.folded()
-        return transactions.end(ending, await self._record(ending.log_offset), check_topic)
+        ended = transactions.end(ending, await transactions.read(ending.log_offset), check_topic)
+        return ended if isinstance(ended, int) else await ended
 
     async def resume(self, log_offset: int, offset_id: str) -> None:
         """Check a discarded half again."""
         transactions = self._transactions()
         await transactions.folded()
-        transactions.resume(await self._record(log_offset), offset_id)
+        await transactions.resume(log_offset, offset_id)
 
     async def listed(self, queue_offset: int, count_max: int) -> Listed:
         """Open transactions whose halves lie at ``queue_offset`` or behind."""
@@ -200,12 +197,3 @@ class TransactionService:
         if self._checker is None:
             raise NotMaster("this broker is not the master: end the transaction at the master")
         return self._checker.transactions
-
-    async def _record(self, log_offset: int) -> Buffer | None:
-        cold = self._store.cold.record(log_offset)
-        if cold is None:
-            return self._store.record_at(log_offset)
-        try:
-            return await asyncio.wrap_future(cold)
-        except StoreError:
-            return self._store.record_at(log_offset)

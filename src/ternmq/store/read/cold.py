@@ -44,6 +44,10 @@ class ColdReads:
         """The bytes of all pieces, in order, joined: what ``get`` has left out."""
         return self._submit(lambda: b"".join([self._disk.read_at(*piece) for piece in pieces]))
 
+    def is_cold(self, log_offset: int) -> bool:
+        """Whether the record at ``log_offset`` is probably not in memory."""
+        return self._query.cold_piece(log_offset) is not None
+
     def record(self, log_offset: int) -> Future[bytes | None] | None:
         """The record at ``log_offset``; the future's None means that none begins there."""
         piece = self._query.cold_piece(log_offset)

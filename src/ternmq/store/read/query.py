@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -382,16 +382,11 @@ class Query:
             until_ms = head_store_time(records[0])
         yield QueryResult(_newest(found), index.end_time_ms, max(index.end_offset, 0))
 
-    def with_key(self, topic: str, key: str, *, count_max: int) -> Iterator[memoryview]:
-        """Records of a topic with this key or unique key, of any time, one by one and the newest first.
-
-        They are read only as far as the caller goes on; the index brings at most ``count_max``.
-        """
-        if self._index is not None and key:
-            found = self._index.find(topic, key, count_max=count_max, begin_ms=0, end_ms=_FAR_MS)
-            for record in map(self._log.record, dict.fromkeys(found)):
-                if record is not None and _has_key(record, topic, key, begin_ms=0, end_ms=_FAR_MS):
-                    yield record
+    def places_of_key(self, topic: str, key: str, *, count_max: int) -> list[int]:
+        """Log offsets of records that may have this key or unique key, of any time, the newest first, each once."""
+        if self._index is None or not key:
+            return []
+        return list(dict.fromkeys(self._index.find(topic, key, count_max=count_max, begin_ms=0, end_ms=_FAR_MS)))
 
 
 def _newest(records: list[memoryview]) -> list[memoryview]:

@@ -1,0 +1,147 @@
+"""Special entries of the schedule log, which RocketMQ leaves, are settled (I2).
+
+There are two kinds (``hour_files.EntryKind``): a record that takes back another by its unique key, and one that was
+written again on its way. Both are settled by closing records like everything else: those that are there when an hour is
+loaded before it joins the wheel, those that come later between deliveries. All of one slot are settled with one look at
+its messages: any client may send thousands of them, and no other message waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from typing import Final
+
+from ternmq.delay.entry_records import EntryRecords
+from ternmq.delay.hour_files import EntryKind, HourFiles, IndexLine
+from ternmq.delay.recalls import RECALLED, SETTLED
+from ternmq.delay.wheel import HourWheel
+from ternmq.message import Property
+from ternmq.wire import properties as props
+
+#: Entries of a slot that are compared with what takes back, before other work gets its turn: some 3 ms.
+_COMPARED: Final = 500
+#: Characters of keys that are looked for with one look at the messages of a slot.
+_WANTED_MAX: Final = 1 << 20
+#: Higher than any number of an entry.
+_ALL: Final = 1 << 62
+#: Of a key in memory, besides its characters.
+_KEY_COST: Final = 200
+
+_real_topic = props.getter(Property.REAL_TOPIC)
+_unique_key = props.getter(Property.UNIQUE_KEY)
+_delete_key = props.getter(Property.TIMER_DELETE_KEY)
+
+
+class SpecialEntries:
+    """What is settled in one term. Belongs to the broker's loop."""
+
+    def __init__(self, records: EntryRecords) -> None:
+        self._records = records
+        #: By hour, the work that was begun, and the hours for which it was once done.
+        self._begun: dict[int, Iterator[None]] = {}
+        self._settled: set[int] = set()
+
+    def is_settled(self, hour: int) -> bool:
+        """Whether all entries were settled once that an hour had at the beginning."""
+        return hour in self._settled
+
+    def forget(self, hour: int) -> None:
+        self._begun.pop(hour, None)
+        self._settled.discard(hour)
+
+    def go_on(self, files: HourFiles, wheel: HourWheel) -> None:
+        """Go on with the special entries of an hour, for one turn."""
+        work = self._begun.pop(files.hour, None) or self._settle_hour(files, wheel)
+        for _ in work:
+            self._begun[files.hour] = work
+            return
+        self._settled.add(files.hour)
+
+    def _settle_hour(self, files: HourFiles, wheel: HourWheel) -> Iterator[None]:
+        """Settle the special entries that are there now, slot by slot; gives way to other work now and then."""
+        slots: dict[int, list[int]] = {}
+        for count, number in enumerate(list(wheel.special), 1):
+            entry = files.entry(number)
+            if entry is not None:
+                slots.setdefault(entry.slot_ms, []).append(number)
+            else:
+                del wheel.special[number]
+            if count % _COMPARED == 0:
+                yield
+        for count, (slot_ms, numbers) in enumerate(slots.items()):
+            if count:
+                yield
+            while numbers:
+                yield from self._settle(files, wheel, slot_ms, numbers)
+
+    def _settle(self, files: HourFiles, wheel: HourWheel, slot_ms: int, numbers: list[int]) -> Iterator[None]:
+        """Close what special entries of one slot take back or replace: the last of ``numbers``, which are taken out of
+        it, as many as have keys of ``_WANTED_MAX``."""
+        #: By topic and key: messages with a lower number than this are closed.
+        wanted: dict[tuple[str | None, str], int] = {}
+        settled: list[tuple[int, IndexLine]] = []
+        length = 0
+        while numbers and length <= _WANTED_MAX:
+            number = numbers.pop()
+            entry = files.entry(number)
+            if entry is not None and not wheel.is_closed(number):
+                for name in self._settled_names(files, entry):
+                    wanted[name] = max(wanted.get(name, 0), _ALL if entry.kind == EntryKind.TAKES_BACK else number)
+                    length += len(name[1]) + _KEY_COST
+            if entry is not None:
+                settled.append((number, entry))
+            if not len(settled) % _COMPARED:
+                yield
+        hashes = {entry.topic_hash for _, entry in settled}
+        for count, other in enumerate(wheel.in_slot(slot_ms) if wanted else (), 1):
+            self._settle_one(files, wheel, other, slot_ms, hashes, wanted)
+            if not count % _COMPARED:
+                yield
+        for count, (number, entry) in enumerate(settled, 1):
+            if entry.kind == EntryKind.TAKES_BACK and not wheel.is_closed(number):
+                self._records.close(entry, self._records.read(files, entry), SETTLED)
+                wheel.give_up(number)
+            # Not before: a full disk makes it try again.
+            wheel.special.pop(number, None)
+            if not count % _COMPARED:
+                yield
+
+    def _settled_names(self, files: HourFiles, entry: IndexLine) -> Iterator[tuple[str | None, str]]:
+        """Topic and key of the messages that a special entry takes back or replaces."""
+        record = self._records.read(files, entry)
+        if record is None:
+            return
+        topic = _real_topic(record.properties)
+        key = (_delete_key if entry.kind == EntryKind.TAKES_BACK else _unique_key)(record.properties)
+        if key:
+            yield topic, key
+            # RocketMQ 5.3.2 puts the topic in front of the key.
+            if key.startswith(f"{topic}+"):
+                yield topic, key.removeprefix(f"{topic}+")
+
+    def _settle_one(
+        self,
+        files: HourFiles,
+        wheel: HourWheel,
+        number: int,
+        slot_ms: int,
+        hashes: Container[int],
+        wanted: Mapping[tuple[str | None, str], int],
+    ) -> None:
+        entry = files.entry(number)
+        if (
+            entry is None
+            or wheel.is_closed(number)
+            or entry.slot_ms != slot_ms
+            or entry.topic_hash not in hashes
+            or entry.kind == EntryKind.TAKES_BACK
+        ):
+            return
+        record = self._records.read(files, entry)
+        if record is None:
+            return
+        below = wanted.get((_real_topic(record.properties), _unique_key(record.properties) or ""))
+        if below is not None and number < below:
+            self._records.close(entry, record, RECALLED if below == _ALL else SETTLED)
+            # At once: the mark is read in a later turn, and another entry may name the same message.
+            wheel.give_up(number)
