@@ -409,6 +409,18 @@ async def test_a_group_that_is_reset_goes_back_and_one_that_is_deleted_is_forgot
     assert {} == await members(broker)
 
 
+async def test_a_deletion_without_a_name_forgets_nothing(broker: Caller) -> None:
+    """R1: it was taken for all groups and topics, and what all consumers held was forgotten."""
+    await broker.sent("orders", b"1")
+    await given(broker, "ann")
+    refused = [
+        await broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="")),
+        await broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic="")),
+    ]
+    assert all("give its name" in (answer.remark or "") for answer in refused)
+    assert {"ann": ("online", 1)} == await members(broker)
+
+
 async def test_a_topic_made_anew_is_read_from_its_beginning(broker: Caller) -> None:
     """R1: what was held of the deleted one is forgotten."""
     for number in range(3):
