@@ -65,7 +65,12 @@ struct Header<'a> {
     count: usize,
 }
 
-fn read_header<'a>(data: &'a [u8], decoded: &mut Vec<u8>) -> Result<Header<'a>, NotPlain> {
+/// The code comes first, as all clients write it: a header of another code costs nothing more.
+fn read_header<'a>(
+    data: &'a [u8],
+    codes: &[i64],
+    decoded: &mut Vec<u8>,
+) -> Result<Header<'a>, NotPlain> {
     let mut reader = Reader::new(data);
     let mut header = Header {
         code: 0,
@@ -82,8 +87,12 @@ fn read_header<'a>(data: &'a [u8], decoded: &mut Vec<u8>) -> Result<Header<'a>, 
         let bit = match reader.name()? {
             b"code" => {
                 header.code = reader.number()?;
+                if !codes.contains(&header.code) {
+                    return Err(NotPlain);
+                }
                 1
             }
+            _ if seen == 0 => return Err(NotPlain),
             b"extFields" => {
                 read_fields(&mut reader, &mut header, decoded)?;
                 2
@@ -344,8 +353,8 @@ impl SignedSends {
         let Buffers { decoded, signed } = buffers;
         decoded.clear();
         signed.clear();
-        let header = read_header(data, decoded)?;
-        if !self.codes.contains(&header.code) || header.flag & FLAG_RESPONSE != 0 {
+        let header = read_header(data, &self.codes, decoded)?;
+        if header.flag & FLAG_RESPONSE != 0 {
             return Err(NotPlain);
         }
         let (mut access_key, mut signature) = (None, None);
@@ -457,7 +466,7 @@ mod tests {
     use super::*;
 
     fn names(data: &[u8]) -> Result<Vec<&[u8]>, NotPlain> {
-        let header = read_header(data, &mut Vec::new())?;
+        let header = read_header(data, &[SEND_MESSAGE_V2], &mut Vec::new())?;
         Ok(header.fields[..header.count]
             .iter()
             .map(|field| field.name)
@@ -483,6 +492,8 @@ mod tests {
             br#"{"code":310,"extFields":null}"#,
             br#"{"code":310}"#,
             br#"{"extFields":{"b":"x"}}"#,
+            br#"{"extFields":{"b":"x"},"code":310}"#,
+            br#"{"code":10,"extFields":{"b":"x"}}"#,
             br#"{"code":310.0,"extFields":{"b":"x"}}"#,
             br#"{"code":310,"extFields":{"b":"x"}} x"#,
             br#"{"code":310,"extFields":{"b":"x",}}"#,
@@ -499,7 +510,7 @@ mod tests {
             .collect();
         for (count, is_plain) in [(FIELDS_MAX, true), (FIELDS_MAX + 1, false)] {
             let data = format!(
-                "{{\"code\":1,\"extFields\":{{{}}}}}",
+                "{{\"code\":310,\"extFields\":{{{}}}}}",
                 ext[..count].join(",")
             );
             assert_eq!(names(data.as_bytes()).is_ok(), is_plain);
