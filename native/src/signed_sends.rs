@@ -4,6 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyMemoryView, PySlice, PyString, PyTuple};
 
+use crate::guard::or_doubt;
 use crate::json::{number, Reader, Text};
 use crate::properties::NotPlain;
 use crate::signing::SigningKey;
@@ -260,12 +261,32 @@ impl SignedSends {
         frame_bytes_max: usize,
         commands: &Bound<'py, PyList>,
     ) -> PyResult<usize> {
+        let mut done = at;
+        or_doubt(
+            || Ok(()),
+            || self.read_on(py, data, view, &mut done, frame_bytes_max, commands),
+        )?;
+        Ok(done)
+    }
+}
+
+impl SignedSends {
+    /// The same; `done` is always behind the last frame whose request was appended.
+    fn read_on<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyBytes>,
+        view: &Bound<'py, PyMemoryView>,
+        done: &mut usize,
+        frame_bytes_max: usize,
+        commands: &Bound<'py, PyList>,
+    ) -> PyResult<()> {
         let bytes = data.as_bytes();
-        let mut at = at;
         let mut buffers = Buffers::default();
         let mut recent = Recent::default();
         let key = self.key.get();
-        while let Some((header_bytes, frame_bytes)) = frame_at(bytes, at, frame_bytes_max) {
+        while let Some((header_bytes, frame_bytes)) = frame_at(bytes, *done, frame_bytes_max) {
+            let at = *done;
             let header = &bytes[at + PREFIX_BYTES..at + PREFIX_BYTES + header_bytes];
             let body = &bytes[at + PREFIX_BYTES + header_bytes..at + frame_bytes];
             let Ok(plain) = self.check(key, header, body, &mut buffers) else {
@@ -332,13 +353,11 @@ impl SignedSends {
                 frame_bytes,
             ))?;
             commands.append(request)?;
-            at += frame_bytes;
+            *done += frame_bytes;
         }
-        Ok(at)
+        Ok(())
     }
-}
 
-impl SignedSends {
     /// The header of a request, if it is plain and signed by the account.
     fn check<'a>(
         &self,
