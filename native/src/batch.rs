@@ -7,6 +7,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
+use crate::guard::or_doubt;
 use crate::index;
 use crate::page::{writable, Writer};
 use crate::properties::{tags_code, topic_hash};
@@ -237,15 +238,18 @@ pub fn expand_batch<'py>(
         body_bytes_max,
         record_bytes_max: record_bytes_max.min(i32::MAX as usize),
     };
-    Ok(expand(data, room, &target).map(|made| {
-        (
-            made.log_offsets,
-            made.end_offset,
-            PyBytes::new(py, &made.entries),
-            made.tags_codes,
-            PyBytes::new(py, &made.keys),
-        )
-    }))
+    // What a panic leaves behind the end of the log was never sealed: it does not exist.
+    Ok(
+        or_doubt(|| None, || expand(data, room, &target)).map(|made| {
+            (
+                made.log_offsets,
+                made.end_offset,
+                PyBytes::new(py, &made.entries),
+                made.tags_codes,
+                PyBytes::new(py, &made.keys),
+            )
+        }),
+    )
 }
 
 /// The offset ids of records, joined by commas; `host` are the hexadecimal digits of the store host.

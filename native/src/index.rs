@@ -4,10 +4,11 @@
 //! 8 log offset, 8 store time in ms.
 
 use pyo3::buffer::PyBuffer;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
+use crate::guard::or_doubt;
 use crate::page::writable;
 use crate::properties::{each_key_hash, topic_hash, NotPlain};
 use crate::record::{get_i32, get_i64};
@@ -43,39 +44,44 @@ pub fn index_entries<'py>(
     py: Python<'py>,
     records: &Bound<'py, PyList>,
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    let mut made = Vec::with_capacity(records.len() * 2 * MADE_BYTES);
-    let mut last: Option<(Bound<'py, PyAny>, i32)> = None;
-    for record in records.iter() {
-        let record = record.cast_into::<PyTuple>()?;
-        let topic = record.get_item(0)?;
-        let hash = match &last {
-            Some((known, hash)) if known.is(&topic) => *hash,
-            _ => {
-                // A text with half a surrogate pair has no UTF-8.
-                let Ok(text) = topic.cast::<PyString>()?.to_cow() else {
+    or_doubt(
+        || Ok(None),
+        || {
+            let mut made = Vec::with_capacity(records.len() * 2 * MADE_BYTES);
+            let mut last: Option<(Bound<'py, PyAny>, i32)> = None;
+            for record in records.iter() {
+                let record = record.cast_into::<PyTuple>()?;
+                let topic = record.get_item(0)?;
+                let hash = match &last {
+                    Some((known, hash)) if known.is(&topic) => *hash,
+                    _ => {
+                        // A text with half a surrogate pair has no UTF-8.
+                        let Ok(text) = topic.cast::<PyString>()?.to_cow() else {
+                            return Ok(None);
+                        };
+                        let Ok(hash) = topic_hash(text.as_bytes()) else {
+                            return Ok(None);
+                        };
+                        drop(text);
+                        last = Some((topic, hash));
+                        hash
+                    }
+                };
+                let properties = record.get_item(1)?;
+                let Ok(text) = properties.cast::<PyString>()?.to_cow() else {
                     return Ok(None);
                 };
-                let Ok(hash) = topic_hash(text.as_bytes()) else {
+                let (log_offset, store_time_ms) = (
+                    record.get_item(2)?.extract()?,
+                    record.get_item(3)?.extract()?,
+                );
+                if make(&mut made, text.as_bytes(), hash, log_offset, store_time_ms).is_err() {
                     return Ok(None);
-                };
-                drop(text);
-                last = Some((topic, hash));
-                hash
+                }
             }
-        };
-        let properties = record.get_item(1)?;
-        let Ok(text) = properties.cast::<PyString>()?.to_cow() else {
-            return Ok(None);
-        };
-        let (log_offset, store_time_ms) = (
-            record.get_item(2)?.extract()?,
-            record.get_item(3)?.extract()?,
-        );
-        if make(&mut made, text.as_bytes(), hash, log_offset, store_time_ms).is_err() {
-            return Ok(None);
-        }
-    }
-    Ok(Some(PyBytes::new(py, &made)))
+            Ok(Some(PyBytes::new(py, &made)))
+        },
+    )
 }
 
 /// What `put` leaves in the header of the file.
@@ -153,15 +159,24 @@ pub fn index_put(
     begin_time_ms: i64,
 ) -> PyResult<(i64, i64, i64)> {
     let page = writable(py, &page)?;
-    put(page, made, slots, number, used_slots, begin_time_ms)
-        .map(|head| {
-            (
-                head.used_slots,
-                head.begin_time_ms,
-                head.begin_offset.unwrap_or(-1),
-            )
-        })
-        .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
+    or_doubt(
+        || {
+            Err(PyRuntimeError::new_err(
+                "the entries may be written in part",
+            ))
+        },
+        || {
+            put(page, made, slots, number, used_slots, begin_time_ms)
+                .map(|head| {
+                    (
+                        head.used_slots,
+                        head.begin_time_ms,
+                        head.begin_offset.unwrap_or(-1),
+                    )
+                })
+                .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
+        },
+    )
 }
 
 #[cfg(test)]

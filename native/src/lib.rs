@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 mod batch;
 mod delivery;
+mod guard;
 mod index;
 mod json;
 mod page;

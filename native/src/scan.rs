@@ -7,6 +7,7 @@ use memchr::memchr;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
+use crate::guard::or_doubt;
 use crate::index;
 use crate::properties::{tags_code, topic_hash};
 use crate::record::{get_i32, get_i64, plain_parts};
@@ -90,103 +91,110 @@ pub fn scan<'py>(
     known: &Bound<'py, PyDict>,
     indexed: i64,
 ) -> PyResult<Scanned<'py>> {
-    let mut at = at;
-    let mut runs: Vec<Run<'py>> = Vec::new();
-    let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
-    let mut last: Option<((&[u8], i32), usize)> = None;
-    let mut keys: Vec<u8> = Vec::new();
-    let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
-    while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
-        let key = (record.topic_field, record.queue_id);
-        let number = match last {
-            Some((before, number)) if before == key => number,
-            _ => match numbers.get(&key) {
-                Some(number) => *number,
-                None => {
-                    let found =
-                        known.get_item((PyBytes::new(py, record.topic_field), record.queue_id))?;
-                    let Some(found) = found.filter(|found| !found.is_none()) else {
-                        break;
-                    };
-                    let queue = found.cast::<PyTuple>()?.get_item(0)?;
-                    let Ok(topic_hash) = topic_hash(&record.topic_field[1..]) else {
-                        break;
-                    };
-                    runs.push(Run {
-                        topic_hash,
-                        log_end: queue.getattr("log_end")?.extract()?,
-                        next_offset: queue.getattr("next_offset")?.extract()?,
-                        known: found,
-                        entries: Vec::new(),
-                        tags_codes: Vec::new(),
-                        known_codes: HashSet::new(),
-                    });
-                    numbers.insert(key, runs.len() - 1);
-                    runs.len() - 1
+    or_doubt(
+        || Ok((at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
+        || {
+            let mut at = at;
+            let mut runs: Vec<Run<'py>> = Vec::new();
+            let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
+            let mut last: Option<((&[u8], i32), usize)> = None;
+            let mut keys: Vec<u8> = Vec::new();
+            let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
+            while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
+                let key = (record.topic_field, record.queue_id);
+                let number = match last {
+                    Some((before, number)) if before == key => number,
+                    _ => match numbers.get(&key) {
+                        Some(number) => *number,
+                        None => {
+                            let found = known.get_item((
+                                PyBytes::new(py, record.topic_field),
+                                record.queue_id,
+                            ))?;
+                            let Some(found) = found.filter(|found| !found.is_none()) else {
+                                break;
+                            };
+                            let queue = found.cast::<PyTuple>()?.get_item(0)?;
+                            let Ok(topic_hash) = topic_hash(&record.topic_field[1..]) else {
+                                break;
+                            };
+                            runs.push(Run {
+                                topic_hash,
+                                log_end: queue.getattr("log_end")?.extract()?,
+                                next_offset: queue.getattr("next_offset")?.extract()?,
+                                known: found,
+                                entries: Vec::new(),
+                                tags_codes: Vec::new(),
+                                known_codes: HashSet::new(),
+                            });
+                            numbers.insert(key, runs.len() - 1);
+                            runs.len() - 1
+                        }
+                    },
+                };
+                last = Some((key, number));
+                let run = &mut runs[number];
+                let is_new = record.log_offset >= run.log_end;
+                if is_new && record.queue_offset != run.next_offset {
+                    break;
                 }
-            },
-        };
-        last = Some((key, number));
-        let run = &mut runs[number];
-        let is_new = record.log_offset >= run.log_end;
-        if is_new && record.queue_offset != run.next_offset {
-            break;
-        }
-        let Ok(code) = (if is_new {
-            tags_code(record.properties)
-        } else {
-            Ok(0)
-        }) else {
-            break;
-        };
-        if record.log_offset > indexed {
-            if index::make(
-                &mut keys,
-                record.properties,
-                run.topic_hash,
-                record.log_offset,
-                record.store_time_ms,
-            )
-            .is_err()
-            {
-                break;
+                let Ok(code) = (if is_new {
+                    tags_code(record.properties)
+                } else {
+                    Ok(0)
+                }) else {
+                    break;
+                };
+                if record.log_offset > indexed {
+                    if index::make(
+                        &mut keys,
+                        record.properties,
+                        run.topic_hash,
+                        record.log_offset,
+                        record.store_time_ms,
+                    )
+                    .is_err()
+                    {
+                        break;
+                    }
+                    keyed = record.log_offset;
+                }
+                if is_new {
+                    run.entries
+                        .extend_from_slice(&record.log_offset.to_be_bytes());
+                    run.entries
+                        .extend_from_slice(&(record.size as i32).to_be_bytes());
+                    run.entries.extend_from_slice(&code.to_be_bytes());
+                    if run.tags_codes.last() != Some(&code) && run.known_codes.insert(code) {
+                        run.tags_codes.push(code);
+                    }
+                    run.log_end = record.log_offset + record.size as i64;
+                    run.next_offset += 1;
+                }
+                store_time_ms = record.store_time_ms;
+                count += 1;
+                at += record.size + lead;
             }
-            keyed = record.log_offset;
-        }
-        if is_new {
-            run.entries
-                .extend_from_slice(&record.log_offset.to_be_bytes());
-            run.entries
-                .extend_from_slice(&(record.size as i32).to_be_bytes());
-            run.entries.extend_from_slice(&code.to_be_bytes());
-            if run.tags_codes.last() != Some(&code) && run.known_codes.insert(code) {
-                run.tags_codes.push(code);
+            let made = PyList::empty(py);
+            for run in runs {
+                if !run.entries.is_empty() {
+                    let queue = run.known.cast::<PyTuple>()?.get_item(0)?;
+                    made.append((
+                        queue,
+                        PyBytes::new(py, &run.entries),
+                        run.log_end,
+                        run.tags_codes,
+                    ))?;
+                }
             }
-            run.log_end = record.log_offset + record.size as i64;
-            run.next_offset += 1;
-        }
-        store_time_ms = record.store_time_ms;
-        count += 1;
-        at += record.size + lead;
-    }
-    let made = PyList::empty(py);
-    for run in runs {
-        if !run.entries.is_empty() {
-            let queue = run.known.cast::<PyTuple>()?.get_item(0)?;
-            made.append((
-                queue,
-                PyBytes::new(py, &run.entries),
-                run.log_end,
-                run.tags_codes,
-            ))?;
-        }
-    }
-    Ok((
-        at,
-        count,
-        store_time_ms,
-        made,
-        PyBytes::new(py, &keys),
-        keyed,
-    ))
+            Ok((
+                at,
+                count,
+                store_time_ms,
+                made,
+                PyBytes::new(py, &keys),
+                keyed,
+            ))
+        },
+    )
 }

@@ -7,7 +7,6 @@
 //! room, a size beyond a limit.
 
 use std::ops::Range;
-use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use memchr::{memchr, memmem};
 use pyo3::buffer::PyBuffer;
@@ -15,6 +14,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
+use crate::guard::or_doubt;
 use crate::index;
 use crate::page::{writable, Writer};
 use crate::properties::{tags_code, topic_hash};
@@ -426,7 +426,7 @@ pub fn parse_sends(
     bytes_max: usize,
 ) -> Option<Sends> {
     let bytes = data.as_bytes(py);
-    let run = catch_unwind(|| Run::parse(bytes, at, bytes_max)).ok()?;
+    let run = or_doubt(|| None, || Some(Run::parse(bytes, at, bytes_max)))?;
     (!run.sends.is_empty()).then_some(Sends { data, run })
 }
 
@@ -757,8 +757,8 @@ impl Sends {
         };
         let data = self.data.as_bytes(py);
         // What a panic leaves behind the end of the log was never sealed: it does not exist.
-        let work = AssertUnwindSafe(|| store(data, &self.run, room, terms, form, call));
-        let Ok(made) = catch_unwind(work) else {
+        let work = || Some(store(data, &self.run, room, terms, form, call));
+        let Some(made) = or_doubt(|| None, work) else {
             return Ok(None);
         };
         if made.next == first {

@@ -4,6 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyMemoryView, PySlice, PyString, PyTuple};
 
+use crate::guard::or_doubt;
 use crate::json::{number, Reader, Text};
 use crate::properties::NotPlain;
 use crate::signing::SigningKey;
@@ -65,7 +66,12 @@ struct Header<'a> {
     count: usize,
 }
 
-fn read_header<'a>(data: &'a [u8], decoded: &mut Vec<u8>) -> Result<Header<'a>, NotPlain> {
+/// The code comes first, as all clients write it: a header of another code costs nothing more.
+fn read_header<'a>(
+    data: &'a [u8],
+    codes: &[i64],
+    decoded: &mut Vec<u8>,
+) -> Result<Header<'a>, NotPlain> {
     let mut reader = Reader::new(data);
     let mut header = Header {
         code: 0,
@@ -82,8 +88,12 @@ fn read_header<'a>(data: &'a [u8], decoded: &mut Vec<u8>) -> Result<Header<'a>, 
         let bit = match reader.name()? {
             b"code" => {
                 header.code = reader.number()?;
+                if !codes.contains(&header.code) {
+                    return Err(NotPlain);
+                }
                 1
             }
+            _ if seen == 0 => return Err(NotPlain),
             b"extFields" => {
                 read_fields(&mut reader, &mut header, decoded)?;
                 2
@@ -251,12 +261,32 @@ impl SignedSends {
         frame_bytes_max: usize,
         commands: &Bound<'py, PyList>,
     ) -> PyResult<usize> {
+        let mut done = at;
+        or_doubt(
+            || Ok(()),
+            || self.read_on(py, data, view, &mut done, frame_bytes_max, commands),
+        )?;
+        Ok(done)
+    }
+}
+
+impl SignedSends {
+    /// The same; `done` is always behind the last frame whose request was appended.
+    fn read_on<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyBytes>,
+        view: &Bound<'py, PyMemoryView>,
+        done: &mut usize,
+        frame_bytes_max: usize,
+        commands: &Bound<'py, PyList>,
+    ) -> PyResult<()> {
         let bytes = data.as_bytes();
-        let mut at = at;
         let mut buffers = Buffers::default();
         let mut recent = Recent::default();
         let key = self.key.get();
-        while let Some((header_bytes, frame_bytes)) = frame_at(bytes, at, frame_bytes_max) {
+        while let Some((header_bytes, frame_bytes)) = frame_at(bytes, *done, frame_bytes_max) {
+            let at = *done;
             let header = &bytes[at + PREFIX_BYTES..at + PREFIX_BYTES + header_bytes];
             let body = &bytes[at + PREFIX_BYTES + header_bytes..at + frame_bytes];
             let Ok(plain) = self.check(key, header, body, &mut buffers) else {
@@ -323,13 +353,11 @@ impl SignedSends {
                 frame_bytes,
             ))?;
             commands.append(request)?;
-            at += frame_bytes;
+            *done += frame_bytes;
         }
-        Ok(at)
+        Ok(())
     }
-}
 
-impl SignedSends {
     /// The header of a request, if it is plain and signed by the account.
     fn check<'a>(
         &self,
@@ -344,8 +372,8 @@ impl SignedSends {
         let Buffers { decoded, signed } = buffers;
         decoded.clear();
         signed.clear();
-        let header = read_header(data, decoded)?;
-        if !self.codes.contains(&header.code) || header.flag & FLAG_RESPONSE != 0 {
+        let header = read_header(data, &self.codes, decoded)?;
+        if header.flag & FLAG_RESPONSE != 0 {
             return Err(NotPlain);
         }
         let (mut access_key, mut signature) = (None, None);
@@ -457,7 +485,7 @@ mod tests {
     use super::*;
 
     fn names(data: &[u8]) -> Result<Vec<&[u8]>, NotPlain> {
-        let header = read_header(data, &mut Vec::new())?;
+        let header = read_header(data, &[SEND_MESSAGE_V2], &mut Vec::new())?;
         Ok(header.fields[..header.count]
             .iter()
             .map(|field| field.name)
@@ -483,6 +511,8 @@ mod tests {
             br#"{"code":310,"extFields":null}"#,
             br#"{"code":310}"#,
             br#"{"extFields":{"b":"x"}}"#,
+            br#"{"extFields":{"b":"x"},"code":310}"#,
+            br#"{"code":10,"extFields":{"b":"x"}}"#,
             br#"{"code":310.0,"extFields":{"b":"x"}}"#,
             br#"{"code":310,"extFields":{"b":"x"}} x"#,
             br#"{"code":310,"extFields":{"b":"x",}}"#,
@@ -499,7 +529,7 @@ mod tests {
             .collect();
         for (count, is_plain) in [(FIELDS_MAX, true), (FIELDS_MAX + 1, false)] {
             let data = format!(
-                "{{\"code\":1,\"extFields\":{{{}}}}}",
+                "{{\"code\":310,\"extFields\":{{{}}}}}",
                 ext[..count].join(",")
             );
             assert_eq!(names(data.as_bytes()).is_ok(), is_plain);

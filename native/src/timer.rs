@@ -6,6 +6,8 @@ use pyo3::types::PyString;
 
 use memchr::memchr;
 
+use crate::guard::or_doubt;
+
 /// The properties that ask for a time, in the order in which they count, and the unit in ms of the relative ones.
 const WISHES: [(&[u8], Option<i64>); 4] = [
     (b"TIMER_DELAY_SEC", Some(1_000)),
@@ -63,6 +65,20 @@ fn wish(properties: &[u8]) -> Option<(usize, i64)> {
 /// The text, slot and wish of a message that is to wait. See `ternmq/_native.pyi`.
 #[pyfunction]
 pub fn timed<'py>(
+    py: Python<'py>,
+    properties: &Bound<'py, PyString>,
+    topic: &Bound<'py, PyString>,
+    queue_id: i64,
+    now_ms: i64,
+    max_delay_ms: i64,
+) -> Option<(Bound<'py, PyString>, i64, usize, i64)> {
+    or_doubt(
+        || None,
+        || stored(py, properties, topic, queue_id, now_ms, max_delay_ms),
+    )
+}
+
+fn stored<'py>(
     py: Python<'py>,
     properties: &Bound<'py, PyString>,
     topic: &Bound<'py, PyString>,

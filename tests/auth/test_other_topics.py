@@ -8,8 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ternmq.broker.broker import Broker
 from ternmq.message import Outcome
+from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.server import NameServer
 from ternmq.net.dial import connect
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -18,15 +22,25 @@ from ternmq.tasks import Tasks
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.clients import Heartbeat, ProducerData
 from ternmq.wire.bodies.codec import decode, encode
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.codes import ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import Sysflag, unpack_record
-from ternmq.wire.requests import CheckTransaction, EndTransaction, SendReply
-from ternmq.wire.requests_admin import DelayedStats, ListTransactions
-from tests.auth.accounts import BILLING, BOSS, GUEST, SHOP, acl_in, dialled
+from ternmq.wire.requests import CheckTransaction, EndTransaction, SendReply, UpdateOffset
+from ternmq.wire.requests_admin import (
+    CloneGroupOffset,
+    ConsumeStatsQuery,
+    DelayedStats,
+    Group,
+    KvKey,
+    ListTransactions,
+    PutKv,
+)
+from tests.auth.accounts import ACCOUNTS, BILLING, BOSS, GUEST, SHOP, acl_in, dialled
+from tests.auth.test_users import broker_with_users, change_policies
 from tests.broker.calls import Caller, settings, small_store, v1, v2
 
 OK, DENIED, FAILED = ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_ERROR
@@ -204,3 +218,116 @@ async def test_counts_of_waiting_messages_by_topic_are_for_administrators_and_th
     assert [DENIED] * 4 == of_all
     assert OK == of_own
     assert [OK] * 3 == by_boss
+
+
+async def test_progress_on_listed_topics_is_for_those_that_may_know_them(tmp_path: Path) -> None:
+    """208 lists topics in a field of its own, and an account without any permission learnt where their queues end."""
+    async with guarded(tmp_path) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            await boss.sent("payments", b"1")
+            await boss.sent("orders", b"1")
+        async with dialled(broker.address, GUEST) as guest, dialled(broker.address, BILLING) as billing:
+            asked = [
+                await caller.call(Code.GET_CONSUME_STATS, ConsumeStatsQuery(consumer_group=group, topic_list=topics))
+                for caller, group, topics in (
+                    (guest, "", "payments"),
+                    (billing, "billing", "orders;"),
+                    (billing, "billing", "orders;payments"),
+                    (billing, "billing", ";nothing;"),
+                    (billing, "", "payments"),
+                )
+            ]
+
+    assert [DENIED, OK, DENIED, DENIED, DENIED] == [answer.code for answer in asked]
+    assert "payments" not in str(bytes(asked[1].body))
+
+
+async def test_the_offsets_of_another_group_are_not_cloned_by_a_user_of_the_target(tmp_path: Path) -> None:
+    """314: the copy tells which topics the other group reads, and how far it is."""
+    async with broker_with_users(tmp_path) as broker, dialled(broker.address, BOSS) as boss:
+        await boss.sent("payments", b"1")
+        await boss.bodies("payments", consumer_group="banking")
+        await change_policies(boss, "guest-key", "Group:mine", ["All"])
+        for group in ("banking", "mine"):
+            body = encode(SubscriptionGroupConfig(group_name=group))
+            assert OK == (await boss.call(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)).code
+        offset = UpdateOffset(consumer_group="banking", topic="payments", queue_id=0, commit_offset=1)
+        assert OK == (await boss.call(Code.UPDATE_CONSUMER_OFFSET, offset)).code
+        clone = CloneGroupOffset(source_group="banking", target_group="mine", offline=True)
+        async with dialled(broker.address, GUEST) as guest:
+            denied = await guest.call(Code.CLONE_GROUP_OFFSET, clone)
+            topics = await guest.call(Code.QUERY_TOPICS_BY_CONSUMER, Group(group="mine"))
+            await change_policies(boss, "guest-key", "Group:banking", ["Update"])
+            allowed = await guest.call(Code.CLONE_GROUP_OFFSET, clone)
+
+    assert (DENIED, OK) == (denied.code, allowed.code), allowed.remark
+    assert b"payments" not in bytes(topics.body)
+
+
+async def test_replies_of_all_accounts_are_not_read_by_the_default(tmp_path: Path) -> None:
+    """E7: their topic has answers to requests about topics that an account is denied."""
+    reader = "  defaultTopicPerm: SUB\n  defaultGroupPerm: SUB\n  topicPerms: [payments=DENY]\n"
+    conf = acl_in(tmp_path / "conf", ACCOUNTS + reader)
+    config = settings(acl_enable=True, acl_path=conf)
+    async with Broker(config, small_store(tmp_path / "store")) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            await boss.call(Code.SEND_REPLY_MESSAGE_V2, v2("DefaultCluster_REPLY_TOPIC", queue_id=0), b"secret")
+            replies = await boss.bodies("DefaultCluster_REPLY_TOPIC")
+            await boss.sent("orders", b"1")
+        async with dialled(broker.address, GUEST) as guest:
+            read = [
+                (await guest.pull(topic, consumer_group="billing")).code
+                for topic in ("orders", "payments", "DefaultCluster_REPLY_TOPIC")
+            ]
+            reply = await guest.call(
+                Code.SEND_REPLY_MESSAGE_V2, v2("DefaultCluster_REPLY_TOPIC", queue_id=0), b"an answer"
+            )
+
+    assert [b"secret"] == replies
+    assert [OK, DENIED, DENIED] == read
+    assert FAILED == reply.code, "it may reply; the requester is missing"
+
+
+async def test_a_name_server_tells_of_ordered_topics_only_those_that_may_know_them(tmp_path: Path) -> None:
+    """The settings of an ordered topic tell that it exists."""
+    config = NamesrvConfig(listen_port=0, bind_address="127.0.0.1", acl_enable=True, acl_path=acl_in(tmp_path))
+    async with NameServer(config) as server:
+        address = f"127.0.0.1:{server.port}"
+        async with dialled(address, BOSS) as boss:
+            for namespace, key in (("ORDER_TOPIC_CONFIG", "orders"), ("ORDER_TOPIC_CONFIG", "payments"), ("own", "k")):
+                put = PutKv(namespace=namespace, key=key, value="broker-a:4")
+                assert OK == (await boss.call(Code.PUT_KV_CONFIG, put)).code
+        async with dialled(address, SHOP) as shop:
+            codes = [
+                (await shop.call(Code.GET_KV_CONFIG, KvKey(namespace=namespace, key=key))).code
+                for namespace, key in (
+                    ("ORDER_TOPIC_CONFIG", "orders"),
+                    ("ORDER_TOPIC_CONFIG", "payments"),
+                    ("ORDER_TOPIC_CONFIG", "nothing"),
+                    ("own", "k"),
+                )
+            ]
+
+    assert [OK, DENIED, DENIED, OK] == codes
+
+
+@pytest.mark.parametrize("separator", ["", "\x02"])
+async def test_no_property_sends_a_message_to_another_topic(tmp_path: Path, separator: str) -> None:
+    """Where a message waits, its properties say where it goes: what a client writes there must not count."""
+    elsewhere = f"REAL_TOPIC\x01payments\x02REAL_QID\x010{separator}"
+    async with guarded(tmp_path) as broker, dialled(broker.address, SHOP) as shop:
+        count = 0
+        for waits in ("DELAY\x011\x02", "TIMER_DELAY_MS\x0110\x02", "TIMER_OUT_MS\x0110\x02TIMER_DELAY_MS\x0110\x02"):
+            for text in (f"{waits}{elsewhere}", f"{elsewhere}\x02{waits}{elsewhere}", f"{waits}A\x01{elsewhere}"):
+                await shop.sent("orders", b"later", properties=text)
+                count += 1
+        text = f"UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01shop\x02{elsewhere}"
+        sent = await shop.sent("orders", b"half", properties=text, sysflag=Sysflag.PREPARED, producer_group="shop")
+        assert OK == (await shop.call(Code.END_TRANSACTION, ending(sent, Outcome.COMMIT, "orders"))).code
+        async with dialled(broker.address, BOSS) as boss:
+            async with asyncio.timeout(60):
+                found = [bytes(record.body) for record in await boss.arrived("orders", count + 1)]
+            forged = await boss.bodies("payments")
+
+    assert {b"later", b"half"} == set(found)
+    assert [] == forged

@@ -23,7 +23,7 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.env import Env
-from ternmq.kernels import HAS_NATIVE
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer
 from ternmq.net.server import Server
@@ -90,8 +90,11 @@ CLOSED: Final = b""
 class Wire(asyncio.Transport):
     """A connection that keeps what is written to it."""
 
+    #: Of the client.
+    host = "10.0.0.7"
+
     def __init__(self) -> None:
-        super().__init__({"peername": ("10.0.0.7", 40_000), "sockname": ("127.0.0.1", 10_911)})
+        super().__init__({"peername": (self.host, 40_000), "sockname": ("127.0.0.1", 10_911)})
         self.written = bytearray()
         self.is_gone = False
 
@@ -507,3 +510,17 @@ async def test_under_sync_flush_sends_are_taken_one_by_one(tmp_path: Path) -> No
             responses = await piped(caller.peer.address, b"".join(plain(number) for number in range(30)), 30)
     assert [0] * 30 == [each.code for each in responses]
     run.assert_not_called()
+
+
+@pytest.mark.parametrize(("host", "is_parsed"), [("10.0.0.7", True), ("2001:db8::7", False)])
+async def test_sends_of_clients_of_ipv6_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, is_parsed: bool
+) -> None:
+    """B3: no kernel writes their records, so each run was parsed for nothing."""
+    monkeypatch.setattr(Wire, "host", host)
+    async with fed(tmp_path) as one:
+        await one.feed(plain(0))
+        with mock.patch.object(native, "parse_sends", wraps=native.parse_sends) as parse:
+            answer = await one.feed(b"".join(plain(number) for number in range(8)))
+    assert [0] * 8 == [each.code for each in FrameDecoder().feed(answer) if isinstance(each, Response)]
+    assert is_parsed == parse.called

@@ -68,6 +68,9 @@ class Options:
     held_max: int = 10_000
     consumers_max: int = 10_000
     bytes_max: int = 32 << 20
+    #: Sizes of files; small ones have more borders to meet.
+    log_file_bytes: int = 1 << 14
+    queue_file_bytes: int = 100
 
 
 class World:
@@ -105,7 +108,12 @@ class World:
             max_share_bytes=options.bytes_max,
             enable_property_filter=True,
         )
-        store_config = small_config(ROOT, mapped_file_size_commit_log=1 << 14, file_reserved_time=1)
+        store_config = small_config(
+            ROOT,
+            mapped_file_size_commit_log=options.log_file_bytes,
+            mapped_file_size_consume_queue=options.queue_file_bytes,
+            file_reserved_time=1,
+        )
         self.store = MessageStore.open(store_config, store_host=HOST, clock=self.clock, disk=self.disk, threads=False)
         self.tables = tables = Tables.load(config, self.clock, self.file, delay_levels=18)
         tables.topics.ensure(TOPIC, queues=options.queues)
@@ -168,6 +176,7 @@ class World:
     def tend(self) -> None:
         """What the broker does every second."""
         self.run(self.master.tend())
+        self.run(self.master.read_keys())
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)

@@ -28,7 +28,7 @@ from ternmq.wire import frame as frame_module
 from ternmq.wire import shapes
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
-from ternmq.wire.frame import FrameDecoder
+from ternmq.wire.frame import MISSES_MAX, FrameDecoder
 from ternmq.wire.header import Fields, Request
 from ternmq.wire.requests import SendMessage, SendMessageV2
 from ternmq.wire.shapes import BODY_BYTES_MAX, SignedSend
@@ -309,6 +309,54 @@ def test_a_client_that_changes_its_shape_all_the_time_is_served_without() -> Non
         connection.take(FRAMES["the same"])
 
     assert before == connection.checked
+
+
+#: Sends that are read twice: the short way gives them up after their signature was checked, or the header was read.
+MISSES: Final = {
+    "not as all clients write it": [framed(text(signed(e="+3")))],
+    "two accounts in turn": [FRAMES["an admin"], FRAMES["the same"]],
+    "a wrong signature": [FRAMES["a tampered body"]],
+}
+
+
+@pytest.mark.parametrize("is_native", VERSIONS)
+@pytest.mark.parametrize("name", MISSES)
+def test_the_short_way_is_given_up_for_a_client_that_makes_it_the_longer_one(name: str, is_native: bool) -> None:
+    """N1: else a hostile client doubles what its sends cost, for as long as it likes."""
+    [(quick, _), _] = validators()
+    with version(is_native):
+        connection = Connection(quick, learns=True)
+        connection.take(FRAMES["the same"])
+        for _ in range(MISSES_MAX + 1):
+            for frame in MISSES[name]:
+                connection.take(frame)
+        assert (None, {}) == (connection._decoder._sends, connection._decoder._shapes)
+        for _ in range(3):
+            answer = connection.take(FRAMES["the same"])
+            assert isinstance(answer, tuple)
+
+    assert 0 == connection.checked
+
+
+@pytest.mark.parametrize("is_native", VERSIONS)
+def test_a_miss_now_and_then_costs_no_client_the_short_way(is_native: bool) -> None:
+    """N1: connections live for weeks. Large bodies, which are not tried, and requests of other codes do not count."""
+    [(quick, _), _] = validators()
+    large = bytes(BODY_BYTES_MAX + 1)
+    others = [framed(text(signed(body=large)), large), framed(text({"topic": "orders"}), code=Code.GET_MAX_OFFSET)]
+    with version(is_native):
+        connection = Connection(quick, learns=True)
+        connection.take(FRAMES["the same"])
+        for _ in range(MISSES_MAX + 1):
+            for frame in (FRAMES["the same"], FRAMES["one more field, signed"], FRAMES["the same"]):
+                assert isinstance(connection.take(frame), tuple)
+        decoder = connection._decoder
+        for frame in others:
+            decoder.feed(frame * (MISSES_MAX + 1))
+        before = connection.checked
+        connection.take(FRAMES["the same"])
+
+    assert before + 1 == connection.checked
 
 
 @pytest.mark.parametrize("is_native", VERSIONS)

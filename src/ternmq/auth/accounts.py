@@ -5,8 +5,8 @@ others. An ``admin`` may do all, unless it names topics or groups: then its perm
 except to requests that only an admin may make. The defaults are DENY.
 
 Retries belong to their group (``net.gate``). So do dead letters here: the members of a group may read them, unless an
-entry for the topic says otherwise. Topics where the broker keeps messages of all topics (delayed ones, halves) need an
-entry: the default does not reach them.
+entry for the topic says otherwise. Topics where the broker keeps messages of all topics (delayed ones, halves, replies)
+need an entry: the default does not reach them.
 """
 
 from __future__ import annotations
@@ -119,8 +119,9 @@ def is_free(need: Need) -> bool:
 
 
 def holds_all_topics(topic: str) -> bool:
-    """Whether messages of all topics wait there, also of those that an account is denied: defaults do not reach it."""
-    return is_internal_topic(topic) or topic == CHECK_MAX_TOPIC
+    """Whether messages of all topics are kept there, or replies to them, also of those that an account is denied:
+    defaults do not reach it."""
+    return is_internal_topic(topic) or topic == CHECK_MAX_TOPIC or topic.endswith(_REPLY_SUFFIX)
 
 
 def _suffices(permission: Permission, action: Action) -> bool:

@@ -113,7 +113,8 @@ class PlainAcl:
     def _check_permission(
         self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, account: Account
     ) -> None:
-        what = _asks_for(request, fields, rule)
+        names = rule.asked_for(fields)
+        what = (request.code, *names) if names is not None else None
         if what is not None and what in account.passed:
             return
         if (rule.action is Action.ADMIN or is_list(request.code, fields, rule)) and not account.is_admin:
@@ -137,20 +138,6 @@ class PlainAcl:
         self, caller: CallingPeer, request: Request[Any], kind: str, account: Account, reason: str
     ) -> NoPermission:
         return self._callers.denied(caller, request, kind, account.access_key, reason, is_known=True)
-
-
-def _asks_for(request: Request[Any], fields: Fields, rule: Rule) -> tuple[object, ...] | None:
-    """What a request needs, as far as its fields tell; None if its body does. Sends and pulls ask for the same all the
-    time."""
-    if rule.in_body is not None:
-        return None
-    name = fields.get
-    return (
-        request.code,
-        name(rule.topic) if rule.topic else None,
-        name(rule.group) if rule.group else None,
-        name(rule.cluster) if rule.cluster else None,
-    )
 
 
 def lacks(need: Need) -> str:

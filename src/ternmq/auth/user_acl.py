@@ -163,13 +163,10 @@ class UserAcl:
         user: User,
         access: UserAccess,
     ) -> None:
-        what: tuple[object, ...] | None = None
-        if rule.in_body is None:
-            # Sends and pulls ask for the same all the time.
-            names = [fields.get(name) if name else None for name in (rule.topic, rule.group, rule.cluster)]
-            what = (request.code, caller.remote_ip, *names)
-            if what in user.passed:
-                return
+        names = rule.asked_for(fields)
+        what = (request.code, caller.remote_ip, *names) if names is not None else None
+        if what is not None and what in user.passed:
+            return
         if request.code in _SUPER_ONLY:
             raise self._denied(caller, request, user, "this request needs a super user")
         verbs = _VERBS_OF_CODES.get(request.code)

@@ -18,7 +18,7 @@ from ternmq.errors import (
 from ternmq.namesrv.config import CHANGEABLE, NamesrvConfig
 from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registrant, Registry
-from ternmq.net.gate import ANY_CALLER, Action, Rule
+from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.net.settings_text import refusals, settings_text
 from ternmq.rare_log import RareLog
@@ -33,7 +33,7 @@ from ternmq.wire.bodies.routes import (
 )
 from ternmq.wire.bodies.topics import DataVersion, TopicList
 from ternmq.wire.codes import RequestCode as Code
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.header import Fields, Reply, Request
 from ternmq.wire.requests_admin import (
     AddedReply,
     BrokerHeartbeat,
@@ -99,7 +99,7 @@ class NameServerHandlers:
             Code.WIPE_WRITE_PERM_OF_BROKER: Route(self.wipe_write, BROKER_LANE, Rule(Action.ADMIN)),
             Code.ADD_WRITE_PERM_OF_BROKER: Route(self.add_write, BROKER_LANE, Rule(Action.ADMIN)),
             Code.PUT_KV_CONFIG: Route(self.put_kv, BROKER_LANE, Rule(Action.ADMIN)),
-            Code.GET_KV_CONFIG: Route(self.get_kv, BROKER_LANE, ANY_CALLER),
+            Code.GET_KV_CONFIG: Route(self.get_kv, BROKER_LANE, Rule(Action.ANY, in_fields=_ordered_topic)),
             Code.DELETE_KV_CONFIG: Route(self.delete_kv, BROKER_LANE, Rule(Action.ADMIN)),
             Code.GET_KVLIST_BY_NAMESPACE: Route(self.kv_of_namespace, BROKER_LANE, ANY_CALLER),
             Code.GET_NAMESRV_CONFIG: Route(self.get_config, BROKER_LANE, ANY_CALLER),
@@ -272,3 +272,10 @@ class NameServerHandlers:
 
 def _named(who: Registrant) -> str:
     return f"{who.broker_name} (id {who.broker_id}) of cluster {who.cluster} at {who.address}"
+
+
+def _ordered_topic(fields: Fields) -> list[Resource]:
+    """The topic that a key is of: whether there is one tells that the topic exists."""
+    if fields.get("namespace") != ORDER_TOPICS:
+        return []
+    return [Resource(ResourceKind.TOPIC, fields.get("key", ""))]

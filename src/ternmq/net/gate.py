@@ -64,11 +64,25 @@ class Rule:
     topic: str | None = None
     group: str | None = None
     cluster: str | None = None
+    #: Finds resources in other ext fields.
+    in_fields: Callable[[Fields], Iterable[Resource]] | None = None
     #: Finds resources in the body; raises ``RemoteProtocolError`` if it cannot.
     in_body: Callable[[memoryview], Iterable[Resource]] | None = None
     #: Names where a popped message lies, and reads nothing: its retry topic is that of its group and topic, although a
     #: group may have the same name.
     is_of_popped: bool = False
+
+    def asked_for(self, fields: Fields) -> tuple[str | None, str | None, str | None] | None:
+        """Topic, group and cluster that a request names, if these are all that tell what it needs; else None. Sends and
+        pulls ask for the same all the time: validators remember it."""
+        if self.in_body is not None or self.in_fields is not None:
+            return None
+        name = fields.get
+        return (
+            name(self.topic) if self.topic else None,
+            name(self.group) if self.group else None,
+            name(self.cluster) if self.cluster else None,
+        )
 
     def needs(self, fields: Fields, body: memoryview) -> list[Need]:
         """The permissions that a request needs, by its ext fields and body.
@@ -82,6 +96,8 @@ class Rule:
             value = fields.get(name) if name else None
             if value:
                 resources.append(Resource(kind, value))
+        if self.in_fields is not None:
+            resources += self.in_fields(fields)
         if self.in_body is not None:
             resources += self.in_body(body)
         groups = [resource.name for resource in resources if resource.kind is ResourceKind.GROUP]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ternmq.net.lanes import Lane
 from ternmq.wire.frame import RUN_MISSES_MAX, request_in
+from ternmq.wire.record import HOST_V4_BYTES
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -44,9 +45,12 @@ class RunWorker:
         self.lane = lane
 
     def can_start(self) -> bool:
-        """Whether runs can be made of what was read."""
+        """Whether runs can be made of what was read.
+
+        Records of clients of IPv6 have another form, which no kernel writes: their sends would be parsed twice.
+        """
         lane = self.lane
-        return not lane.jobs and not lane.keyed and self._handler.takes_runs()
+        return not lane.jobs and not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
 
     def run(self, sends: Sends) -> None:
         """Handle all requests of a run, in order."""

@@ -149,6 +149,14 @@ class PullLog:
         """Runs with numbers above this one; the first may have others, too."""
         return self.runs[bisect_right(self.runs, number, key=_last_of) :]
 
+    def first_behind(self, number: int) -> Run | None:
+        """The first run with numbers above this one, or the part of it that has them; None without one."""
+        at = bisect_right(self.runs, number, key=_last_of)
+        if at == len(self.runs):
+            return None
+        run = self.runs[at]
+        return run.part(max(run.first, number + 1), run.last)
+
     def _span(self, first: int, last: int) -> slice:
         """Which runs have some of these numbers. A consumer may hold thousands, and each ack asks."""
         start = bisect_left(self.runs, first, key=_last_of)

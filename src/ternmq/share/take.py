@@ -10,6 +10,10 @@
 **A key at a time** (``ordered``). Where one consumer at a time may hold messages of a key, a message whose key another
 consumer holds goes into *its* pull log: it finds it there with its next pull, as it finds what it never saw. So keys
 stay together without a table of owners, and a pull passes by what others must get.
+
+Which keys are held is in memory only. For what was held before, in an earlier term or in a time without order, the keys
+are read from the records: one slice with the first pull, which is enough for most groups, and others by the term's
+runner (``read_keys``). Until all are known there is nothing new for the group, and its pulls wait.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Final, Protocol
 from ternmq.message import Property
 from ternmq.share.actions import LOST, Ack, Cursors, Hold, Pull, ShareAction, Stretch
 from ternmq.share.pull_log import PullLog, Run
-from ternmq.share.state import Place, ShareState
+from ternmq.share.state import Place, PlaceKey, ShareState
 from ternmq.store.log.draft import Placed
 from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
@@ -42,6 +46,10 @@ _KEY_MAX: Final = 64
 _KEY_BYTES: Final = 300
 #: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
 UNSEEN_MAX: Final = 256
+#: Held messages whose keys are read in one turn of the loop, and their bytes; the last one may go beyond. Runs and
+#: consumers count as messages do.
+KEYS_MAX: Final = 256
+KEYS_BYTES_MAX: Final = 1024 * 1024
 
 
 class ShareTakeStore(Protocol):
@@ -126,6 +134,8 @@ class ShareTaken:
     #: Where the log must be confirmed before the messages may go out; 0: nothing was written.
     end_offset: int = 0
     cold: ColdPlace | None = None
+    #: Whether there is nothing new because keys of held messages must be read first.
+    is_unread: bool = False
     #: Other consumers that were given messages.
     others: list[str] = field(default_factory=list)
 
@@ -139,9 +149,11 @@ class ShareTaken:
 class KeyHolders:
     """Of one place: which consumer holds messages of which key, and how many."""
 
-    __slots__ = ("_by_key", "_of", "count")
+    __slots__ = ("_by_key", "_of", "count", "unread")
 
-    def __init__(self) -> None:
+    def __init__(self, unread: dict[str, int]) -> None:
+        """``unread``: consumers whose keys are not all known, and the number up to which they are."""
+        self.unread = unread
         #: Messages with a key that are held.
         self.count = 0
         self._by_key: dict[str, tuple[str, int]] = {}
@@ -158,19 +170,23 @@ class KeyHolders:
         held = self._by_key.get(key)
         self._by_key[key] = consumer, 1 if held is None else held[1] + 1
 
-    def remove(self, consumer: str, first: int, last: int) -> list[str]:
-        """Forget numbers; returns their keys in order, "" for numbers without one."""
+    def remove(self, consumer: str, first: int, last: int) -> list[tuple[int, str]]:
+        """Forget numbers; returns those of them that have a key, in order, and their keys."""
         numbers = self._of.get(consumer)
-        removed: list[str] = []
-        for number in range(first, last + 1):
-            key = numbers.pop(number, "") if numbers is not None else ""
-            removed.append(key)
-            if key:
-                self.count -= 1
-                holder, count = self._by_key.pop(key)
-                if count > 1:
-                    self._by_key[key] = holder, count - 1
-        if numbers is not None and not numbers:
+        if numbers is None:
+            return []
+        if last - first < len(numbers):
+            meant = [number for number in range(first, last + 1) if number in numbers]
+        else:
+            # A range may span all that the consumer was ever given.
+            meant = sorted([number for number in numbers if first <= number <= last])
+        removed = [(number, numbers.pop(number)) for number in meant]
+        for _, key in removed:
+            holder, count = self._by_key.pop(key)
+            if count > 1:
+                self._by_key[key] = holder, count - 1
+        self.count -= len(removed)
+        if not numbers:
             del self._of[consumer]
         return removed
 
@@ -199,9 +215,9 @@ class ShareTaker:
         self._next_number = next_number
         self._expired = expired
         #: Of the places where a key is held by one consumer at a time.
-        self.keys: dict[tuple[str, str], KeyHolders] = {}
+        self.keys: dict[PlaceKey, KeyHolders] = {}
         #: Those of them where messages wait for a consumer that has too many.
-        self.blocked: set[tuple[str, str]] = set()
+        self.blocked: set[PlaceKey] = set()
 
     @property
     def memory_bytes(self) -> int:
@@ -219,11 +235,10 @@ class ShareTaker:
         if log is None:
             return False
         while log.pulled > (known := log.known_to(wish.held, wish.held_life)):
-            behind = log.behind(known)
-            if not behind:
+            run = log.first_behind(known)
+            if run is None:
                 return False
-            run = behind[0]
-            if not self._take_run(wish, taken, log, run.part(max(run.first, known + 1), run.last), read):
+            if not self._take_run(wish, taken, log, run, read):
                 break
         return taken.count > 0 or taken.cold is not None
 
@@ -298,6 +313,9 @@ class ShareTaker:
             # Members say with each pull what they are. The first one of a term decides, and one that keeps the order.
             self._do(Cursors(wish.group, wish.topic, [], wish.ordered))
         keys = self._keys_of(place) if place.is_ordered else None
+        if keys is not None and keys.unread:
+            taken.is_unread = True
+            return
         gathered = _HandedOut()
         for queue_id in queue_ids:
             start, end = place.cursors[queue_id], self._store.max_offset(wish.topic, queue_id)
@@ -460,25 +478,57 @@ class ShareTaker:
         return found.next_offset
 
     def _keys_of(self, place: Place) -> KeyHolders:
-        """The keys of a place; of what is held from before, they are read from the records."""
-        known = self.keys.get((place.group, place.topic))
-        if known is not None:
-            return known
-        keys = self.keys[place.group, place.topic] = KeyHolders()
-        for consumer, log in place.consumers.items():
-            for run in log.runs if consumer != LOST else ():
-                at = 0
-                while at < run.count:
-                    found = self._store.get(place.topic, run.queue_id, run.offset + at, count_max=run.count - at)
-                    for record, queue_offset in _records(found.buffers):
-                        key = key_of(peek_properties(record, 0, len(record)) or "")
-                        if key and queue_offset < run.offset + run.count:
-                            keys.add(consumer, run.first + queue_offset - run.offset, key)
-                    step = found.next_offset - run.offset - at
-                    if step <= 0:
-                        break
-                    at += step
+        """The keys of a place; of what is held from before, those of a first slice."""
+        keys = self.keys.get(place.key)
+        if keys is None:
+            unread = {name: -1 for name, log in place.consumers.items() if log.runs and name != LOST}
+            keys = self.keys[place.key] = KeyHolders(unread)
+            self.read_keys(place.key)
         return keys
+
+    def unread(self) -> list[PlaceKey]:
+        """Places whose keys are not all known."""
+        return [key for key, keys in self.keys.items() if keys.unread]
+
+    def read_keys(self, place_key: PlaceKey, *, read: ColdPlace | None = None) -> ColdPlace | None:
+        """Read the keys of some more held messages of a place; returns what another thread must read before.
+
+        All is found by the state of now: between two calls messages may be confirmed, or another consumer's.
+        """
+        place, keys = self._state.places.get(place_key), self.keys.get(place_key)
+        if place is None or keys is None:
+            return None
+        count_left, bytes_left = KEYS_MAX, KEYS_BYTES_MAX
+        while keys.unread and count_left > 0 and bytes_left > 0:
+            consumer, known = next(iter(keys.unread.items()))
+            log = place.consumers.get(consumer)
+            run = log.first_behind(known) if log is not None else None
+            if run is None:
+                del keys.unread[consumer]
+                count_left -= 1
+                continue
+            is_read = read is not None and (read.queue_id, read.queue_offset) == (run.queue_id, run.offset)
+            count = min(run.count, count_left)
+            found = self._store.get(
+                place.topic,
+                run.queue_id,
+                run.offset,
+                count_max=min(count, read.count) if is_read and read is not None else count,
+                bytes_max=bytes_left,
+                leave_cold=not is_read,
+            )
+            if found.cold is not None:
+                return ColdPlace(run.queue_id, run.offset, max(found.next_offset - run.offset, 1), found.cold)
+            for record, queue_offset in _records(found.buffers):
+                key = key_of(peek_properties(record, 0, len(record)) or "")
+                if key and queue_offset < run.offset + run.count:
+                    keys.add(consumer, run.first + queue_offset - run.offset, key)
+            # Where nothing can be read, retention has deleted the messages, or the topic was made anew.
+            step = min(found.next_offset - run.offset, run.count)
+            keys.unread[consumer] = run.first + step - 1 if step > 0 else run.last
+            count_left -= max(found.count, 1)
+            bytes_left -= found.body_bytes
+        return None
 
     def release(self, group: str, topic: str, consumer: str, first: int, last: int) -> None:
         """Numbers of a consumer are confirmed: their keys are free."""
@@ -491,8 +541,14 @@ class ShareTaker:
         keys = self.keys.get((group, topic))
         if keys is None:
             return
-        names = [key for run in runs for key in keys.remove(consumer, run.first, run.last)]
-        _note_keys(keys, to, at, names)
+        if keys.unread:
+            # Perhaps not all of them are known: they are read as the other's.
+            keys.unread.setdefault(to, at - 1)
+        for run in runs:
+            for number, key in keys.remove(consumer, run.first, run.last):
+                if to not in keys.unread:
+                    keys.add(to, at + number - run.first, key)
+            at += run.count
 
 
 def key_of(properties: str) -> str:

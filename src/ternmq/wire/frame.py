@@ -69,8 +69,9 @@ _PIECE_BYTES_MIN: Final = 4096
 _START_BYTES: Final = 16
 #: Shapes that a connection knows. A client can begin its headers in any number of ways.
 _SHAPES_MAX: Final = 8
-#: Requests of a connection that had another shape than those before, until no more shapes are tried.
-_MISSES_MAX: Final = 100
+#: Sends of a connection that were learnt and could not be read the short way, less those that could, until it is given
+#: up: such a send is read twice, and its signature may be checked twice.
+MISSES_MAX: Final = 100
 
 #: Attempts at a run that bring none, until no more are made with the same read, or with the rest of a run.
 RUN_MISSES_MAX: Final = 4
@@ -111,7 +112,7 @@ class FrameDecoder:
         #: Of the account whose sends were admitted (``wire.shapes``).
         self._access_key = ""
         self._secret: Secret | None = None
-        #: Codes of these, and what reads them, if it is compiled.
+        #: Codes of these, and what reads them, where that is compiled.
         self._codes: set[int] = set()
         self._sends: native.SignedSends | None = None
         #: Shapes of requests by the first bytes of their header, and these bytes by the code (``wire.shapes``).
@@ -149,7 +150,10 @@ class FrameDecoder:
         signed = self._sends
         while end - at >= 8:
             if signed is not None:
+                before = len(commands)
                 at = signed.read(data, view, at, self._bytes_max, commands)
+                if self._misses:
+                    self._misses = max(0, self._misses + before - len(commands))
                 if end - at < 8:
                     break
             length, header_field = _PREFIX.unpack_from(data, at)
@@ -174,6 +178,7 @@ class FrameDecoder:
             header = data[at + 8 : body_at]
             body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
             command = self._decode(header_field >> 24, header, body)
+            signed = self._sends
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
@@ -187,6 +192,8 @@ class FrameDecoder:
 
     def learn(self, code: int, admitted: Admitted) -> None:
         """A send of this code was admitted; expect more of its kind."""
+        if self._misses >= MISSES_MAX:
+            return
         fields, secret = admitted
         if secret is not self._secret:
             self._access_key, self._secret, self._sends = fields[ACCESS_KEY], secret, None
@@ -207,10 +214,11 @@ class FrameDecoder:
             )
             return
         start = self._starts.get(code)
-        if start is not None and self._misses < _MISSES_MAX and (shape := shape_of(code, fields)) is not None:
+        if start is not None and (shape := shape_of(code, fields)) is not None:
             if len(self._shapes) >= _SHAPES_MAX:
                 self._shapes.clear()
             self._shapes[start] = shape
+            self._codes.add(code)
 
     def _decode_fields(self, form: int, header: bytes, body: Buffer) -> Request[Any]:
         if form == JSON:
@@ -218,17 +226,20 @@ class FrameDecoder:
             if shape is not None and self._secret is not None and len(body) <= BODY_BYTES_MAX:
                 command = shape.read(header, body, self._access_key, self._secret)
                 if command is not None:
+                    if self._misses:
+                        self._misses -= 1
                     return command
-                # It costs the time of an error. A client that goes from shape to shape is better off without.
-                self._misses += 1
-                if self._misses == _MISSES_MAX:
-                    self._shapes.clear()
         elif form != BINARY:
             raise RemoteProtocolError(f"unknown header form {form}; this port speaks RocketMQ's remoting protocol")
         command = decode_untyped(header, form)
         command.serial = form
         if form == JSON and command.code in TOPIC_FIELDS:
             self._starts[command.code] = header[:_START_BYTES]
+            if command.code in self._codes and len(body) <= BODY_BYTES_MAX and self._misses < MISSES_MAX:
+                self._misses += 1
+                if self._misses == MISSES_MAX:
+                    self._sends = None
+                    self._shapes.clear()
         return command
 
     def _keep(self, data: bytes, at: int, end: int) -> None:

@@ -12,7 +12,8 @@ producer's sends all have fields of the same names, and are decoded into a struc
 order of the signature.
 
 Whatever does not fit (another name, a missing one, a value that is not a text, invalid JSON, a wrong signature, another
-account) is decoded to a map, as if there were no short way. A name that comes twice has its last value, as in a map.
+account) is decoded to a map, as if there were no short way. A name that comes twice has its last value, as in a map. A
+connection on which that happens to most sends has no short way any more: it would be read twice for nothing.
 """
 
 from __future__ import annotations

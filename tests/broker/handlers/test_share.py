@@ -409,6 +409,18 @@ async def test_a_group_that_is_reset_goes_back_and_one_that_is_deleted_is_forgot
     assert {} == await members(broker)
 
 
+async def test_a_deletion_without_a_name_forgets_nothing(broker: Caller) -> None:
+    """R1: it was taken for all groups and topics, and what all consumers held was forgotten."""
+    await broker.sent("orders", b"1")
+    await given(broker, "ann")
+    refused = [
+        await broker.call(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup(group_name="")),
+        await broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic="")),
+    ]
+    assert all("give its name" in (answer.remark or "") for answer in refused)
+    assert {"ann": ("online", 1)} == await members(broker)
+
+
 async def test_a_topic_made_anew_is_read_from_its_beginning(broker: Caller) -> None:
     """R1: what was held of the deleted one is forgotten."""
     for number in range(3):
@@ -439,3 +451,27 @@ async def test_a_broker_that_restarts_knows_what_consumers_hold(tmp_path: Path) 
             response = await broker.call(RequestCode.QUERY_CONSUMER_OFFSET, query)
             if response.code == 0 and response.read(OffsetReply).queue_offset == 2:
                 break
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_a_pull_that_waits_for_keys_is_answered_when_they_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
+) -> None:
+    """R2, R4: no message comes, and no time passes: the end of the reading wakes it."""
+    monkeypatch.setattr("ternmq.share.take.KEYS_MAX", 3)
+    config = settings()
+    async with Broker(config, small_store(tmp_path)) as running, dialled(running.address) as broker:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number, properties={"KEYS": f"{number}"})
+        held: list[bytes] = []
+        while len(held) < 19:
+            held += (await given(broker, f"ann-{len(held)}", count_max=19 - len(held), order=True))[1]
+    store = small_store(tmp_path, **({"access_message_in_memory_max_ratio": 0} if is_cold else {}))
+    async with Broker(config, store) as running, dialled(running.address) as broker:
+        async with asyncio.timeout(60):
+            response = await pull(broker, "bob", poll_ms=FAR_MS, order=True)
+            if is_cold:
+                # It has waited, and has time for the disk with its next pull.
+                assert ResponseCode.POLLING_TIMEOUT == response.code
+                response = await pull(broker, "bob", order=True)
+        assert [b"19"] == [bytes(record.body) for record in unpack_records(response.body)]

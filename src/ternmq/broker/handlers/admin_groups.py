@@ -24,7 +24,7 @@ from ternmq.wire.bodies.groups import GroupConfigs, GroupReadable, SubscriptionG
 from ternmq.wire.bodies.stats import BrokerConsumeStats, ConsumeStats, QueueConsumeStats
 from ternmq.wire.bodies.topics import TopicList
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.header import Fields, Reply, Request
 from ternmq.wire.requests_admin import (
     BrokerConsumeStatsQuery,
     ConsumeStatsQuery,
@@ -71,7 +71,7 @@ class GroupHandlers:
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: Route(self.get, ADMIN, Rule(Action.ANY, group="group")),
             RequestCode.DELETE_SUBSCRIPTIONGROUP: Route(self.delete, ADMIN, Rule(Action.ADMIN, group="groupName")),
             RequestCode.GET_CONSUME_STATS: Route(
-                self.progress, ADMIN, Rule(Action.ANY, topic="topic", group="consumerGroup")
+                self.progress, ADMIN, Rule(Action.ANY, topic="topic", group="consumerGroup", in_fields=_listed)
             ),
             RequestCode.GET_BROKER_CONSUME_STATS: Route(self.progress_of_all, ADMIN, ANY_CALLER),
             RequestCode.QUERY_TOPICS_BY_CONSUMER: Route(self.topics, ADMIN, Rule(Action.ANY, group="group")),
@@ -125,7 +125,7 @@ class GroupHandlers:
         if header.topic:
             topics = [header.topic]
         elif header.topic_list:
-            topics = [topic for topic in header.topic_list.split(";") if topic]
+            topics = _split(header.topic_list)
         else:
             topics = self._offsets.topics_of(group)
         return with_store_times(
@@ -195,6 +195,14 @@ class GroupHandlers:
             pull_offset=max(self._offsets.pull_offset(group, topic, queue_id), 0),
             last_timestamp=max(last_ms, 0),
         )
+
+
+def _split(topic_list: str) -> list[str]:
+    return [topic for topic in topic_list.split(";") if topic]
+
+
+def _listed(fields: Fields) -> list[Resource]:
+    return [Resource(ResourceKind.TOPIC, topic) for topic in _split(fields.get("topicList", ""))]
 
 
 def _group(body: memoryview) -> list[Resource]:

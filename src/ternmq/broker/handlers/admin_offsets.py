@@ -18,14 +18,14 @@ from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import TernError
 from ternmq.message import MessageQueue
-from ternmq.net.gate import Action, Rule
+from ternmq.net.gate import Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import QueueOffsets, encode_reset
 from ternmq.wire.bodies.codec import Queue, by_key, encode
 from ternmq.wire.bodies.stats import CorrectionOffsets, QueueTimeSpan, TimeSpans
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.header import Fields, Reply, Request
 from ternmq.wire.requests import ResetOffset
 from ternmq.wire.requests_admin import CloneGroupOffset, CorrectionOffset, TopicOfGroup
 
@@ -58,7 +58,7 @@ class GroupOffsetHandlers:
                 self.reset, ADMIN, Rule(Action.ADMIN, topic="topic", group="group")
             ),
             RequestCode.CLONE_GROUP_OFFSET: Route(
-                self.clone, ADMIN, Rule(Action.ADMIN, topic="topic", group="destGroup")
+                self.clone, ADMIN, Rule(Action.ADMIN, topic="topic", group="destGroup", in_fields=_source)
             ),
             RequestCode.QUERY_CONSUME_TIME_SPAN: Route(
                 self.times, ADMIN, Rule(Action.ANY, topic="topic", group="group")
@@ -126,3 +126,8 @@ class GroupOffsetHandlers:
             header.topic, compare_group=header.compare_group, without=set((header.filter_groups or "").split(","))
         )
         return Reply(body=encode(CorrectionOffsets(correction_offsets=found)))
+
+
+def _source(fields: Fields) -> list[Resource]:
+    """The group whose offsets are copied: the copy tells which topics it reads, and how far it is."""
+    return [Resource(ResourceKind.GROUP, fields.get("srcGroup", ""))]

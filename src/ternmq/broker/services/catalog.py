@@ -66,8 +66,10 @@ class Catalog:
     def delete_topic(self, topic: str) -> bool:
         """Forget a topic with its queues, offsets and counters, and its retry topics of pop; False if it did not exist.
 
-        Its records stay in the log until that is cleaned. Raises ``InvalidParameter`` for a system topic.
+        Its records stay in the log until that is cleaned. Raises ``InvalidParameter`` for a system topic, and for no
+        name.
         """
+        _check_named("topic", topic)
         is_known = self._topics.get(topic) is not None
         retries = self._pop_retry_topics(topic)
         self._delete(topic)
@@ -119,8 +121,9 @@ class Catalog:
     def delete_group(self, group: str, *, offsets_too: bool) -> None:
         """Forget a group, and its offsets if asked to. Its retry topic is a topic, and deleted as such.
 
-        Raises ``InvalidParameter`` for a system group.
+        Raises ``InvalidParameter`` for a system group, and for no name.
         """
+        _check_named("group", group)
         self._groups.delete(group)
         self._offsets.forget_pulls(group)
         if offsets_too:
@@ -140,6 +143,12 @@ class Catalog:
         """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
         await self._groups.saved()
         await self._offsets.saved()
+
+
+def _check_named(what: str, name: str) -> None:
+    # Those that are told of a deletion take an empty name for all.
+    if not name:
+        raise InvalidParameter(f"the request does not name the {what} to delete; give its name")
 
 
 def changed_attributes(old: dict[str, str] | None, changes: str) -> dict[str, str]:

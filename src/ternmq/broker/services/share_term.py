@@ -9,7 +9,8 @@ applied then (``do``). Once a second the runner looks after all consumers:
 - how far the group is, in each queue, is noted for tools, once it is safe; and a checkpoint is written when it is due.
 
 In a group where one consumer at a time holds the messages of a key, lost messages are not written again: they would
-come behind later ones of their key. They move to another consumer, in their order, as soon as one is online.
+come behind later ones of their key. They move to another consumer, in their order, as soon as one is online. Which keys
+are held from an earlier term is read from the records, in slices, when the first pull asks (``read_keys``).
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class ShareTerm:
         #: Where the log began when consumers were last looked after: retention has deleted nothing since.
         self._log_begin = -1
         self._soon = asyncio.Event()
+        #: Keys of held messages must be read.
+        self._unread = asyncio.Event()
         self.apply(config)
         now = clock.monotonic()
         for place in self.state.places.values():
@@ -131,6 +134,7 @@ class ShareTerm:
 
     def apply(self, config: BrokerConfig) -> None:
         self._crowd = config.max_share_consumers // 2
+        self._bytes_max = config.max_share_bytes
         self.lives.apply(offline_s=config.share_offline_time / 1000, gone_s=config.share_gone_time / 1000)
 
     @property
@@ -155,6 +159,10 @@ class ShareTerm:
         """Look after consumers now, not within a second."""
         self._soon.set()
 
+    def read_keys_soon(self) -> None:
+        """A pull waits until the keys of what its group holds are known."""
+        self._unread.set()
+
     def forget(self, *, group: str = "", topic: str = "") -> None:
         """A group or a topic was deleted. Raises what the store raises."""
         keys = [key for key in self.state.places if group in ("", key[0]) and topic in ("", key[1])]
@@ -172,6 +180,11 @@ class ShareTerm:
 
     async def run(self) -> None:
         """Look after consumers until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tend_on(), name="share: look after consumers")
+            tasks.create_task(self._read_keys_on(), name="share: read the keys of held messages")
+
+    async def _tend_on(self) -> None:
         while True:
             try:
                 async with asyncio.timeout(TEND_S):
@@ -184,6 +197,16 @@ class ShareTerm:
             except (StoreError, BrokerRefused) as error:
                 # A full disk, or too much to do: what is left is done the next time.
                 log.warning("the consumers of shared groups cannot be looked after now: %s; retrying", error)
+
+    async def _read_keys_on(self) -> None:
+        """Beside the rest: a group with many held messages, perhaps on a slow disk, must not hold up the others."""
+        while True:
+            await self._unread.wait()
+            self._unread.clear()
+            try:
+                await self.read_keys()
+            except StoreError as error:
+                log.warning("the keys of messages that are held cannot be read now: %s; retrying", error)
 
     def stop(self, reason: TernError) -> None:
         """The term is over (``roles.Runner``)."""
@@ -218,6 +241,8 @@ class ShareTerm:
                 # Perhaps of this group alone, such as a retry topic without permission: others must not wait for it.
                 failure = failure or error
         self._log_begin = log_begin
+        if self.taker.unread():
+            self.read_keys_soon()
         if self._clock.monotonic() - self._noted_s >= NOTE_S:
             self._noted_s = self._clock.monotonic()
             await self._note_progress()
@@ -226,6 +251,38 @@ class ShareTerm:
                 await asyncio.sleep(0)
         if failure is not None:
             raise failure
+
+    async def read_keys(self) -> None:
+        """Read the keys of held messages, a slice in a turn of the loop, until all are known or there is no room for
+        more of them: then ``tend`` goes on when messages are confirmed. Raises ``StoreError``, when all else is
+        done."""
+        failures: dict[PlaceKey, StoreError] = {}
+        while keys := [key for key in self.taker.unread() if key not in failures]:
+            for key in keys:
+                if self._is_stopped or self.memory_bytes >= self._bytes_max:
+                    return
+                try:
+                    await self._read_keys_of(key)
+                except StoreError as error:
+                    # Of this place alone: others must not wait for it.
+                    failures[key] = error
+                await asyncio.sleep(0)
+        for failure in failures.values():
+            raise failure
+
+    async def _read_keys_of(self, key: PlaceKey) -> None:
+        """One slice."""
+        cold = self.taker.read_keys(key)
+        if cold is not None:
+            # What it returns is not needed: the pages are in memory now.
+            await asyncio.wrap_future(self._store.cold.read(cold.pieces))
+            if not self._is_stopped:
+                self.taker.read_keys(key, read=cold)
+        known = self.taker.keys.get(key)
+        if known is not None and not known.unread:
+            # Those who wait by name, and those who do not.
+            for consumer in (*self.lives.names(key), ""):
+                self._wake(*key, consumer)
 
     def _look_after(self, place: Place, consumer: str, known: PullLog) -> None:
         life = self.lives.of(place.key, consumer, self._clock.monotonic())

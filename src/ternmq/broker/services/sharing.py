@@ -251,6 +251,8 @@ class Sharing:
             taken.is_full = True
             return
         term.taker.take_new(wish, taken, shared.queue_ids, read=read)
+        if taken.is_unread:
+            term.read_keys_soon()
 
     def _concluded(self, shared: Shared, *, may_wait: bool) -> Shared:
         wish, taken = shared.wish, shared.taken

@@ -1,0 +1,209 @@
+"""Damaged input: no compiled kernel panics on it (issue 18). What a kernel makes of it is compared with the Python
+version elsewhere (``test_send_kernel``, ``wire.test_shapes``, ``delay.test_kernels``, ``test_kernels``).
+
+A panic would be a doubt, and Python would decide (``native/src/guard.rs``): only stderr tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.wire.auth import Secret
+from ternmq.wire.batch import pack_messages
+from ternmq.wire.header import NO_BODY, Request
+from ternmq.wire.properties import join
+from ternmq.wire.shapes import BODY_BYTES_MAX, SignedSend
+from tests.share.world import TOPIC, World
+from tests.wire.test_shapes import FRAMES, SEND, framed, text
+
+pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+
+ROUNDS: Final = 2_000
+HOST: Final = b"\x7f\0\0\1\0\0\x2a\x9f"
+KEYS: Final = {"KEYS": "a b", "UNIQ_KEY": "7F000001000018B4AAC2000000000001", "TAGS": "t"}
+WAITING: Final = {"TIMER_OUT_MS": "1700000000000", "REAL_TOPIC": "orders", "REAL_QID": "0"}
+PIECES: Final = [
+    *(b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\0", b"\xc3", b"\xf0\x9f", b"9" * 25),
+    *(b"\x01", b"\x02", b'"', b"\\", b"\\u", b"\\ud800", b"-", b"0", b"{", b"}", b",", b":", b"null"),
+]
+
+
+class Damage:
+    """Input from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self.pick = self._random.choice
+
+    def of(self, data: bytes) -> bytes:
+        """The data, or some of it replaced, inserted, repeated, or cut off."""
+        changed, choose = bytearray(data), self._random
+        for _ in range(choose.choice((0, 1, 1, 2, 4, 8))):
+            at, piece = choose.randrange(len(changed) + 1), choose.choice(PIECES)
+            match choose.randrange(5):
+                case 0:
+                    changed[at:at] = piece
+                case 1:
+                    changed[at : at + len(piece)] = piece
+                case 2:
+                    del changed[at : at + choose.randrange(1, 9)]
+                case 3:
+                    other = choose.randrange(len(changed) + 1)
+                    changed[at:at] = changed[other : other + 30]
+                case _:
+                    del changed[at:]
+        return bytes(changed)
+
+    def frames(self, good: list[bytes]) -> bytes:
+        """Frames, of which some are damaged and have the right length nevertheless."""
+        made = b""
+        for _ in range(self._random.randrange(1, 5)):
+            frame = self.of(self.pick(good))
+            made += self.pick((frame, (len(frame) - 4).to_bytes(4, "big") + frame[4:] if len(frame) > 8 else frame))
+        return made
+
+    def number(self) -> int:
+        return self.pick((0, 0, 0, 1, -1, 7, 2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63), 1_700_000_000_000))
+
+
+def attempt(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return kernel(*args, **options)
+    except (ValueError, OverflowError):
+        return None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """N1, B3: signed sends, runs of sends, and batches."""
+    damage, secret = Damage(seed), Secret("secret-of-the-shop")
+    assert secret.native is not None
+    reader = native.SignedSends(
+        "shop-key",
+        secret.native,
+        secret,
+        codes=[10, 310, 320],
+        body_bytes_max=BODY_BYTES_MAX,
+        request_type=Request,
+        header_type=SignedSend,
+        no_body=NO_BODY,
+    )
+    terms = native.SendTerms(
+        store_host=HOST,
+        more_properties=b"",
+        marks=[b"DELAY\x01"],
+        sysflag_mask=0,
+        body_bytes_max=1 << 20,
+        record_bytes_max=1 << 20,
+    )
+    form = native.ReplyForm([b"{", b",", b",", b',"', b'",', b"}"])
+    sends = [framed(text(SEND | {"i": join(KEYS), "e": f"{number}"})) for number in range(4)]
+    batch = pack_messages((0, b"body", join(KEYS)) for _ in range(3))
+    stored = 0
+    for _ in range(ROUNDS):
+        data = damage.frames([*FRAMES.values(), *sends * 10])
+        at, limit = damage.pick((0, 0, 0, 1, len(data), 2**62)), damage.pick((1 << 24, 1 << 24, 100))
+        attempt(reader.read, data, memoryview(data), at, limit, [])
+        run = attempt(native.parse_sends, data, at, limit)
+        page = bytearray(damage.pick((0, 200, 4_096)))
+        if run is not None:
+            targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
+            place = damage.number(), damage.number()
+            found = attempt(run.store, terms, form, 0, page, 0, len(page), *place, HOST, targets)
+            stored += found is not None
+        attempt(
+            native.expand_batch,
+            page,
+            damage.pick((0, 10)),
+            len(page),
+            damage.of(batch),
+            log_offset=damage.number(),
+            queue_id=0,
+            queue_offset=damage.number(),
+            store_time_ms=damage.number(),
+            magic=-626843481,
+            shared=bytes(44),
+            topic_field=b"\x06orders",
+            topic=b"orders",
+            more_properties=b"",
+            body_bytes_max=1 << 20,
+            record_bytes_max=1 << 20,
+        )
+    assert stored, "some sends are still good"
+    assert "" == capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """C4, I2: the log that is folded, messages that wait, and the index."""
+    damage, world = Damage(seed), World()
+    for number in range(4):
+        world.send(b"%d" % number, 0, TOPIC, **KEYS, **WAITING)
+    found = world.store.get("orders", 0, 0, count_max=4)
+    world.end()
+    records = b"".join(map(bytes, found.buffers))
+    size = len(records) // found.count
+    folded = 0
+    for _ in range(ROUNDS):
+        data, properties = (
+            damage.of(records),
+            damage.of(join({"TIMER_DELAY_MS": "1000"} | KEYS).encode()).decode("latin1"),
+        )
+        queue = SimpleNamespace(
+            log_end=0,
+            next_offset=0,
+            queue_id=0,
+            topic_part=damage.pick((b"\x06orders", b"")),
+            needs_facts=False,
+            has_due_times=False,
+        )
+        scanned = attempt(
+            native.scan,
+            data,
+            damage.pick((0, 0, 0, size, 2**40)),
+            begin=damage.number(),
+            lead=damage.pick((0, 2**40)),
+            check_crc=damage.pick((False, True)),
+            known={(b"\x06orders", 0): (queue,)},
+            indexed=damage.number(),
+        )
+        folded += scanned is not None and scanned[1] > 0
+        page = bytearray(damage.pick((0, 100, 2_000)))
+        attempt(
+            native.deliver,
+            page,
+            0,
+            len(page),
+            data,
+            [damage.pick((0, size, len(data), 2**40, -1)) for _ in range(3)],
+            [damage.pick((size, size, 0, 88, 2**31, -1)) for _ in range(3)],
+            [damage.number() for _ in range(3)],
+            log_offset=damage.number(),
+            store_time_ms=damage.number(),
+            store_host=damage.pick((HOST, b"")),
+            delivered=b"D\x011\x02",
+            hour=damage.pick((1_700_000_000_000 // 3_600_000, damage.number())),
+            record_bytes_max=1 << 20,
+            own={b"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02": ("orders", 0)},
+            table={("orders", 0): queue},
+        )
+        attempt(native.timed, properties, "orders", damage.number(), damage.number(), damage.number())
+        made = attempt(native.index_entries, [("orders", properties, damage.number(), damage.number())])
+        attempt(
+            native.index_put,
+            page,
+            made or damage.of(bytes(40)),
+            slots=damage.pick((0, 1, 4, 2**31, 2**62)),
+            number=damage.pick((0, 1, 2**31)),
+            used_slots=damage.number(),
+            begin_time_ms=damage.number(),
+        )
+        native.has_sound_entries(data)
+    assert folded, "some records are still good"
+    assert "" == capfd.readouterr().err
