@@ -7,7 +7,7 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
-from ternmq.errors import InvalidName, RouteMissing
+from ternmq.errors import InvalidName, InvalidParameter, RouteMissing
 from ternmq.message import Message, MessageQueue
 
 
@@ -52,6 +52,23 @@ async def test_status_counts_what_each_queue_holds(cluster: EmbeddedCluster, adm
     assert (MessageQueue("orders", "broker-a", 0), 0, 0) == (first.queue, first.messages, first.last_store_ms)
     assert (queue, 0, 2, 2) == (second.queue, second.min_offset, second.max_offset, second.messages)
     assert second.last_store_ms > 0
+
+
+async def test_entries_of_a_queue_say_where_messages_lie(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D6"""
+    await admin.topics.create("orders", queues=1)
+    queue = MessageQueue("orders", "broker-b", 0)
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for _ in range(3):
+            await producer.send(Message("orders", b"1"), queue=queue)
+
+    found = await admin.topics.entries(queue, 1, count_max=5)
+
+    assert [1, 2] == [entry.queue_offset for entry in found]
+    assert found[1].log_offset == found[0].log_offset + found[0].size
+    assert [] == await admin.topics.entries(queue, 3)
+    with pytest.raises(InvalidParameter, match="does not have topic 'orders'"):
+        await admin.topics.entries(MessageQueue("orders", "broker-x", 0), 0)
 
 
 async def test_a_deleted_topic_is_gone_everywhere(admin: Admin) -> None:

@@ -57,6 +57,7 @@ CODES: Final = {
         Code.POP_MESSAGE,
         Code.PULL_MESSAGE,
         Code.QUERY_ASSIGNMENT,
+        Code.QUERY_CONSUME_QUEUE,
         Code.QUERY_MESSAGE,
         Code.SHARE_ACK,
         Code.SHARE_HOLD,

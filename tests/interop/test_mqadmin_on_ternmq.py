@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,3 +180,24 @@ async def test_mqadmin_changes_settings_of_a_running_broker(cluster: EmbeddedClu
     assert "success" not in refused
     assert ["listenPort", "1"] not in [line.replace("=", " ").split() for line in shown.splitlines()]
     assert ["orderMessageEnable", "true"] in [line.replace("=", " ").split() for line in of_names.splitlines()]
+
+
+async def test_mqadmin_shows_the_entries_of_a_queue(cluster: EmbeddedCluster, java: Java) -> None:
+    """D6: queryCq, for a group with a member."""
+    names = cluster.name_servers
+    async with Admin(names) as admin:
+        await admin.topics.create("orders", queues=1)
+    async with Producer("shop", name_servers=names) as producer:
+        for tag in ("new", "old", "new"):
+            await producer.send(Message("orders", b"1", tags=tag))
+    seen = Collector()
+    consumer = PushConsumer("billing", seen, name_servers=names, start=StartPosition.FIRST)
+    consumer.subscribe("orders", "new")
+    async with consumer:
+        await seen.wait(2)
+        shown = await java.admin(names, "queryCq", "-t", "orders", "-q", "0", "-i", "0", "-c", "3", "-g", "billing")
+
+    assert '"subString":"new"' in shown
+    assert "max: 3, min: 0" in shown
+    assert ["true", "false", "true"] == re.findall(r"eval=(\w+)", shown)
+    assert ["108960", "110119", "108960"] == re.findall(r"tagsCode=(\d+)", shown), "Java's hashes of new, old, new"

@@ -18,7 +18,7 @@ from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
 from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
-from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicAdmin, TopicInfo
+from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo
 from ternmq.admin.traces import TraceAdmin, TraceStep
 from ternmq.admin.transactions import OpenTransactionInfo, TransactionAdmin
 from ternmq.admin.users import PolicyInfo, UserAdmin, UserInfo
@@ -222,6 +222,17 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
     def status(self, topic: str) -> list[QueueStatus]:
         """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         return self._run(self._noun().status(topic))
+
+    def entries(
+        self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
+    ) -> list[QueueEntryInfo]:
+        """Entries of a ``queue`` from ``queue_offset`` on, at most ``count_max``, and at most what the broker allows.
+
+        They say where messages lie in the log, and what filters see before they read a message. With a ``group`` that
+        has members, they say whether its filter lets them pass: for "why does this group not get this message?". Raises
+        ``RouteMissing``, and ``InvalidParameter`` for a queue that the topic does not have.
+        """
+        return self._run(self._noun().entries(queue, queue_offset, count_max=count_max, group=group))
 
 
 class SyncGroupAdmin(SyncNoun[GroupAdmin]):

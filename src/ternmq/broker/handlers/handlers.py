@@ -17,6 +17,7 @@ from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
 from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
+from ternmq.broker.handlers.admin_queues import QueueHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
@@ -128,6 +129,7 @@ class Handlers:
             **pulls.routes(),
             **self.members.routes(),
             **QueryHandlers(services.reading).routes(),
+            **QueueHandlers(services.inspection).routes(),
             **pops.routes(),
             **AckHandlers(services.popping).routes(),
             **shares.routes(),
