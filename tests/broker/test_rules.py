@@ -130,6 +130,7 @@ CODES: Final = {
         Code.SEARCH_OFFSET_BY_TIMESTAMP,
         Code.SEND_REPLY_MESSAGE,
         Code.SEND_REPLY_MESSAGE_V2,
+        Code.VIEW_BROKER_STATS_DATA,
     },
 }
 SUBSCRIPTION: Final = SubscriptionData(topic="orders")

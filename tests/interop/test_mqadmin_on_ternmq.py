@@ -201,3 +201,20 @@ async def test_mqadmin_shows_the_entries_of_a_queue(cluster: EmbeddedCluster, ja
     assert "max: 3, min: 0" in shown
     assert ["true", "false", "true"] == re.findall(r"eval=(\w+)", shown)
     assert ["108960", "110119", "108960"] == re.findall(r"tagsCode=(\d+)", shown), "Java's hashes of new, old, new"
+
+
+async def test_mqadmin_shows_what_goes_in_and_out(cluster: EmbeddedCluster, java: Java) -> None:
+    """D5: statsAll has the rates of the last minute and the sums of a day."""
+    names = cluster.name_servers
+    seen = Collector()
+    consumer = PushConsumer("billing", seen, name_servers=names, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    async with Producer("shop", name_servers=names) as producer, consumer:
+        for _ in range(5):
+            await producer.send(Message("orders", b"1"))
+        await seen.wait(5)
+        shown = await java.admin(names, "statsAll", "-t", "orders")
+
+    (line,) = [line.split() for line in shown.splitlines() if line.startswith("orders")]
+    topic, group, _lag, _in_tps, _out_tps, in_day, out_day = line
+    assert ("orders", "billing", "5", "5") == (topic, group, in_day, out_day)

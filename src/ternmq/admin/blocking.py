@@ -18,7 +18,7 @@ from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
 from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
-from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo
+from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo, Traffic
 from ternmq.admin.traces import TraceAdmin, TraceStep
 from ternmq.admin.transactions import OpenTransactionInfo, TransactionAdmin
 from ternmq.admin.users import PolicyInfo, UserAdmin, UserInfo
@@ -233,6 +233,10 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         ``RouteMissing``, and ``InvalidParameter`` for a queue that the topic does not have.
         """
         return self._run(self._noun().entries(queue, queue_offset, count_max=count_max, group=group))
+
+    def traffic(self, topic: str) -> list[Traffic]:
+        """How many messages go into ``topic``, and then how many out of it to each group. Raises ``RouteMissing``."""
+        return self._run(self._noun().traffic(topic))
 
 
 class SyncGroupAdmin(SyncNoun[GroupAdmin]):

@@ -1,4 +1,4 @@
-"""``tern topic``: create, list, route, status, entries, delete (D1, D6)."""
+"""``tern topic``: create, list, route, status, traffic, entries, delete (D1, D6)."""
 
 from __future__ import annotations
 
@@ -166,6 +166,33 @@ def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT
         ],
         columns=("broker", "queue", "min_offset", "max_offset", "messages", "last_message"),
         empty=f"topic {topic} has no queues",
+    )
+
+
+@app.command()
+def traffic(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """Show how many messages go into a topic, and out of it to each group: now, in the last hour, in the last day."""
+    from ternmq.admin import Admin
+    from ternmq.admin.topics import Traffic
+
+    async def work() -> list[Traffic]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.traffic(topic)
+
+    Output(as_json=as_json).rows(
+        [
+            {
+                "direction": "out" if found.group else "in",
+                "group": found.group,
+                "messages_s": round(found.rate, 1),
+                "bytes_s": round(found.rate_bytes),
+                "last_hour": found.last_hour,
+                "last_day": found.last_day,
+            }
+            for found in run(work())
+        ],
+        columns=("direction", "group", "messages_s", "bytes_s", "last_hour", "last_day"),
+        empty=f"topic {topic} has no traffic",
     )
 
 

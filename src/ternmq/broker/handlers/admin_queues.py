@@ -10,7 +10,8 @@ from ternmq.broker.flow import QUERY
 from ternmq.broker.services.inspection import Inspection, SeenEntry
 from ternmq.net.gate import Action, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.store.derived.queue_ext import UNIT_BYTES, Unit
+from ternmq.store.config import UNIT_BYTES
+from ternmq.store.derived.queue_ext import Unit
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.stats import ConsumeQueueEntries, ConsumeQueueEntry
 from ternmq.wire.codes import RequestCode

@@ -18,6 +18,7 @@ from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
 from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
 from ternmq.broker.handlers.admin_queues import QueueHandlers
+from ternmq.broker.handlers.admin_stats import StatsHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
@@ -130,6 +131,7 @@ class Handlers:
             **self.members.routes(),
             **QueryHandlers(services.reading).routes(),
             **QueueHandlers(services.inspection).routes(),
+            **StatsHandlers(tables.stats, cluster_name=config.broker_cluster_name).routes(),
             **pops.routes(),
             **AckHandlers(services.popping).routes(),
             **shares.routes(),

@@ -111,6 +111,7 @@ class Services:
             record_at=store.record_at,
             cold_record=store.cold.record,
             choice=env.random,
+            count=tables.stats.sent_back,
         )
         self.sending = Sending(
             config,
