@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.broker.handlers.not_offered import NOT_OFFERED
 from ternmq.errors import NoPermission
 from ternmq.net.gate import Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule
 from ternmq.wire.bodies.clients import (
@@ -91,6 +92,7 @@ CODES: Final = {
         Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
     },
     Action.ANY: {
+        *NOT_OFFERED,
         Code.GET_ALL_CONSUMER_FILTER,
         Code.GET_ALL_CONSUMER_OFFSET,
         Code.GET_ALL_DELAY_OFFSET,

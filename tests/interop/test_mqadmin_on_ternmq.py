@@ -218,3 +218,14 @@ async def test_mqadmin_shows_what_goes_in_and_out(cluster: EmbeddedCluster, java
     (line,) = [line.split() for line in shown.splitlines() if line.startswith("orders")]
     topic, group, _lag, _in_tps, _out_tps, in_day, out_day = line
     assert ("orders", "billing", "5", "5") == (topic, group, in_day, out_day)
+
+
+async def test_mqadmin_is_told_why_something_is_not_offered(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """D6: static topics exist from 5.x on."""
+    java = Java("5.2.0", tmp_path)
+
+    await java.admin(cluster.name_servers, "updateStaticTopic", "-t", "orders", "-qn", "4", "-c", "DefaultCluster")
+
+    (errors,) = [path.read_text() for path in tmp_path.glob("java-*/stderr.log")]
+    assert "CODE: 3  DESC: request 513 (UPDATE_AND_CREATE_STATIC_TOPIC) is not supported: static topics" in errors
+    assert "`tern topic create`" in errors

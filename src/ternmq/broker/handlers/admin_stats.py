@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.tables.series import Count, Growth, Span
+from ternmq.broker.tables.series import Count, Growth, Period
 from ternmq.broker.tables.stats import Stats
 from ternmq.errors import SystemFailure
 from ternmq.net.gate import ANY_CALLER
@@ -53,7 +53,7 @@ class StatsHandlers:
             raise SystemFailure(
                 f"The stats <{name}> <{key[:_SHOWN_MAX]}> not exist: nothing was counted since the start of the broker"
             )
-        minute, hour, day = (_rate(self._stats.growth(count, span), in_bytes=SERIES[name]) for span in Span)
+        minute, hour, day = (_rate(self._stats.growth(count, span), in_bytes=SERIES[name]) for span in Period)
         return Reply(body=encode(BrokerStats(stats_minute=minute, stats_hour=hour, stats_day=day)))
 
     def _count(self, name: str, key: str) -> Count | None:

@@ -12,6 +12,7 @@ from ternmq.auth.user_handlers import UserHandlers
 from ternmq.broker import flow
 from ternmq.broker.changes import LiveSettings
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.handlers import not_offered
 from ternmq.broker.handlers.ack import AckHandlers
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
@@ -142,6 +143,7 @@ class Handlers:
             **delays.routes(),
             **TransactionHandlers(transactions=services.transactions, intake=services.intake).routes(),
             **slaves.routes(),
+            **not_offered.routes(),
         }
         if control.users is not None:
             self.routes |= UserHandlers(*control.users, lane=flow.ADMIN).routes()

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 
-class Span(Enum):
+class Period(Enum):
     """How far back: the step between two moments in seconds, and how many are kept."""
 
     MINUTE = (10, 7)
@@ -21,9 +21,9 @@ class Span(Enum):
     DAY = (3_600, 25)
 
 
-_SPANS: Final = tuple(Span)
+_PERIODS: Final = tuple(Period)
 _VALUES: Final = 3
-_NO_MARKS: Final = array("q", bytes(8 * _VALUES * sum(span.value[1] for span in _SPANS)))
+_NO_MARKS: Final = array("q", bytes(8 * _VALUES * sum(period.value[1] for period in _PERIODS)))
 
 
 class Growth(NamedTuple):
@@ -48,12 +48,12 @@ class Count:
 
 
 class _Moments:
-    """The last moments of one span; ``place`` is where their totals begin in a row of marks."""
+    """The last moments of one period; ``place`` is where their totals begin in a row of marks."""
 
     __slots__ = ("_count", "_place", "_step_s", "_taken", "_times")
 
-    def __init__(self, span: Span, place: int, now: float) -> None:
-        self._step_s, self._count = span.value
+    def __init__(self, period: Period, place: int, now: float) -> None:
+        self._step_s, self._count = period.value
         self._place = place
         self._times = [now] * self._count
         #: The start is the first moment: all totals were 0.
@@ -75,17 +75,17 @@ class _Moments:
 
 
 class Timeline:
-    """The moments of all spans. Times are those of a monotonic clock."""
+    """The moments of all periods. Times are those of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
-        self._moments: dict[Span, _Moments] = {}
+        self._moments: dict[Period, _Moments] = {}
         place = 0
-        for span in _SPANS:
-            self._moments[span] = _Moments(span, place, now)
-            place += span.value[1]
+        for period in _PERIODS:
+            self._moments[period] = _Moments(period, place, now)
+            place += period.value[1]
 
     def mark(self, now: float, counts: Iterable[Count]) -> None:
-        """Note the totals of all ``counts``, for each span whose last moment is a step ago. Give always all of them."""
+        """Note the totals of ``counts``, which are all there are, for each period whose last moment is a step ago."""
         places = [place for moments in self._moments.values() if (place := moments.due(now)) is not None]
         if not places:
             return
@@ -96,8 +96,8 @@ class Timeline:
                 marks[place + 1] = size_bytes
                 marks[place + 2] = calls
 
-    def growth(self, count: Count, span: Span, now: float) -> Growth:
-        """What was added to ``count`` in a span, or since the start if that is later."""
-        at, place = self._moments[span].oldest()
+    def growth(self, count: Count, period: Period, now: float) -> Growth:
+        """What was added to ``count`` in a period, or since the start if that is later."""
+        at, place = self._moments[period].oldest()
         messages, size_bytes, calls = count.marks[place : place + _VALUES]
         return Growth(now - at, count.messages - messages, count.size_bytes - size_bytes, count.calls - calls)

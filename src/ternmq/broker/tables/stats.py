@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
-from ternmq.broker.tables.series import Count, Growth, Span, Timeline
+from ternmq.broker.tables.series import Count, Growth, Period, Timeline
 from ternmq.env import Clock
 
 #: Spans of the rates in RocketMQ's runtime table, in seconds.
@@ -149,7 +149,7 @@ class Stats:
         count.messages, count.size_bytes, count.calls = self.got_messages, self.got_bytes, self.found_calls
         return count
 
-    def growth(self, count: Count, span: Span) -> Growth:
+    def growth(self, count: Count, span: Period) -> Growth:
         """What was added to a series in the last minute, hour or day, or since the start if that is later."""
         return self._timeline.growth(count, span, self._clock.monotonic())
 
@@ -216,7 +216,7 @@ class Stats:
     def _rate(self, count: Count | None) -> float:
         if count is None:
             return 0.0
-        growth = self.growth(count, Span.MINUTE)
+        growth = self.growth(count, Period.MINUTE)
         return growth.messages / growth.seconds if growth.seconds > 0 else 0.0
 
 
