@@ -55,6 +55,8 @@ async def test_a_change_counts_at_once_and_after_a_restart(tmp_path: Path) -> No
         ("brokerRole=SLAVE", ResponseCode.NO_PERMISSION, "brokerRole cannot be changed"),
         ("regionID2=x", ResponseCode.INVALID_PARAMETER, "did you mean regionId?"),
         ("warmMapedFileEnable=true", ResponseCode.INVALID_PARAMETER, "has no setting warmMapedFileEnable"),
+        ("namesrv.orderMessageEnable=true", ResponseCode.INVALID_PARAMETER, "is not a setting of a broker"),
+        ("broker.nothing=1", ResponseCode.INVALID_PARAMETER, "has no setting nothing"),
         ("fileReservedTime=soon", ResponseCode.INVALID_PARAMETER, "a whole number"),
         ("brokerPermission=9", ResponseCode.INVALID_PARAMETER, "brokerPermission"),
         ("waitTimeMillsInAdminBrokerQueue=-1", ResponseCode.INVALID_PARAMETER, "expected 0 to 3600000"),
