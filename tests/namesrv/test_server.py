@@ -408,7 +408,15 @@ async def test_a_change_counts_after_a_restart(tmp_path: Path) -> None:
             settings = str((await caller.ok(RequestCode.GET_NAMESRV_CONFIG)).body, "utf-8")
         assert f"orderMessageEnable={'true' if path else 'false'}" in settings.splitlines()
 
-    assert "orderMessageEnable=true\n" == (tmp_path / "kvConfig.settings.properties").read_text()
+    file = tmp_path / "kvConfig.settings.properties"
+    comment, line = file.read_text().splitlines()
+    assert "orderMessageEnable=true" == line
+    # As the comment says, and although there is a backup.
+    file.with_name(f"{file.name}.bak").write_text(f"{line}\n")
+    file.write_text(f"{comment}\n")
+    config = dataclasses.replace(LOCAL, kv_config_path=tmp_path / "kvConfig.json")
+    async with NameServer(config) as name_server, calling(name_server) as caller:
+        assert "orderMessageEnable=false" in str((await caller.ok(RequestCode.GET_NAMESRV_CONFIG)).body, "utf-8")
 
 
 async def test_a_line_that_cannot_be_changed_stops_the_start(tmp_path: Path) -> None:

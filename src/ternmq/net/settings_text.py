@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 #: Bytes of one request; all settings together have less than a quarter of it.
 TEXT_BYTES_MAX: Final = 64 * 1024
+#: At the top of the file. With the last setting removed it is not empty: an empty file is taken for a damaged one, and
+#: its backup would bring the setting back.
+_COMMENT: Final = "# Changed at run time. To undo a change, remove its line while the server is stopped.\n"
 
 
 def settings_text(body: Buffer) -> str:
@@ -96,7 +99,7 @@ class Changes:
         return "".join(to_line(name, text) for name, text in sorted(self._kept.items()))
 
     def _copy(self) -> Encode:
-        data = self._text().encode()
+        data = (_COMMENT + self._text()).encode()
         return lambda: data
 
 
