@@ -182,14 +182,18 @@ class Settings:
     def strangers(self, *kinds: type) -> list[Setting]:
         """Settings that none of the components knows."""
         known = {(section, name) for kind in kinds for name in _names(kind) for section in ("", _section_of(kind))}
-        built_here = {_section_of(kind) for kind in kinds}
+        # A file for the whole cluster has tables for programs other than this one.
+        others = _others(kinds)
         return [
             setting
             for setting in self.given
-            if (setting.section, setting.name) not in known
-            # A file for the whole cluster has tables for programs other than this one.
-            and not (setting.section in SECTIONS and setting.section not in built_here)
+            if (setting.section, setting.name) not in known and setting.section not in others
         ]
+
+    def of_others(self, *kinds: type) -> list[Setting]:
+        """Settings in the tables of components other than these."""
+        others = _others(kinds)
+        return [setting for setting in self.given if setting.section in others]
 
     def report_strangers(self, *kinds: type) -> None:
         """Log the settings that no component knows, with the nearest known name.
@@ -243,6 +247,10 @@ def rocketmq_name(field: str) -> str:
     """The name of a setting as RocketMQ's files and tools have it: ``listen_port`` → ``listenPort``."""
     first, *rest = field.split("_")
     return _ROCKETMQ_NAMES.get(_normal(field)) or first + "".join(part.capitalize() for part in rest)
+
+
+def _others(kinds: Iterable[type]) -> frozenset[str]:
+    return SECTIONS - {_section_of(kind) for kind in kinds}
 
 
 def to_properties(*configs: object) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ternmq.admin import Admin
+from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.push import PushConsumer
 from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
-from ternmq.errors import InvalidName, RouteMissing
+from ternmq.errors import InvalidName, InvalidParameter, RouteMissing
 from ternmq.message import Message, MessageQueue
+from tests.client.listening import Collector
 
 
 async def test_a_new_topic_is_on_all_brokers_and_routed_at_once(admin: Admin) -> None:
@@ -52,6 +55,40 @@ async def test_status_counts_what_each_queue_holds(cluster: EmbeddedCluster, adm
     assert (MessageQueue("orders", "broker-a", 0), 0, 0) == (first.queue, first.messages, first.last_store_ms)
     assert (queue, 0, 2, 2) == (second.queue, second.min_offset, second.max_offset, second.messages)
     assert second.last_store_ms > 0
+
+
+async def test_traffic_counts_messages_over_all_brokers(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D5: in, and out to each group that reads the topic."""
+    await admin.topics.create("orders", queues=1)
+    seen = Collector()
+    consumer = PushConsumer("billing", seen, name_servers=cluster.name_servers, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    async with Producer("shop", name_servers=cluster.name_servers) as producer, consumer:
+        for broker in ("broker-a", "broker-b", "broker-b"):
+            await producer.send(Message("orders", b"1"), queue=MessageQueue("orders", broker, 0))
+        await seen.wait(3)
+        into, out = await admin.topics.traffic("orders")
+
+    assert ("", 3, 3) == (into.group, into.last_hour, into.last_day)
+    assert ("billing", 3, 3) == (out.group, out.last_hour, out.last_day)
+    assert min(into.rate, into.rate_bytes, out.rate, out.rate_bytes) > 0
+
+
+async def test_entries_of_a_queue_say_where_messages_lie(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D6"""
+    await admin.topics.create("orders", queues=1)
+    queue = MessageQueue("orders", "broker-b", 0)
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for _ in range(3):
+            await producer.send(Message("orders", b"1"), queue=queue)
+
+    found = await admin.topics.entries(queue, 1, count_max=5)
+
+    assert [1, 2] == [entry.queue_offset for entry in found]
+    assert found[1].log_offset == found[0].log_offset + found[0].size
+    assert [] == await admin.topics.entries(queue, 3)
+    with pytest.raises(InvalidParameter, match="does not have topic 'orders'"):
+        await admin.topics.entries(MessageQueue("orders", "broker-x", 0), 0)
 
 
 async def test_a_deleted_topic_is_gone_everywhere(admin: Admin) -> None:

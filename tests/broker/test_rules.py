@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.broker.handlers.not_offered import NOT_OFFERED
 from ternmq.errors import NoPermission
 from ternmq.net.gate import Action, CallingPeer, Gate, Need, Resource, ResourceKind, Rule
 from ternmq.wire.bodies.clients import (
@@ -57,6 +58,7 @@ CODES: Final = {
         Code.POP_MESSAGE,
         Code.PULL_MESSAGE,
         Code.QUERY_ASSIGNMENT,
+        Code.QUERY_CONSUME_QUEUE,
         Code.QUERY_MESSAGE,
         Code.SHARE_ACK,
         Code.SHARE_HOLD,
@@ -90,6 +92,7 @@ CODES: Final = {
         Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
     },
     Action.ANY: {
+        *NOT_OFFERED,
         Code.GET_ALL_CONSUMER_FILTER,
         Code.GET_ALL_CONSUMER_OFFSET,
         Code.GET_ALL_DELAY_OFFSET,
@@ -129,6 +132,7 @@ CODES: Final = {
         Code.SEARCH_OFFSET_BY_TIMESTAMP,
         Code.SEND_REPLY_MESSAGE,
         Code.SEND_REPLY_MESSAGE_V2,
+        Code.VIEW_BROKER_STATS_DATA,
     },
 }
 SUBSCRIPTION: Final = SubscriptionData(topic="orders")

@@ -31,6 +31,9 @@ def test_a_topic_lives_from_create_to_delete(on_cluster: Tern) -> None:
     ]
     assert 7 == len(on_cluster("topic", "status", "life").stdout.splitlines())
 
+    entries = on_cluster("topic", "entries", "life", "--broker", "broker-a", "--offset", "7")
+    assert "queue 0 of life on broker-a has no entry 7; see `tern topic status life`" in entries.stdout + entries.stderr
+
     assert "topic life was deleted on broker-a, broker-b\n" == on_cluster("topic", "delete", "life").stdout
     assert "life" not in on_cluster("topic", "list").stdout
 

@@ -27,3 +27,19 @@ def test_settings_are_shown_and_changed(start: Start, tmp_path: Path) -> None:
     assert (1, True) == (refused.returncode, "listenPort cannot be changed at run time" in refused.stderr)
     assert (1, True) == (unknown.returncode, "the registered brokers are broker-a" in unknown.stderr)
     assert (1, True) == (malformed.returncode, "expected KEY=VALUE" in malformed.stderr)
+
+
+def test_settings_of_name_servers_are_kept(start: Start, tmp_path: Path) -> None:
+    """T2: of all that -n names."""
+    servers = [start("namesrv", "-p", "0", "--set", f"kvConfigPath={tmp_path / name}") for name in ("a.json", "b.json")]
+    names = ";".join(server.name_server for server in servers)
+
+    changed = tern("config", "set", "orderMessageEnable=true", "--of-name-servers", "-n", names)
+    shown = tern("config", "show", "orderMessage*", "--of-name-servers", "-n", names, "--json")
+    refused = tern("config", "set", "brokerPermission=4", "--of-name-servers", "-n", names)
+
+    assert 0 == changed.returncode, changed.stderr
+    assert [("true", True)] * 2 == [(row["value"], row["live"]) for row in json.loads(shown.stdout)]
+    assert (1, True) == (refused.returncode, "a TernMQ name server has no setting brokerPermission" in refused.stderr)
+    for name in ("a", "b"):
+        assert "orderMessageEnable=true" in (tmp_path / f"{name}.settings.properties").read_text().splitlines()

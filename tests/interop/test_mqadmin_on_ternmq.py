@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -179,3 +180,56 @@ async def test_mqadmin_changes_settings_of_a_running_broker(cluster: EmbeddedClu
     assert "success" not in refused
     assert ["listenPort", "1"] not in [line.replace("=", " ").split() for line in shown.splitlines()]
     assert ["orderMessageEnable", "true"] in [line.replace("=", " ").split() for line in of_names.splitlines()]
+
+
+async def test_mqadmin_shows_the_entries_of_a_queue(cluster: EmbeddedCluster, java: Java) -> None:
+    """D6: queryCq, for a group with a member."""
+    names = cluster.name_servers
+    async with Admin(names) as admin:
+        await admin.topics.create("orders", queues=1)
+    async with Producer("shop", name_servers=names) as producer:
+        for tag in ("new", "old", "new"):
+            await producer.send(Message("orders", b"1", tags=tag))
+    seen = Collector()
+    consumer = PushConsumer("billing", seen, name_servers=names, start=StartPosition.FIRST)
+    consumer.subscribe("orders", "new")
+    async with consumer:
+        await seen.wait(2)
+        shown = await java.admin(names, "queryCq", "-t", "orders", "-q", "0", "-i", "0", "-c", "3", "-g", "billing")
+
+    assert '"subString":"new"' in shown
+    assert "max: 3, min: 0" in shown
+    assert ["true", "false", "true"] == re.findall(r"eval=(\w+)", shown)
+    assert ["108960", "110119", "108960"] == re.findall(r"tagsCode=(\d+)", shown), "Java's hashes of new, old, new"
+
+
+async def test_mqadmin_shows_what_goes_in_and_out(cluster: EmbeddedCluster, java: Java) -> None:
+    """D5: statsAll has the rates of the last minute and the sums of a day."""
+    names = cluster.name_servers
+    seen = Collector()
+    consumer = PushConsumer("billing", seen, name_servers=names, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    async with Producer("shop", name_servers=names) as producer, consumer:
+        for _ in range(5):
+            await producer.send(Message("orders", b"1"))
+        await seen.wait(5)
+        shown = await java.admin(names, "statsAll", "-t", "orders")
+
+    (line,) = [line.split() for line in shown.splitlines() if line.startswith("orders")]
+    topic, group, _lag, _in_tps, _out_tps, in_day, out_day = line
+    assert ("orders", "billing", "5", "5") == (topic, group, in_day, out_day)
+
+
+def stderr_of_all(directory: Path) -> str:
+    return "".join(path.read_text() for path in directory.glob("java-*/stderr.log"))
+
+
+async def test_mqadmin_is_told_why_something_is_not_offered(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """D6: static topics exist from 5.x on."""
+    java = Java("5.2.0", tmp_path)
+
+    await java.admin(cluster.name_servers, "updateStaticTopic", "-t", "orders", "-qn", "4", "-c", "DefaultCluster")
+
+    errors = await asyncio.to_thread(stderr_of_all, tmp_path)
+    assert "CODE: 3  DESC: request 513 (UPDATE_AND_CREATE_STATIC_TOPIC) is not supported: static topics" in errors
+    assert "`tern topic create`" in errors

@@ -25,6 +25,9 @@ CODES: Final = {
         Code.GET_ROUTEINFO_BY_TOPIC,
         Code.GET_SYSTEM_TOPIC_LIST_FROM_NS,
         Code.GET_TOPICS_BY_CLUSTER,
+        Code.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        Code.GET_UNIT_TOPIC_LIST,
     },
     Action.ADMIN: {
         Code.ADD_WRITE_PERM_OF_BROKER,

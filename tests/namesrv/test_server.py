@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ternmq.env import Env
-from ternmq.errors import NetworkError
+from ternmq.errors import ConfigError, NetworkError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.net import dial
@@ -79,8 +79,10 @@ class Caller:
         assert response.code == ResponseCode.SUCCESS, response.remark
         return response
 
-    async def register(self, *topics: str, broker_id: int = 0, address: str = "10.0.0.1:10911") -> Response:
-        body = registration(*topics)
+    async def register(
+        self, *topics: str, broker_id: int = 0, address: str = "10.0.0.1:10911", body: bytes = b""
+    ) -> Response:
+        body = body or registration(*topics)
         header = RegisterBroker(
             broker_name="broker-a",
             broker_address=address,
@@ -377,6 +379,7 @@ async def test_ordered_topics_are_in_the_route_once_that_is_switched_on(caller: 
     [
         (b"listenPort=1", ResponseCode.NO_PERMISSION, "listenPort cannot be changed at run time"),
         (b"noSuchThing=1", ResponseCode.INVALID_PARAMETER, "noSuchThing"),
+        (b"broker.brokerPermission=4", ResponseCode.INVALID_PARAMETER, "is not a setting of a name server"),
         (b"orderMessageEnable=perhaps", ResponseCode.INVALID_PARAMETER, "true or false"),
         (b"nonsense", ResponseCode.INVALID_PARAMETER, "the request, line 2: invalid line 'nonsense'"),
         (b"\xff\xfe=1", ResponseCode.INVALID_PARAMETER, "UTF-8"),
@@ -392,6 +395,57 @@ async def test_a_setting_that_cannot_change_is_refused_with_the_reason(
     assert complaint in (response.remark or "")
     settings = str((await caller.ok(RequestCode.GET_NAMESRV_CONFIG)).body, "utf-8")
     assert "orderMessageEnable=false" in settings
+
+
+async def test_a_change_counts_after_a_restart(tmp_path: Path) -> None:
+    """T2: it wins over what the start says, until its line is removed; without a file it ends with the program."""
+    on = b"namesrv.orderMessageEnable=true\n"
+    for path in (tmp_path / "kvConfig.json", None):
+        config = dataclasses.replace(LOCAL, kv_config_path=path)
+        async with NameServer(config) as name_server, calling(name_server) as caller:
+            await caller.ok(RequestCode.UPDATE_NAMESRV_CONFIG, None, on)
+        async with NameServer(config) as name_server, calling(name_server) as caller:
+            settings = str((await caller.ok(RequestCode.GET_NAMESRV_CONFIG)).body, "utf-8")
+        assert f"orderMessageEnable={'true' if path else 'false'}" in settings.splitlines()
+
+    file = tmp_path / "kvConfig.settings.properties"
+    comment, line = file.read_text().splitlines()
+    assert "orderMessageEnable=true" == line
+    # As the comment says, and although there is a backup.
+    file.with_name(f"{file.name}.bak").write_text(f"{line}\n")
+    file.write_text(f"{comment}\n")
+    config = dataclasses.replace(LOCAL, kv_config_path=tmp_path / "kvConfig.json")
+    async with NameServer(config) as name_server, calling(name_server) as caller:
+        assert "orderMessageEnable=false" in str((await caller.ok(RequestCode.GET_NAMESRV_CONFIG)).body, "utf-8")
+
+
+async def test_a_line_that_cannot_be_changed_stops_the_start(tmp_path: Path) -> None:
+    """T2: the file can be edited by hand."""
+    (tmp_path / "kvConfig.settings.properties").write_text("listenPort=1\n")
+    with pytest.raises(ConfigError, match="listenPort cannot be changed at run time"):
+        async with NameServer(dataclasses.replace(LOCAL, kv_config_path=tmp_path / "kvConfig.json")):
+            pass
+
+
+async def test_topics_of_units_are_listed(caller: Caller) -> None:
+    """A5: 311 to 313, by the flags that brokers register: 1 belongs to a unit, 2 is read by groups of one."""
+    table = TopicTable(
+        data_version=DATA_VERSION,
+        topic_config_table={
+            f"flags-{flags}": TopicConfig(topic_name=f"flags-{flags}", topic_sys_flag=flags) for flags in range(4)
+        },
+    )
+    await caller.register(body=encode(RegistrationBody(topic_config_serialize_wrapper=table)))
+
+    found = [
+        sorted((await caller.topics(code)).topic_list)
+        for code in (
+            RequestCode.GET_UNIT_TOPIC_LIST,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+        )
+    ]
+    assert [["flags-1", "flags-3"], ["flags-2", "flags-3"], ["flags-2"]] == found
 
 
 async def test_write_permission_is_wiped_and_given_back(caller: Caller) -> None:

@@ -15,6 +15,7 @@ from ternmq.admin.deadletters import DeadLetterAdmin
 from ternmq.admin.delays import DelayAdmin
 from ternmq.admin.groups import GroupAdmin
 from ternmq.admin.messages import MessageAdmin
+from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import OffsetAdmin
 from ternmq.admin.queues import Queues
 from ternmq.admin.raft import RaftAdmin
@@ -39,11 +40,11 @@ class Admin:
             for message in await admin.messages.by_key("orders", "order-4711"):
                 print(message.body)
 
-    Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets``,
-    ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the servers anew. All
-    of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and ``BrokerRefused`` if a
-    server refuses the request.
+    Its methods are grouped by what they work on: ``admin.brokers``, ``admin.name_servers``, ``admin.clients``,
+    ``admin.topics``, ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``,
+    ``admin.offsets``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the
+    servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
+    ``BrokerRefused`` if a server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -59,6 +60,7 @@ class Admin:
     ) -> None:
         self._instance = ClientInstance(config if config is not None else ClientConfig(name_servers), env=env)
         self.brokers = BrokerAdmin(self._instance)
+        self.name_servers = NameServerAdmin(self._instance)
         self.clients = ClientAdmin(self._instance, self.brokers)
         self.topics = TopicAdmin(self._instance, self.brokers)
         self.groups = GroupAdmin(self._instance, self.brokers, self.clients)

@@ -16,9 +16,10 @@ from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCoun
 from ternmq.admin.delays import DelayAdmin, DelayedMessage, DelayStats
 from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
+from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
 from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
-from ternmq.admin.topics import READ_WRITE, QueueStatus, TopicAdmin, TopicInfo
+from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo, Traffic
 from ternmq.admin.traces import TraceAdmin, TraceStep
 from ternmq.admin.transactions import OpenTransactionInfo, TransactionAdmin
 from ternmq.admin.users import PolicyInfo, UserAdmin, UserInfo
@@ -45,11 +46,11 @@ class SyncAdmin(SyncAdminBase):
             for message in admin.messages.by_key("orders", "order-4711"):
                 print(message.body)
 
-    Its methods are grouped by what they work on: ``admin.brokers``, ``admin.clients``, ``admin.topics``,
-    ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``, ``admin.offsets``,
-    ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the servers anew.
-    All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
-    ``BrokerRefused`` if a server refuses the request.
+    Its methods are grouped by what they work on: ``admin.brokers``, ``admin.name_servers``, ``admin.clients``,
+    ``admin.topics``, ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``,
+    ``admin.offsets``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks
+    the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached,
+    and ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -63,6 +64,7 @@ class SyncAdmin(SyncAdminBase):
     def __init__(self, name_servers: str | Sequence[str] = "", *, config: ClientConfig | None = None) -> None:
         super().__init__(name_servers, config=config)
         self.brokers = SyncBrokerAdmin(lambda: self._admin().brokers, self._run)
+        self.name_servers = SyncNameServerAdmin(lambda: self._admin().name_servers, self._run)
         self.clients = SyncClientAdmin(lambda: self._admin().clients, self._run)
         self.topics = SyncTopicAdmin(lambda: self._admin().topics, self._run)
         self.groups = SyncGroupAdmin(lambda: self._admin().groups, self._run)
@@ -125,6 +127,26 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         reason.
         """
         return self._run(self._noun().promote(address, force=force, role=role))
+
+
+class SyncNameServerAdmin(SyncNoun[NameServerAdmin]):
+    """Name servers and their settings: ``admin.name_servers``."""
+
+    def all(self) -> list[str]:
+        """The addresses of all name servers that this admin was given."""
+        return self._run(self._noun().all())
+
+    def settings(self, address: str) -> dict[str, str]:
+        """All settings of the name server at ``address``, under RocketMQ's names; secrets are left out."""
+        return self._run(self._noun().settings(address))
+
+    def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
+        """Change settings of the name server at ``address`` while it runs: all of ``changes``, or none.
+
+        They are kept over restarts if it has a file for them (``kvConfigPath``). Raises ``NoPermission`` for a setting
+        that needs a restart, and ``InvalidParameter`` for an unknown setting or an invalid value.
+        """
+        self._run(self._noun().change_settings(address, changes))
 
 
 class SyncClientAdmin(SyncNoun[ClientAdmin]):
@@ -222,6 +244,21 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
     def status(self, topic: str) -> list[QueueStatus]:
         """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         return self._run(self._noun().status(topic))
+
+    def entries(
+        self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
+    ) -> list[QueueEntryInfo]:
+        """Entries of a ``queue`` from ``queue_offset`` on, at most ``count_max``, and at most what the broker allows.
+
+        They say where messages lie in the log, and what filters see before they read a message. With a ``group`` that
+        has members, they say whether its filter lets them pass: for "why does this group not get this message?". Raises
+        ``RouteMissing``, and ``InvalidParameter`` for a queue that the topic does not have.
+        """
+        return self._run(self._noun().entries(queue, queue_offset, count_max=count_max, group=group))
+
+    def traffic(self, topic: str) -> list[Traffic]:
+        """How many messages go into ``topic``, and then how many out of it to each group. Raises ``RouteMissing``."""
+        return self._run(self._noun().traffic(topic))
 
 
 class SyncGroupAdmin(SyncNoun[GroupAdmin]):

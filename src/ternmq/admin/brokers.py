@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ternmq.admin.name_servers import change_settings_at, settings_at
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.config import Settings, to_line
 from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.replication import BrokerStatus
@@ -107,9 +107,7 @@ class BrokerAdmin:
 
     async def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
-        response = await self._instance.ask(address, RequestCode.GET_BROKER_CONFIG)
-        given = Settings.parse(str(response.body, "utf-8"), f"the answer of {address}").given
-        return {setting.key: setting.value for setting in given}
+        return await settings_at(self._instance, address, RequestCode.GET_BROKER_CONFIG)
 
     async def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.
@@ -117,8 +115,7 @@ class BrokerAdmin:
         They are kept over restarts. Raises ``NoPermission`` for a setting that needs a restart, and
         ``InvalidParameter`` for an unknown setting or an invalid value.
         """
-        text = "".join(to_line(name, str(value)) for name, value in changes.items())
-        await self._instance.ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+        await change_settings_at(self._instance, address, RequestCode.UPDATE_BROKER_CONFIG, changes)
 
     async def promote(self, address: str, *, force: bool = False, role: str = "") -> BrokerStatus:
         """Make the slave at ``address`` the master of its name, and return what it is then.

@@ -10,14 +10,25 @@ from typing import Final
 from ternmq import names
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import CallTimeout, InvalidName, RouteMissing, refused
+from ternmq.errors import CallTimeout, InvalidName, InvalidParameter, RouteMissing, refused
 from ternmq.message import MessageQueue
 from ternmq.wire.bodies.codec import by_queue, decode
+from ternmq.wire.bodies.groups import GroupList
 from ternmq.wire.bodies.routes import ORDER_TOPICS, TopicRouteBody
-from ternmq.wire.bodies.stats import TopicStats
+from ternmq.wire.bodies.stats import BrokerStats, ConsumeQueueEntries, TopicStats
 from ternmq.wire.bodies.topics import TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests_admin import AllTopics, DeleteTopic, KvKey, PutKv, RouteQuery, Topic, UpdateTopic
+from ternmq.wire.requests_admin import (
+    AllTopics,
+    BrokerStatsQuery,
+    ConsumeQueueQuery,
+    DeleteTopic,
+    KvKey,
+    PutKv,
+    RouteQuery,
+    Topic,
+    UpdateTopic,
+)
 
 READ_WRITE: Final = 6
 #: A new topic is on the name server when its broker has registered it. Name servers do not notify, so we poll: with
@@ -53,6 +64,46 @@ class QueueStatus:
     @property
     def messages(self) -> int:
         return self.max_offset - self.min_offset
+
+
+@dataclass(slots=True, frozen=True)
+class QueueEntryInfo:
+    """An entry of a queue, as its broker has it on disk.
+
+    Attributes:
+        queue_offset: Its place in the queue.
+        log_offset: Where the record of its message begins in the log.
+        size: Bytes of the record.
+        tags_code: What filters by tag see: the hash of the tag, or the address of a unit with a Bloom map.
+        may_pass: Whether the filter of the group that was asked for lets it pass; False without a group.
+        note: What is unusual about it, if anything.
+    """
+
+    queue_offset: int
+    log_offset: int
+    size: int
+    tags_code: int
+    may_pass: bool
+    note: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Traffic:
+    """Messages into a topic, or out of it to one group, over all its brokers.
+
+    Attributes:
+        group: The consumer group; empty for messages into the topic.
+        rate: Messages a second over the last minute.
+        rate_bytes: Bytes of their bodies a second.
+        last_hour: Messages of the last hour.
+        last_day: Messages of the last 24 hours. A broker counts from its start on.
+    """
+
+    group: str
+    rate: float
+    rate_bytes: float
+    last_hour: int
+    last_day: int
 
 
 class TopicAdmin:
@@ -175,6 +226,67 @@ class TopicAdmin:
             for queue, stats in by_queue(decode(response.body, TopicStats).offset_table).items():
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
         return sorted(found, key=lambda status: status.queue)
+
+    async def entries(
+        self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
+    ) -> list[QueueEntryInfo]:
+        """Entries of a ``queue`` from ``queue_offset`` on, at most ``count_max``, and at most what the broker allows.
+
+        They say where messages lie in the log, and what filters see before they read a message. With a ``group`` that
+        has members, they say whether its filter lets them pass: for "why does this group not get this message?".
+        Raises ``RouteMissing``, and ``InvalidParameter`` for a queue that the topic does not have.
+        """
+        route = await self.route(queue.topic)
+        addresses = {broker.broker_name: broker.broker_addrs for broker in route.broker_datas}
+        by_id = addresses.get(queue.broker_name)
+        if not by_id:
+            raise InvalidParameter(
+                f"broker {queue.broker_name!r} does not have topic {queue.topic!r}; "
+                f"`tern topic route {queue.topic}` lists those that have it"
+            )
+        header = ConsumeQueueQuery(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            index=queue_offset,
+            count=count_max,
+            consumer_group=group or None,
+        )
+        response = await self._instance.ask(by_id[min(by_id)], RequestCode.QUERY_CONSUME_QUEUE, header)
+        return [
+            QueueEntryInfo(number, entry.physic_offset, entry.physic_size, entry.tags_code, entry.eval, entry.msg or "")
+            for number, entry in enumerate(decode(response.body, ConsumeQueueEntries).queue_data, queue_offset)
+        ]
+
+    async def traffic(self, topic: str) -> list[Traffic]:
+        """How many messages go into ``topic``, and then how many out of it to each group. Raises ``RouteMissing``."""
+        route = await self.route(topic)
+        masters = [broker.broker_addrs[min(broker.broker_addrs)] for broker in route.broker_datas]
+        groups: set[str] = set()
+        for address in masters:
+            answer = await self._instance.ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, Topic(topic=topic))
+            groups |= set(decode(answer.body, GroupList).group_list)
+        kinds = [("", "TOPIC_PUT", topic), *((group, "GROUP_GET", f"{topic}@{group}") for group in sorted(groups))]
+        return [await self._traffic(masters, group, kind, key) for group, kind, key in kinds]
+
+    async def _traffic(self, addresses: list[str], group: str, kind: str, key: str) -> Traffic:
+        counts = [await self._series(address, f"{kind}_NUMS", key) for address in addresses]
+        sizes = [await self._series(address, f"{kind}_SIZE", key) for address in addresses]
+        return Traffic(
+            group,
+            rate=sum(one.stats_minute.tps for one in counts),
+            rate_bytes=sum(one.stats_minute.tps for one in sizes),
+            last_hour=sum(one.stats_hour.sum for one in counts),
+            last_day=sum(one.stats_day.sum for one in counts),
+        )
+
+    async def _series(self, address: str, name: str, key: str) -> BrokerStats:
+        header = BrokerStatsQuery(stats_name=name, stats_key=key)
+        response = await self._instance.call(address, RequestCode.VIEW_BROKER_STATS_DATA, header)
+        if response.code == ResponseCode.SYSTEM_ERROR:
+            return BrokerStats()  # so brokers say that a series has counted nothing yet
+        if response.code != ResponseCode.SUCCESS:
+            raise refused(response.code, f"{address} does not tell {name} of {key}: {response.remark}")
+        return decode(response.body, BrokerStats)
 
     async def _route(self, topic: str) -> TopicRouteBody | None:
         response = await self._instance.call_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic=topic))

@@ -23,7 +23,7 @@ from ternmq import kernels
 from ternmq.auth.access import AccessControl
 from ternmq.broker import flow
 from ternmq.broker.changes import FILE_NAME as CHANGES_FILE
-from ternmq.broker.changes import Changes, LiveSettings
+from ternmq.broker.changes import LiveSettings, with_changes
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.handlers import Handlers
 from ternmq.broker.handlers.promotion import PromotionHandlers
@@ -56,6 +56,7 @@ from ternmq.net.gate import Gate
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, format_address
 from ternmq.net.server import Server
+from ternmq.net.settings_text import Changes
 from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.handshake import BrokerNode
@@ -269,7 +270,7 @@ class Broker:
             undo.callback(held.release)
             changes = Changes(table_file(CHANGES_FILE))
             # What was read of the settings until here cannot be changed at run time.
-            config, self._store_config = changes.onto(config, self._store_config)
+            config, self._store_config = with_changes(changes, config, self._store_config)
             config = self.config = with_room_for(config, self._store_config)
             tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
             # The lock is the store's from now on.

@@ -1,25 +1,20 @@
 """Settings that are changed while a broker runs (T2): UPDATE_BROKER_CONFIG 25, ``tern config set``.
 
-Changes are kept in ``config/settings.properties``, beside the tables. At a start they win over files, environment and
-flags, and the log lists them. To undo one, remove its line while the broker is stopped.
+Changes are kept in ``config/settings.properties``, beside the tables (``net.settings_text``).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.settings import FIXED
-from ternmq.config import Settings, nearest, rocketmq_name, texts, to_line, to_properties
-from ternmq.errors import ConfigError
-from ternmq.files import Encode, TableFile
+from ternmq.config import Settings, rocketmq_name, texts, to_properties
+from ternmq.net.settings_text import Changes, requested
 from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
 from ternmq.store.config import StoreConfig
-
-log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "settings.properties"
 #: Settings of the store that count from the next look at ages and disks on. The others are what files are made of.
@@ -39,43 +34,12 @@ STORE_CHANGEABLE: Final = frozenset(
 _KINDS: Final = (BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
 
 
-class Changes:
-    """What was changed, by RocketMQ's names, and its file. Methods belong to the broker's loop."""
+def with_changes(changes: Changes, config: BrokerConfig, store_config: StoreConfig) -> tuple[BrokerConfig, StoreConfig]:
+    """The settings of the start, with what was changed before it.
 
-    def __init__(self, file: TableFile) -> None:
-        """Raises ``CorruptFile`` for a file that cannot be read."""
-        self._file = file
-        self._kept = file.load(_decode) or {}
-        #: How many requests have changed something since the start.
-        self.count = 0
-
-    def onto(self, config: BrokerConfig, store_config: StoreConfig) -> tuple[BrokerConfig, StoreConfig]:
-        """The settings of the start, with what was changed before it.
-
-        Raises ``ConfigError`` for a line that is invalid, or that cannot be changed.
-        """
-        if not self._kept:
-            return config, store_config
-        text = self._text()
-        log.info("settings that were changed at run time (%s): %s", self._file.path, ", ".join(text.splitlines()))
-        given = Settings.parse(text, str(self._file.path))
-        given.report_strangers(*_KINDS)
-        return _changed(given, config, store_config)
-
-    async def keep(self, texts: dict[str, str]) -> None:
-        """Add to what was changed; returns when it is on disk. Raises ``TableUnsaved``."""
-        if texts:
-            self._kept |= texts
-            self.count += 1
-            self._file.save(self._copy)
-        await self._file.saved()
-
-    def _text(self) -> str:
-        return "".join(to_line(name, text) for name, text in sorted(self._kept.items()))
-
-    def _copy(self) -> Encode:
-        data = self._text().encode()
-        return lambda: data
+    Raises ``ConfigError`` for a line that is invalid, or that cannot be changed.
+    """
+    return _changed(changes.given(*_KINDS), config, store_config)
 
 
 class LiveSettings:
@@ -111,13 +75,7 @@ class LiveSettings:
         Raises ``ConfigError``, and nothing has changed then; ``TableUnsaved`` if they count, but could not be written.
         """
         before = self._get()
-        given = Settings.parse(text, "the request")
-        if not given.given:
-            raise ConfigError("the request has no settings; expected lines of key=value")
-        for stranger in given.strangers(*_KINDS):
-            near = nearest(stranger, *_KINDS)
-            hint = f"did you mean {near}?" if near else "`tern config show` lists all"
-            raise ConfigError(f"a TernMQ broker has no setting {stranger.key}; {hint}")
+        given = requested(text, "broker", *_KINDS)
         for config in before[2:]:
             given.change(config, lambda _: False)
         self._apply(*_changed(given, before[0], before[1]))
@@ -140,7 +98,3 @@ def _changed(given: Settings, config: BrokerConfig, store_config: StoreConfig) -
         given.change(config, lambda name: name not in FIXED),
         given.change(store_config, lambda name: name in STORE_CHANGEABLE),
     )
-
-
-def _decode(data: bytes) -> dict[str, str]:
-    return {setting.key: setting.value for setting in Settings.parse(data.decode(), FILE_NAME).given}

@@ -1,4 +1,4 @@
-"""``tern config``: settings of running brokers, shown and changed (T2)."""
+"""``tern config``: settings of running brokers and name servers, shown and changed (T2)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ternmq.admin import Admin
     from ternmq.admin.brokers import BrokerInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show and change the settings of running brokers.")
+app = typer.Typer(no_args_is_help=True, help="Show and change the settings of running brokers and name servers.")
 
 Broker = Annotated[
     str | None, typer.Option("--broker", "-b", metavar="NAME", help="A broker's name or address. Without it: all.")
 ]
+OfNameServers = Annotated[bool, typer.Option("--of-name-servers", help="Settings of the name servers, not of brokers.")]
 
 
 @app.command()
@@ -30,10 +31,11 @@ def show(
         list[str] | None, typer.Argument(metavar="[SETTING]...", help="Names of settings; * stands for any text.")
     ] = None,
     broker: Broker = None,
+    of_name_servers: OfNameServers = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Show settings of running brokers, and which of them can be changed without a restart.
+    """Show settings of running brokers or name servers, and which of them can be changed without a restart.
 
     Examples:
 
@@ -43,40 +45,54 @@ def show(
     """
     from ternmq.admin import Admin
     from ternmq.broker.changes import changeable
+    from ternmq.config import rocketmq_name
+    from ternmq.namesrv.config import CHANGEABLE
+
+    async def of_brokers(admin: Admin) -> list[dict[str, object]]:
+        live = changeable()
+        return [
+            {"broker": each.name, "id": each.broker_id, **row}
+            for each in await _brokers(admin, broker)
+            for row in _rows(await admin.brokers.settings(each.address), patterns, live)
+        ]
+
+    async def of_all_name_servers(admin: Admin) -> list[dict[str, object]]:
+        live = {rocketmq_name(name) for name in CHANGEABLE}
+        return [
+            {"name_server": address, **row}
+            for address in await admin.name_servers.all()
+            for row in _rows(await admin.name_servers.settings(address), patterns, live)
+        ]
 
     async def work() -> list[dict[str, object]]:
         async with Admin(name_servers) as admin:
-            brokers = await _brokers(admin, broker)
-            return [
-                {"broker": each.name, "id": each.broker_id, "setting": name, "value": value, "live": name in live}
-                for each in brokers
-                for name, value in (await admin.brokers.settings(each.address)).items()
-                if not patterns or any(fnmatch.fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
-            ]
+            return await (of_all_name_servers(admin) if of_name_servers else of_brokers(admin))
 
-    live = changeable()
-    Output(as_json=as_json).rows(
-        run(work()), columns=("broker", "id", "setting", "value", "live"), empty="no such setting"
-    )
+    _check_choice(broker, of_name_servers=of_name_servers)
+    first = ("name_server",) if of_name_servers else ("broker", "id")
+    Output(as_json=as_json).rows(run(work()), columns=(*first, "setting", "value", "live"), empty="no such setting")
 
 
 @app.command("set")
 def set_(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")],
     broker: Broker = None,
+    of_name_servers: OfNameServers = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """Change settings of running brokers. The changes are kept over restarts.
+    """Change settings of running brokers or name servers. The changes are kept over restarts.
 
-    A broker takes all of the settings, or none. `tern config show` tells which can be changed; others need a restart.
+    A server takes all of the settings, or none. `tern config show` tells which can be changed; others need a restart.
 
     Examples:
 
         tern config set fileReservedTime=48 --broker broker-a
 
         tern config set brokerPermission=4 --broker 10.0.0.2:10911 --yes
+
+        tern config set orderMessageEnable=true --of-name-servers
     """
     from ternmq.admin import Admin
 
@@ -100,11 +116,37 @@ def set_(
                     f"{each.name} at {each.address}: {', '.join(settings)}",
                 )
 
+    async def change_name_servers() -> None:
+        async with Admin(name_servers) as admin:
+            for address in await admin.name_servers.all():
+                await admin.name_servers.change_settings(address, changes)
+                Output(as_json=as_json).item(
+                    {"name_server": address, "changed": changes}, f"name server {address}: {', '.join(settings)}"
+                )
+
+    _check_choice(broker, of_name_servers=of_name_servers)
+    if of_name_servers:
+        # Those that the caller has named: nothing to ask.
+        run(change_name_servers())
+        return
     found = run(find())
     if not yes and len(found) > 1:
         note(f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}")
         ask("change all of them?")
     run(change(found))
+
+
+def _check_choice(broker: str | None, *, of_name_servers: bool) -> None:
+    if broker is not None and of_name_servers:
+        raise ConfigError("--broker and --of-name-servers exclude each other; choose one of them")
+
+
+def _rows(values: dict[str, str], patterns: list[str] | None, live: set[str]) -> list[dict[str, object]]:
+    return [
+        {"setting": name, "value": value, "live": name in live}
+        for name, value in values.items()
+        if not patterns or any(fnmatch.fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
+    ]
 
 
 async def _brokers(admin: Admin, wanted: str | None) -> list[BrokerInfo]:

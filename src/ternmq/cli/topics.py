@@ -1,4 +1,4 @@
-"""``tern topic``: create, list, route, status, delete (D1)."""
+"""``tern topic``: create, list, route, status, traffic, entries, delete (D1, D6)."""
 
 from __future__ import annotations
 
@@ -166,6 +166,77 @@ def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT
         ],
         columns=("broker", "queue", "min_offset", "max_offset", "messages", "last_message"),
         empty=f"topic {topic} has no queues",
+    )
+
+
+@app.command()
+def traffic(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+    """Show how many messages go into a topic, and out of it to each group: now, in the last hour, in the last day."""
+    from ternmq.admin import Admin
+    from ternmq.admin.topics import Traffic
+
+    async def work() -> list[Traffic]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.traffic(topic)
+
+    Output(as_json=as_json).rows(
+        [
+            {
+                "direction": "out" if found.group else "in",
+                "group": found.group,
+                "messages_s": round(found.rate, 1),
+                "bytes_s": round(found.rate_bytes),
+                "last_hour": found.last_hour,
+                "last_day": found.last_day,
+            }
+            for found in run(work())
+        ],
+        columns=("direction", "group", "messages_s", "bytes_s", "last_hour", "last_day"),
+        empty=f"topic {topic} has no traffic",
+    )
+
+
+@app.command()
+def entries(
+    topic: TopicArgument,
+    broker: Annotated[str, typer.Option("--broker", help="Name of the broker.")],
+    queue: Annotated[int, typer.Option("--queue", min=0, help="Queue id.")] = 0,
+    offset: Annotated[int, typer.Option("--offset", min=0, help="Queue offset of the first entry.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, help="Entries at most; the broker shows up to 1000.")] = 10,
+    group: Annotated[str, typer.Option("--group", "-g", help="Whether the filter of this group lets them pass.")] = "",
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show the entries of a queue: where its messages lie in the log, and what filters see.
+
+    Example:
+
+        tern topic entries orders --broker broker-a --queue 3 --offset 4711 --group billing
+    """
+    from ternmq.admin import Admin
+    from ternmq.admin.topics import QueueEntryInfo
+    from ternmq.message import MessageQueue
+
+    async def work() -> list[QueueEntryInfo]:
+        async with Admin(name_servers) as admin:
+            place = MessageQueue(topic, broker, queue)
+            return await admin.topics.entries(place, offset, count_max=count, group=group)
+
+    columns = ["offset", "log_offset", "size", "tags_code", *(["passes"] if group else []), "note"]
+    Output(as_json=as_json).rows(
+        [
+            {
+                "offset": found.queue_offset,
+                "log_offset": found.log_offset,
+                "size": found.size,
+                "tags_code": found.tags_code,
+                **({"passes": found.may_pass} if group else {}),
+                "note": found.note,
+            }
+            for found in run(work())
+        ],
+        columns=columns,
+        empty=f"queue {queue} of {topic} on {broker} has no entry {offset}; see `tern topic status {topic}`",
     )
 
 

@@ -14,6 +14,9 @@ from ternmq.namesrv.registry import BYTES_MAX as TOPIC_BYTES_MAX
 
 #: Settings that UPDATE_NAMESRV_CONFIG may change at run time; the others need a restart.
 CHANGEABLE: Final = frozenset({"delete_topic_with_broker_registration", "order_message_enable"})
+#: Beside ``kvConfig.json``, what was changed at run time is in ``kvConfig.settings.properties``: two name servers whose
+#: files are in one directory have a file each.
+CHANGES_SUFFIX: Final = ".settings.properties"
 #: Default file of a stand-alone name server: the same as RocketMQ's.
 KV_CONFIG_PATH: Final = Path("~/namesrv/kvConfig.json")
 
@@ -28,7 +31,8 @@ class NamesrvConfig(AccessConfig):
     #: 0: any free port.
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"  # noqa: S104 - name servers serve the network; bind_address narrows it
-    #: Where the settings of PUT_KV_CONFIG are kept (A5). None: in memory only, as in an embedded cluster.
+    #: Where the settings of PUT_KV_CONFIG are kept (A5), and beside it what was changed at run time (T2). None: in
+    #: memory only, as in an embedded cluster.
     kv_config_path: Path | None = None
     #: Bytes of all these settings; at most half a frame, because the settings of ordered topics are sent in the reply
     #: to each broker that registers.

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from ternmq import config
 from ternmq.env import Clock
-from ternmq.errors import (
-    InvalidParameter,
-    NotFound,
-    SystemFailure,
-    TopicMissing,
-)
+from ternmq.errors import NotFound, SystemFailure, TopicMissing
 from ternmq.namesrv.config import CHANGEABLE, NamesrvConfig
 from ternmq.namesrv.kv import KvConfig
-from ternmq.namesrv.registry import Registrant, Registry
+from ternmq.namesrv.registry import READ_BY_UNIT, UNIT, Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
-from ternmq.net.settings_text import refusals, settings_text
+from ternmq.net.settings_text import Changes, refusals, requested, settings_text
 from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
@@ -64,10 +60,13 @@ BROKER_LANE: Final = "broker"
 class NameServerHandlers:
     """Functions on the loop; ``routes`` is the table for the server."""
 
-    def __init__(self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, clock: Clock) -> None:
+    def __init__(
+        self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, changes: Changes, clock: Clock
+    ) -> None:
         self._registry = registry
         self._kv = kv
         self._settings = settings
+        self._changes = changes
         self._clock = clock
         #: Any program that reaches the port can register brokers and drop them again.
         self._logs = RareLog(log, clock.monotonic, lines_max=50)
@@ -92,6 +91,9 @@ class NameServerHandlers:
             Code.GET_BROKER_CLUSTER_INFO: Route(self.cluster_info, BROKER_LANE, ANY_CALLER),
             Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: Route(self.all_topics, BROKER_LANE, ANY_CALLER),
             Code.GET_TOPICS_BY_CLUSTER: Route(self.topics_of_cluster, BROKER_LANE, Rule(Action.ANY, cluster="cluster")),
+            Code.GET_UNIT_TOPIC_LIST: Route(self.unit_topics, BROKER_LANE, ANY_CALLER),
+            Code.GET_HAS_UNIT_SUB_TOPIC_LIST: Route(self.unit_read_topics, BROKER_LANE, ANY_CALLER),
+            Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: Route(self.unit_read_only_topics, BROKER_LANE, ANY_CALLER),
             Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: Route(self.system_topics, BROKER_LANE, ANY_CALLER),
             Code.DELETE_TOPIC_IN_NAMESRV: Route(
                 self.delete_topic, BROKER_LANE, Rule(Action.ADMIN, topic="topic", cluster="clusterName")
@@ -129,6 +131,21 @@ class NameServerHandlers:
 
     def topics_of_cluster(self, _peer: Peer, request: Request[TopicsOfCluster]) -> Reply:
         return Reply(body=encode(TopicList(topic_list=self._registry.topics(request.fields.cluster))))
+
+    def unit_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Topics of a unit, RocketMQ's word for one of several sites."""
+        return self._with_flags(lambda flags: bool(flags & UNIT))
+
+    def unit_read_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Topics that groups of a unit read."""
+        return self._with_flags(lambda flags: bool(flags & READ_BY_UNIT))
+
+    def unit_read_only_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
+        """Topics that groups of a unit read, and that belong to none."""
+        return self._with_flags(lambda flags: flags & (UNIT | READ_BY_UNIT) == READ_BY_UNIT)
+
+    def _with_flags(self, are_wanted: Callable[[int], bool]) -> Reply:
+        return Reply(body=encode(TopicList(topic_list=self._registry.topics_with(are_wanted))))
 
     def system_topics(self, _peer: Peer, _request: Request[object]) -> Reply:
         topics, address = self._registry.system_topics()
@@ -200,6 +217,7 @@ class NameServerHandlers:
     def tend(self) -> None:
         """Remove silent brokers and close their connections (A3); retry writing settings after a disk error."""
         self._kv.retry()
+        self._changes.retry()
         for who, connection in self._registry.expire(self._clock.monotonic()):
             self._logs.warning("silent", f"broker removed because it sent no heartbeat in time: {_named(who)}")
             assert isinstance(connection, Peer)
@@ -258,15 +276,16 @@ class NameServerHandlers:
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
         return Reply(body=config.to_properties(self._settings).encode())
 
-    def update_config(self, peer: Peer, request: Request[object]) -> Reply:
-        """Change settings at run time: all of the request, or none."""
+    async def update_config(self, peer: Peer, request: Request[object]) -> Reply:
+        """Change settings at run time: all of the request, or none; answered when they are on disk."""
         with refusals():
-            # Without files that settings name: a caller must not make this program read any.
-            given = config.Settings.parse(settings_text(request.body), "the request")
-            for stranger in given.strangers(NamesrvConfig):
-                raise InvalidParameter(f"unknown setting {stranger.key} of a name server")
+            given = requested(settings_text(request.body), "name server", NamesrvConfig)
+            before = config.texts(self._settings)
             self._settings = given.change(self._settings, CHANGEABLE.__contains__)
-        log.info("settings changed by %s: %s", peer.address, [setting.key for setting in given.given])
+        changed = {name: now for name, now in config.texts(self._settings).items() if now != before[name]}
+        await self._changes.keep(changed)
+        for name, now in changed.items():
+            log.info("%s changed %s from %r to %r", peer.address, name, before[name], now)
         return Reply()
 
 

@@ -39,6 +39,9 @@ from ternmq.wire.bodies.topics import DataVersion, QueueMapping, TopicConfig, To
 
 MASTER: Final = 0
 WRITE: Final = 2
+#: Flags of a topic (RocketMQ's ``TopicSysFlag``): it belongs to a unit; groups of a unit read it.
+UNIT: Final = 1
+READ_BY_UNIT: Final = 2
 #: RocketMQ's ``DEFAULT_BROKER_CHANNEL_EXPIRED_TIME``.
 SILENCE_MAX_S: Final = 120.0
 #: Default limits for brokers and for the bytes of their topics: any program that reaches the port can register.
@@ -253,6 +256,14 @@ class Registry:
             return list(self._topics)
         names = self._clusters.get(cluster, {})
         return [topic for topic, queues in self._topics.items() if not names.keys().isdisjoint(queues)]
+
+    def topics_with(self, are_wanted: Callable[[int], bool]) -> list[str]:
+        """Names of the topics whose system flags, on any broker, are wanted."""
+        return [
+            topic
+            for topic, queues in self._topics.items()
+            if any(are_wanted(of_broker.topic_sys_flag) for of_broker in queues.values())
+        ]
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Topics named after clusters and brokers, and the address of one broker, which knows the other ones."""

@@ -14,20 +14,22 @@ from typing import Self
 from ternmq.auth.access import AccessControl
 from ternmq.env import Env
 from ternmq.files import Chores, TableFiles
-from ternmq.namesrv.config import NamesrvConfig
+from ternmq.namesrv.config import CHANGEABLE, CHANGES_SUFFIX, NamesrvConfig
 from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, NameServerHandlers
 from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registry
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.server import Server
+from ternmq.net.settings_text import Changes
 from ternmq.tasks import Tasks
 
 
 class NameServer:
     """``async with NameServer(config) as name_server``: serves until the block ends.
 
-    Entering raises ``NetworkError`` if the port is in use, ``CorruptFile`` if the file of the settings is unreadable.
+    Entering raises ``NetworkError`` if the port is in use, ``CorruptFile`` if a file of its settings is unreadable, and
+    ``ConfigError`` if the file of changed settings has an invalid line.
     """
 
     def __init__(
@@ -48,14 +50,16 @@ class NameServer:
         lanes = [LaneConfig(name, capacity, bytes_max=bytes_max) for name in (CLIENT_LANE, BROKER_LANE)]
         async with AsyncExitStack() as stack:
             kv_bytes_max = min(self._config.max_kv_config_bytes, self._config.frame_max_length // 2)
-            kv = KvConfig(bytes_max=kv_bytes_max)
+            kv, changes = KvConfig(bytes_max=kv_bytes_max), Changes(None)
             if path is not None:
                 on_loop = asyncio.get_running_loop().call_soon_threadsafe
                 files = TableFiles(path.parent, stack.enter_context(Chores()), back=on_loop)
                 stack.push_async_callback(files.settle)
                 kv = KvConfig(files(path.name), bytes_max=kv_bytes_max)
                 kv.load()
-            handlers = NameServerHandlers(self.registry, kv, self._config, self._env.clock)
+                changes = Changes(files(f"{path.stem}{CHANGES_SUFFIX}"))
+            settings = changes.given(NamesrvConfig).change(self._config, CHANGEABLE.__contains__)
+            handlers = NameServerHandlers(self.registry, kv, settings, changes, self._env.clock)
             access = await stack.enter_async_context(
                 AccessControl.running(self._config, self._env.clock, gate=self._gate)
             )

@@ -160,6 +160,7 @@ class MessageStore:
         self.get = self._query.get
         #: Where the records of a queue lie.
         self.entries = self._query.entries
+        self.raw_entries = self._query.raw_entries
         #: The first queue offset stored at a time or later, or the last stored then or before.
         self.offset_by_time = self._query.offset_by_time
         #: When a message was stored; -1 if it is not there.

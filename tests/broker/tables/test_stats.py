@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ternmq.broker.tables.series import Period
 from ternmq.broker.tables.stats import Stats
 from tests.manual_clock import ManualClock
 
@@ -72,6 +73,32 @@ def test_a_topic_and_a_group_have_rates_of_the_last_minute(stats: Stats, clock: 
     assert stats.got_rate("t", "g") == 0.0
     stats.forget_topic("t")
     assert stats.put_rate("t") == 0.0
+
+
+def test_a_series_has_a_minute_an_hour_and_a_day(stats: Stats, clock: ManualClock) -> None:
+    """D5: 315; each goes back by its own step, so it may have up to a step more."""
+    run(stats, clock, 7200, puts=1)
+    stats.put("late", 1, 10)
+    run(stats, clock, 60, puts=3)
+    count = stats.put_by_topic["t"]
+
+    minute, hour, day = (stats.growth(count, span) for span in Period)
+    assert (60.0, 180, 18_000, 180) == minute
+    assert (3660.0, 3600 + 180) == hour[:2]
+    assert (7260.0, 7200 + 180) == day[:2]
+    assert [1, 1, 1] == [stats.growth(stats.put_by_topic["late"], span).messages for span in Period]
+    run(stats, clock, 70)
+    assert 0 == stats.growth(count, Period.MINUTE).messages
+
+
+def test_a_day_ends(stats: Stats, clock: ManualClock) -> None:
+    stats.put("t", 7, 1)
+    for _ in range(25):
+        assert 7 == stats.growth(stats.put_by_topic["t"], Period.DAY).messages
+        clock.advance(3600)
+        stats.sample()
+
+    assert 0 == stats.growth(stats.put_by_topic["t"], Period.DAY).messages
 
 
 def test_midnight_moves_todays_totals_to_yesterday(stats: Stats, clock: ManualClock) -> None:

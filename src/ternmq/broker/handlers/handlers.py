@@ -12,11 +12,14 @@ from ternmq.auth.user_handlers import UserHandlers
 from ternmq.broker import flow
 from ternmq.broker.changes import LiveSettings
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.handlers import not_offered
 from ternmq.broker.handlers.ack import AckHandlers
 from ternmq.broker.handlers.admin_broker import BrokerHandlers
 from ternmq.broker.handlers.admin_clients import ConnectionHandlers
 from ternmq.broker.handlers.admin_groups import GroupHandlers
 from ternmq.broker.handlers.admin_offsets import GroupOffsetHandlers
+from ternmq.broker.handlers.admin_queues import QueueHandlers
+from ternmq.broker.handlers.admin_stats import StatsHandlers
 from ternmq.broker.handlers.admin_topics import TopicHandlers
 from ternmq.broker.handlers.assignment import AssignmentHandlers
 from ternmq.broker.handlers.client import ClientHandlers
@@ -128,6 +131,8 @@ class Handlers:
             **pulls.routes(),
             **self.members.routes(),
             **QueryHandlers(services.reading).routes(),
+            **QueueHandlers(services.inspection).routes(),
+            **StatsHandlers(tables.stats, cluster_name=config.broker_cluster_name).routes(),
             **pops.routes(),
             **AckHandlers(services.popping).routes(),
             **shares.routes(),
@@ -138,6 +143,7 @@ class Handlers:
             **delays.routes(),
             **TransactionHandlers(transactions=services.transactions, intake=services.intake).routes(),
             **slaves.routes(),
+            **not_offered.routes(),
         }
         if control.users is not None:
             self.routes |= UserHandlers(*control.users, lane=flow.ADMIN).routes()

@@ -68,7 +68,9 @@ class Retries:
         record_at: Callable[[int], memoryview | None],
         cold_record: Callable[[int], Future[bytes | None] | None],
         choice: random.Random,
+        count: Callable[[str, str, int], None],
     ) -> None:
+        """``count`` gets topic, group and bytes of each message that was sent back."""
         self._intake = intake
         self._topics = topics
         self._groups = groups
@@ -76,6 +78,7 @@ class Retries:
         self._cold_record = cold_record
         self._cold_count = 0
         self._random = choice
+        self._count = count
 
     def send_back(
         self,
@@ -170,6 +173,9 @@ class Retries:
             for changes in _changes(origin_topic, origin_id, delay)
         )
         put_first_that_fits(self._intake.store, drafts)
+        # The name comes from a property of the message, which may say anything.
+        if self._topics.get(origin_topic) is not None:
+            self._count(origin_topic, header.group, len(record.body))
 
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""

@@ -17,6 +17,7 @@ from ternmq.broker.services.access import Access
 from ternmq.broker.services.catalog import Catalog
 from ternmq.broker.services.delaying import Delaying
 from ternmq.broker.services.drift import Copies, ReadDrift
+from ternmq.broker.services.inspection import Inspection
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.popping import Popping
@@ -110,6 +111,7 @@ class Services:
             record_at=store.record_at,
             cold_record=store.cold.record,
             choice=env.random,
+            count=tables.stats.sent_back,
         )
         self.sending = Sending(
             config,
@@ -135,6 +137,9 @@ class Services:
             offsets=tables.offsets,
             stats=tables.stats,
             filters=tables.filters,
+        )
+        self.inspection = Inspection(
+            access=self.access, topics=tables.topics, store=store, clients=tables.clients, filters=tables.filters
         )
         popping = self.popping = Popping(
             config,

@@ -542,6 +542,11 @@ class Filters:
             }
         )
 
+    def of_group(self, group: str, topic: str) -> GroupFilter | None:
+        """The SQL filter of a group on a topic in its wire form; None if it has none."""
+        registered = self._table.get(topic, {}).get(group)
+        return self._body(registered) if registered is not None else None
+
     def _body(self, registered: _Registered) -> GroupFilter:
         return GroupFilter(
             consumer_group=registered.group,

@@ -4,25 +4,21 @@ Handlers add to plain ints; a task calls ``sample`` once a second, which notes t
 last 10 s, 1 min or 10 min is the difference of two notes over the time between them, so counting costs nothing but the
 addition, and a reader gets the same answer however often it asks.
 
-Series by topic and by topic and group are noted every 10 s for one minute back: enough for the consume rates that
-tools show.
+Series by topic, and by topic and group, have a minute, an hour and a day (``tables.series``): VIEW_BROKER_STATS_DATA
+315, and the rates that tools show beside offsets.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from ternmq.broker.tables.series import Count, Growth, Period, Timeline
 from ternmq.env import Clock
-
-Key = TypeVar("Key", str, tuple[str, str])
 
 #: Spans of the rates in RocketMQ's runtime table, in seconds.
 SPANS_S: Final = (10, 60, 600)
-SERIES_STEP_S: Final = 10
-SERIES_SPAN_S: Final = 60
 
 
 class Note(NamedTuple):
@@ -33,22 +29,6 @@ class Note(NamedTuple):
     found: int
     missed: int
     got: int
-
-
-@dataclass(slots=True)
-class Count:
-    """A total of messages and bytes since the start, and notes of its messages for a rate."""
-
-    messages: int = 0
-    size_bytes: int = 0
-    notes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SERIES_SPAN_S // SERIES_STEP_S))
-
-    def rate(self, now: float) -> float:
-        """Messages a second over the last minute, or since the first note if that is younger."""
-        if not self.notes:
-            return 0.0
-        at, messages = self.notes[0]
-        return (self.messages - messages) / (now - at) if now > at else 0.0
 
 
 class Stats:
@@ -68,8 +48,12 @@ class Stats:
         self.got_bytes = 0
         self.put_by_topic: dict[str, Count] = {}
         self.got_by_group: dict[tuple[str, str], Count] = {}
+        #: Messages that consumers gave back, by the topic that they were sent to.
+        self.back_by_group: dict[tuple[str, str], Count] = {}
+        self._all_put = Count()
+        self._all_got = Count()
+        self._timeline = Timeline(clock.monotonic())
         self._notes: deque[Note] = deque([self._note()], maxlen=SPANS_S[-1] + 1)
-        self._series_noted_at = clock.monotonic()
         self._today = _day(self.started_ms)
         #: Totals at midnight, today's and yesterday's; 0 while the broker was not up then.
         self.put_at_midnight = [0, 0]
@@ -87,6 +71,7 @@ class Stats:
             count = self.put_by_topic[topic] = Count()
         count.messages += messages
         count.size_bytes += size_bytes
+        count.calls += calls
 
     def got(self, topic: str, group: str | None, messages: int, size_bytes: int) -> None:
         """Messages were handed to a consumer by one call; None is a group that the broker does not know."""
@@ -100,6 +85,16 @@ class Stats:
             count = self.got_by_group[topic, group] = Count()
         count.messages += messages
         count.size_bytes += size_bytes
+        count.calls += 1
+
+    def sent_back(self, topic: str, group: str, size_bytes: int) -> None:
+        """A consumer gave a message of a topic back. The topic must exist: names that clients make up would stay."""
+        count = self.back_by_group.get((topic, group))
+        if count is None:
+            count = self.back_by_group[topic, group] = Count()
+        count.messages += 1
+        count.size_bytes += size_bytes
+        count.calls += 1
 
     def missed(self) -> None:
         """A pull found nothing."""
@@ -111,34 +106,60 @@ class Stats:
         """Note the totals of this moment."""
         note = self._note()
         self._notes.append(note)
-        if note.at - self._series_noted_at >= SERIES_STEP_S:
-            self._series_noted_at = note.at
-            for count in (*self.put_by_topic.values(), *self.got_by_group.values()):
-                count.notes.append((note.at, count.messages))
+        self._timeline.mark(note.at, self._counts())
         today = _day(self._clock.now_ms())
         if today != self._today:
             self._today = today
             self.put_at_midnight = [self.put_messages, self.put_at_midnight[0]]
             self.got_at_midnight = [self.got_messages, self.got_at_midnight[0]]
 
+    def _counts(self) -> list[Count]:
+        return [
+            self.all_put,
+            self.all_got,
+            *self.put_by_topic.values(),
+            *self.got_by_group.values(),
+            *self.back_by_group.values(),
+        ]
+
     def forget_topic(self, topic: str) -> None:
         self.put_by_topic.pop(topic, None)
-        for key in [key for key in self.got_by_group if key[0] == topic]:
-            del self.got_by_group[key]
+        for table in (self.got_by_group, self.back_by_group):
+            for key in [key for key in table if key[0] == topic]:
+                del table[key]
 
     def forget_group(self, group: str) -> None:
-        for key in [key for key in self.got_by_group if key[1] == group]:
-            del self.got_by_group[key]
+        for table in (self.got_by_group, self.back_by_group):
+            for key in [key for key in table if key[1] == group]:
+                del table[key]
 
     # --- Reading -----------------------------------------------------------------------------------------------
 
+    @property
+    def all_put(self) -> Count:
+        """All messages that were stored, as a series."""
+        count = self._all_put
+        count.messages, count.size_bytes, count.calls = self.put_messages, self.put_bytes, self.put_calls
+        return count
+
+    @property
+    def all_got(self) -> Count:
+        """All messages that went out, as a series."""
+        count = self._all_got
+        count.messages, count.size_bytes, count.calls = self.got_messages, self.got_bytes, self.found_calls
+        return count
+
+    def growth(self, count: Count, span: Period) -> Growth:
+        """What was added to a series in the last minute, hour or day, or since the start if that is later."""
+        return self._timeline.growth(count, span, self._clock.monotonic())
+
     def put_rate(self, topic: str) -> float:
         """Messages a second into a topic, over the last minute."""
-        return self._rate(self.put_by_topic, topic)
+        return self._rate(self.put_by_topic.get(topic))
 
     def got_rate(self, topic: str, group: str) -> float:
         """Messages a second out of a topic to a group, over the last minute."""
-        return self._rate(self.got_by_group, (topic, group))
+        return self._rate(self.got_by_group.get((topic, group)))
 
     def runtime(self) -> dict[str, str]:
         """The part of GET_BROKER_RUNTIME_INFO that counts messages, under RocketMQ's names.
@@ -192,9 +213,11 @@ class Stats:
             (last.got - first.got) / elapsed,
         )
 
-    def _rate(self, table: dict[Key, Count], key: Key) -> float:
-        count = table.get(key)
-        return 0.0 if count is None else count.rate(self._clock.monotonic())
+    def _rate(self, count: Count | None) -> float:
+        if count is None:
+            return 0.0
+        growth = self.growth(count, Period.MINUTE)
+        return growth.messages / growth.seconds if growth.seconds > 0 else 0.0
 
 
 def _day(time_ms: int) -> tuple[int, int]:

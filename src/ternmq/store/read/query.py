@@ -103,6 +103,27 @@ class QueueEntry(NamedTuple):
     tags_code: int | None
 
 
+class RawEntry(NamedTuple):
+    """An entry as it stands in the queue's file: ``field`` is a tags code, or the address of a unit.
+
+    ``unit`` is None for a tags code, and if the unit at the address is missing.
+    """
+
+    log_offset: int
+    size: int
+    field: int
+    unit: Unit | None
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether it stands for no message."""
+        return self.size == FILLER_SIZE
+
+    @property
+    def has_address(self) -> bool:
+        return self.field <= ADDRESS_MAX
+
+
 #: Yields log offsets and takes their records, None for those that are gone; the result comes last.
 KeySearch: TypeAlias = Generator[list[int] | QueryResult, list[memoryview | None], None]
 
@@ -281,14 +302,28 @@ class Query:
 
     def entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[QueueEntry]:
         """Entries of a queue from ``queue_offset`` on, at most ``count_max``, fewer at the end of a file."""
-        queue = self._queues.get(topic, queue_id)
-        if queue is None or not queue.min_offset <= queue_offset < queue.next_offset:
-            return []
-        units = UnitReader(queue.ext) if queue.ext is not None else None
+        data, units = self._entry_bytes(topic, queue_id, queue_offset, count_max)
         return [
             QueueEntry(log_offset, size, field if field > ADDRESS_MAX else units.tags_code(field) if units else None)
-            for log_offset, size, field in _iter_entries(queue.read(queue_offset, count_max))
+            for log_offset, size, field in _iter_entries(data)
         ]
+
+    def raw_entries(self, topic: str, queue_id: int, queue_offset: int, count_max: int) -> list[RawEntry]:
+        """The same as they stand in the file, with their units: for tools that look at a queue."""
+        data, units = self._entry_bytes(topic, queue_id, queue_offset, count_max)
+        return [
+            RawEntry(log_offset, size, field, units.unit(field) if units and field <= ADDRESS_MAX else None)
+            for log_offset, size, field in _iter_entries(data)
+        ]
+
+    def _entry_bytes(
+        self, topic: str, queue_id: int, queue_offset: int, count_max: int
+    ) -> tuple[Buffer, UnitReader | None]:
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.min_offset <= queue_offset < queue.next_offset:
+            return b"", None
+        units = UnitReader(queue.ext) if queue.ext is not None else None
+        return queue.read(queue_offset, count_max), units
 
     # --- By time ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,68 @@
+"""Series by name: 315 (D5, D6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.stats import BrokerStats
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests import PullMessage, PullSysflag, SendBack
+from ternmq.wire.requests_admin import BrokerStatsQuery
+from tests.broker.handlers.conftest import Client
+
+
+async def series(client: Client, name: str, key: str) -> tuple[int, float]:
+    """Sum and average of a call, over the last day."""
+    response = await client.ok(RequestCode.VIEW_BROKER_STATS_DATA, BrokerStatsQuery(stats_name=name, stats_key=key))
+    stats = decode(response.body, BrokerStats)
+    assert stats.stats_day.sum == stats.stats_hour.sum == stats.stats_minute.sum, "the broker has just begun"
+    assert (stats.stats_minute.tps > 0) == (stats.stats_minute.sum > 0)
+    return stats.stats_day.sum, stats.stats_day.avgpt
+
+
+async def test_what_goes_in_out_and_back_is_counted(client: Client) -> None:
+    """D5"""
+    await client.create_topic("orders", 1)
+    await client.consume("c", "billing", "orders")
+    await client.send("orders", b"123", b"45678")
+    pull = PullMessage(
+        consumer_group="billing",
+        topic="orders",
+        queue_id=0,
+        queue_offset=0,
+        count_max=32,
+        sysflag=PullSysflag.SUBSCRIPTION,
+        subscription="*",
+    )
+    await client.ok(RequestCode.PULL_MESSAGE, pull)
+    await client.ok(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(group="billing", log_offset=0))
+
+    assert (2, 1.0) == await series(client, "TOPIC_PUT_NUMS", "orders")
+    put_bytes, _ = await series(client, "TOPIC_PUT_SIZE", "orders")
+    assert put_bytes >= 8
+    assert (2, 2.0) == await series(client, "GROUP_GET_NUMS", "orders@billing")
+    assert (await series(client, "GROUP_GET_SIZE", "orders@billing"))[0] > 0
+    assert (1, 1.0) == await series(client, "SNDBCK_PUT_NUMS", "orders@billing")
+    assert (2, 1.0) == await series(client, "BROKER_PUT_NUMS", "DefaultCluster")
+    assert (2, 2.0) == await series(client, "BROKER_GET_NUMS", "DefaultCluster")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("TOPIC_PUT_NUMS", "nowhere"),
+        ("GROUP_GET_NUMS", "orders"),
+        ("GROUP_GET_NUMS", "@"),
+        ("BROKER_PUT_NUMS", "OtherCluster"),
+        ("COMMERCIAL_SEND_TIMES", "orders"),
+        ("", ""),
+    ],
+)
+async def test_a_series_that_is_not_there_is_refused(client: Client, name: str, key: str) -> None:
+    """Tools of RocketMQ take code 1 as "nothing yet"."""
+    header = BrokerStatsQuery(stats_name=name, stats_key=key)
+    response = await client.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+
+    assert ResponseCode.SYSTEM_ERROR == response.code
+    assert "not exist" in (response.remark or "")
