@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ternmq.broker.broker import Broker
@@ -26,7 +27,7 @@ from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.transactions import OpenTransactions
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.codes import ResponseCode
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.header import Fields, Reply, Request, header_type
 from ternmq.wire.ids import parse_offset_id
 from ternmq.wire.record import Sysflag, unpack_record
 from ternmq.wire.requests import CheckTransaction, EndTransaction, SendReply, UpdateOffset
@@ -331,3 +332,70 @@ async def test_no_property_sends_a_message_to_another_topic(tmp_path: Path, sepa
 
     assert {b"later", b"half"} == set(found)
     assert [] == forged
+
+
+#: What an account without a permission on payments and banking may write into the fields of topics and groups.
+TOPICS = (
+    None,
+    "",
+    "orders",
+    "payments",
+    "%RETRY%billing_payments",
+    "%RETRY%billing+payments",
+    "%DLQ%banking",
+    "%RETRY%",
+)
+GROUPS = (None, "", "billing", "banking")
+
+
+def guesses_of(code: int) -> list[Fields]:
+    """Requests of a code, well-formed as far as their types go; further fields name what belongs to others."""
+    kind = header_type(code)
+    names = [field.encode_name for field in msgspec.structs.fields(kind)] if kind is not None else []
+    found: list[Fields] = []
+    for topic in TOPICS:
+        for group in GROUPS:
+            fields: Fields = {}
+            for name in names:
+                value: str | None = "0"
+                if name in ("topic", "b"):
+                    value = topic
+                elif name in ("srcGroup", "filterGroups"):
+                    value = "banking"
+                elif "roup" in name:
+                    value = group
+                elif "opic" in name:
+                    value = "payments"
+                elif name in ("key", "subscription"):
+                    value = {"key": "secret-key", "subscription": "*"}[name]
+                elif name in ("maxMsgNums", "maxNum"):
+                    value = "32"
+                if value is not None:
+                    fields[name] = value
+            if fields not in found:
+                found.append(fields)
+    return found
+
+
+@pytest.mark.parametrize("has_users", [False, True])
+async def test_no_request_tells_an_account_what_belongs_to_others(tmp_path: Path, has_users: bool) -> None:
+    """N1: every code, with empty, missing and foreign names. 28 named the busiest groups."""
+    told: list[tuple[str, Fields]] = []
+    async with broker_with_users(tmp_path) if has_users else guarded(tmp_path) as broker:
+        async with dialled(broker.address, BOSS) as boss:
+            await boss.sent("payments", b"secret-body", properties={"KEYS": "secret-key", "UNIQ_KEY": "U"})
+            await boss.sent("payments", b"secret-body", properties={"TIMER_DELAY_SEC": "600", "UNIQ_KEY": "V"})
+            await half(boss, "payments")
+            assert [b"secret-body"] == await boss.bodies("payments", consumer_group="banking")
+            runtime = await boss.call(Code.GET_BROKER_RUNTIME_INFO)
+        for account in (GUEST, BILLING):
+            async with dialled(broker.address, account) as caller:
+                for code in Code:
+                    for fields in guesses_of(code):
+                        answer = await caller.call(code, None, b"", more_fields=fields, timeout_ms=60_000)
+                        text = f"{bytes(answer.body)!r} {answer.fields}"
+                        if any(secret in text for secret in ("payments", "banking", "secret")):
+                            told.append((code.name, fields))
+
+    assert b"pullTimeMs_banking" in bytes(runtime.body)
+    assert [] == told

@@ -182,6 +182,11 @@ def check_record(access: Rights | None, topic: str, group: str = "") -> None:
         raise NoPermission("no permission for the topic of this message; ask the administrator for SUB on it")
 
 
+def may_know_group(access: Rights | None, group: str) -> bool:
+    """Whether a caller may be told that there is a group."""
+    return access is None or access.allows(Need(Action.ANY, Resource(ResourceKind.GROUP, group)))
+
+
 _SEND: Final = Rule(Action.PUB, topic="topic")
 
 

@@ -18,7 +18,7 @@ from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.names import is_internal_topic
-from ternmq.net.gate import ANY_CALLER, Action, Rule
+from ternmq.net.gate import ANY_CALLER, Action, Rights, Rule, may_know_group
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
 from ternmq.net.settings_text import refusals, settings_text
@@ -81,9 +81,9 @@ class BrokerHandlers:
             RequestCode.DELETE_EXPIRED_COMMITLOG: Route(self.delete_expired, ADMIN, Rule(Action.ADMIN)),
         }
 
-    def runtime(self, _peer: Peer, _request: Request[object]) -> Reply:
+    def runtime(self, peer: Peer, _request: Request[object]) -> Reply:
         """Counters, rates, queues of work, and how full the disk is."""
-        table = self._stats.runtime() | self._lane_table() | self._usage_table() | self._store_table()
+        table = self._stats.runtime() | self._lane_table(peer.access) | self._usage_table() | self._store_table()
         # How far each delay level is delivered, and where its queue ends (I1).
         table |= {f"scheduleMessageOffset_{level}": f"{at},{end}" for level, (at, end) in self._delays().items()}
         table |= self._measures()
@@ -132,7 +132,7 @@ class BrokerHandlers:
         self._store.retention.ask()
         return Reply()
 
-    def _lane_table(self) -> dict[str, str]:
+    def _lane_table(self, access: Rights | None) -> dict[str, str]:
         lanes, now = self._server().lanes, self._clock.monotonic()
         table: dict[str, str] = {}
         for name, pool in _POOLS:
@@ -140,14 +140,18 @@ class BrokerHandlers:
             table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
-        # How much of the broker's time the busiest groups took, and in how many slices: pulls, and acks (R4).
+        # How much of the broker's time the busiest groups took, and in how many slices: pulls, and acks (R4). Every
+        # account may ask, and is told of groups that it has some permission for.
         spent = dict(lanes[PULL].spent)
         for group, (seconds, slices) in lanes[CLIENT].spent.items():
             before = spent.get(group, (0.0, 0))
             spent[group] = before[0] + seconds, before[1] + slices
         busiest = heapq.nlargest(_GROUPS_SHOWN, spent.items(), key=lambda item: item[1])
-        table |= {f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}" for group, (seconds, slices) in busiest}
-        return table
+        return table | {
+            f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}"
+            for group, (seconds, slices) in busiest
+            if may_know_group(access, group)
+        }
 
     def _usage_table(self) -> dict[str, str]:
         """How much of ``Limits`` is in use; RocketMQ has no such keys."""
