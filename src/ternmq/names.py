@@ -44,6 +44,8 @@ OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
 RAFT_TERM_TOPIC: Final = "TERNMQ_SYS_RAFT_TERM"
 #: The members of a Raft group, at each change (P1).
 RAFT_MEMBERS_TOPIC: Final = "TERNMQ_SYS_RAFT_MEMBERS"
+#: Changes of topics and groups in a Raft group (P4).
+TABLES_TOPIC: Final = "TERNMQ_SYS_TABLES"
 #: The actions of shared consumption (R1), and the group that notes where their last checkpoint is.
 SHARE_TOPIC: Final = "TERNMQ_SYS_SHARE_LOG"
 SHARE_GROUP: Final = "CID_RMQ_SYS_TERNMQ_SHARE"
@@ -63,6 +65,7 @@ SYSTEM_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
         RAFT_TERM_TOPIC,
         RAFT_MEMBERS_TOPIC,
+        TABLES_TOPIC,
         SHARE_TOPIC,
     }
 )
@@ -78,12 +81,22 @@ UNSENDABLE_TOPICS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
         RAFT_TERM_TOPIC,
         RAFT_MEMBERS_TOPIC,
+        TABLES_TOPIC,
         SHARE_TOPIC,
     }
 )
 #: Topics of waiting messages, and of records that the broker writes for itself; see ``is_internal_topic``.
 _INTERNAL_TOPICS: Final = frozenset(
-    {SCHEDULE_TOPIC, WHEEL_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, RAFT_TERM_TOPIC, RAFT_MEMBERS_TOPIC, SHARE_TOPIC}
+    {
+        SCHEDULE_TOPIC,
+        WHEEL_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        RAFT_TERM_TOPIC,
+        RAFT_MEMBERS_TOPIC,
+        TABLES_TOPIC,
+        SHARE_TOPIC,
+    }
 )
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+\Z")

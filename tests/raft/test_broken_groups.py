@@ -43,7 +43,7 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
         25,
     ),
     "a member that is not the leader serves no reads": (
-        lambda: patch("ternmq.broker.raft_reads.RaftReads._of_follower", lambda _reads: None),
+        lambda: patch("ternmq.broker.raft_reads.RaftReads._of_follower", lambda _reads, **_: None),
         1,
     ),
     "what is shown is committed": (_core(breakages.CommitsEarly), 71),

@@ -330,6 +330,11 @@ class Broker:
             # The directory may be that of a slave, before it was one of a member.
             tables.offsets.begin_master(store.max_offset)
 
+        async def folded() -> None:
+            assert group is not None, "this is a member"
+            await group.folded()
+            await services.journal.fold(services.catalog.follow)
+
         replicating = self.replicating = Replicating(
             replication,
             place=place,
@@ -370,7 +375,7 @@ class Broker:
             )
         else:
             roles = self.roles = Roles(
-                broker_id=self._raft.me.broker_id, folded=group.folded, announce=_at_once(registration.identity_changed)
+                broker_id=self._raft.me.broker_id, folded=folded, announce=_at_once(registration.identity_changed)
             )
         # Services: rules, which know no connection.
         services = Services(
@@ -384,6 +389,8 @@ class Broker:
             roles=roles,
             copies=replicating,
             published=registration.published,
+            # RocketMQ members could not read it, and would not write it.
+            has_journal=group is not None and not self._raft.is_mixed,
             env=env,
             ip=ip,
             store_host=store_host,
@@ -399,6 +406,8 @@ class Broker:
         else:
             # Pulls, too: what they wait for comes to the next leader.
             roles.add(Switch.factory(on=tables_of_leader, off=lambda reason: polls.answer_all(reason, tuple(PollKind))))
+            if services.journal.is_on:
+                roles.add(Switch.factory(on=services.journal.open, off=services.journal.shut))
         services.add_runners(roles)
         if group is None:
             roles.add(replicating.begin)
@@ -507,11 +516,14 @@ class Broker:
         if config.http_port:
             await self._listen_http(stack, tasks, server, store, tables, services, roles, replicating, control)
         if group is not None:
+            # The numbers of changes that the tables have (``Included``), before there are more.
+            await table_file.settle()
             running = group.running(
                 raft_port,
                 store=store,
                 roles=roles,
                 tables=copied,
+                included=tables.topics.included,
                 forget_topic=services.catalog.deleted_elsewhere,
                 registered=registration.members,
                 address=self.address,

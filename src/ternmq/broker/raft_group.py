@@ -6,9 +6,10 @@
     core: any other ─▶ step down, in the same turn ─▶ registered with the member's own id, tables are copied
 
 The node (``raft.node``) moves the log. Tables (topics, groups, offsets, delay progress) are not in the log: a follower
-copies them from the leader every few seconds (``replication.metadata``), and finds topics whose messages it has by
-itself when it becomes the leader. So it copies deletions of topics, too: else they would come back. The classic port
-for slaves is not opened.
+copies them from the leader every few seconds (``replication.metadata``). When it becomes the leader, it makes the
+changes of topics and groups that came after the last copy (``services.table_journal``), and finds topics whose messages
+it has by itself. So it copies deletions of topics, too: else they would come back. The classic port for slaves is not
+opened.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Role, Roles, Term
+from ternmq.broker.tables.included import Included
 from ternmq.env import Env
 from ternmq.errors import BrokerRefused, ConfigError, InvalidParameter, NotMaster, ServiceNotAvailable
 from ternmq.net.endpoint import Bound, bind, split_address
@@ -121,6 +123,7 @@ class RaftGroup:
         self._roles: Roles | None = None
         self._tables: Sequence[Table] = ()
         self._forget_topic: Callable[[str], object] = lambda _topic: None
+        self._included = Included()
         #: Deletions of topics that were copied from a leader.
         self._deletions: dict[str, int] = {}
         self._copies: MetadataSync | None = None
@@ -167,6 +170,7 @@ class RaftGroup:
         store: MessageStore,
         roles: Roles,
         tables: Sequence[Table],
+        included: Included,
         forget_topic: Callable[[str], object],
         registered: Callable[[], Awaitable[dict[int, list[str]] | None]],
         address: str,
@@ -176,11 +180,12 @@ class RaftGroup:
     ) -> AsyncIterator[RaftNode]:
         """Take part. ``address`` is where clients reach this broker, ``tables`` is what a follower copies. ``gate`` is
         that of the broker: other members prove to it who they are.
-        ``forget_topic`` is told of topics that the leader has deleted, for all tables that know them. ``registered``
-        asks the name servers for the brokers of this name."""
+        ``included`` is the number of the table of topics. ``forget_topic`` is told of topics that the leader has
+        deleted, for all tables that know them. ``registered`` asks the name servers for the brokers of this name."""
         self._registered = registered
         self._roles = roles
         self._forget_topic = forget_topic
+        self._included = included
         # Deletions first: what the other tables have of such a topic belongs to a new one of that name.
         deletions = Table("deleted topics", RequestCode.GET_DELETED_TOPICS, self._take_deletions)
         numbers = Table("numbers of queues", RequestCode.GET_QUEUE_NUMBERS, self._take_numbers)
@@ -430,7 +435,7 @@ class RaftGroup:
 
     def deleted_topics(self) -> DeletedTopicsBody:
         """For followers: which topics were deleted, and where in the log."""
-        return DeletedTopicsBody(topics=dict(self.node.store.deletions))
+        return DeletedTopicsBody(topics=dict(self.node.store.deletions), changes_included=self._included.count)
 
     def queue_numbers(self) -> QueueNumbers:
         """For followers: how queues without messages are numbered."""
@@ -457,13 +462,16 @@ class RaftGroup:
 
     def _take_deletions(self, data: bytes) -> None:
         """As follower: delete what the leader has deleted. Dispatch has come so far (``MetadataSync``)."""
-        copied = decode(data, DeletedTopicsBody).topics
+        body = decode(data, DeletedTopicsBody)
+        copied = body.topics
         for topic, log_offset in copied.items():
             if self._deletions.get(topic, 0) < log_offset:
                 self.node.store.delete_topics({topic}, as_of=log_offset)
                 self._forget_topic(topic)
         # Only what the leader still has: it drops what its log no longer reaches back to.
         self._deletions = copied
+        # The table of topics was asked for later, and may lack a topic whose deletion is not among these.
+        self._included.limit(body.changes_included)
 
     # --- The node's listener ------------------------------------------------------------------------------------------
 

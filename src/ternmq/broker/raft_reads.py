@@ -1,4 +1,4 @@
-"""Which member of a Raft group serves a read (P4).
+"""Which member of a Raft group serves a read, and takes offsets of groups (P4).
 
 ::
 
@@ -14,6 +14,9 @@ leadership ends.
 Reads are what clients conclude something from: pulls, pops, bounds of queues, offsets of groups, messages by key. A
 single message by its id is given by every member that has it: what is committed never changes. Statistics for tools
 are given by all, as they are.
+
+Offsets that a group commits are for the leader only, also with ``slaveReadEnable``: a follower copies the leader's, and
+would forget what it was told.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ _READS: Final = (
     RequestCode.GET_MIN_OFFSET,
     RequestCode.GET_EARLIEST_MSG_STORETIME,
 )
+_WRITES: Final = (RequestCode.UPDATE_CONSUMER_OFFSET,)
 
 _Answer = Reply | bytes | Awaitable[Reply | None] | None
 
@@ -60,34 +64,36 @@ class RaftReads:
         by_id = others[RequestCode.VIEW_MESSAGE_BY_ID]
         return {
             **{code: self._guarded(others[code]) for code in _READS},
+            **{code: self._guarded(others[code], is_write=True) for code in _WRITES},
             RequestCode.VIEW_MESSAGE_BY_ID: replace(by_id, handler=self._by_id(by_id)),
         }
 
-    def refusal(self) -> NotMaster | None:
-        """Why this member may not answer a read now; None if it may."""
+    def refusal(self, *, is_write: bool = False) -> NotMaster | None:
+        """Why this member may not answer a read, or take an offset, now; None if it may."""
         if self._is_master():
             node = self._node()
             if node.has_lease():
                 return None
             return NotMaster(f"{node.id} has not heard a majority of its group lately: another member may lead now")
-        return self._of_follower()
+        return self._of_follower(is_write=is_write)
 
-    def _of_follower(self) -> NotMaster | None:
-        if self._is_enabled():
+    def _of_follower(self, *, is_write: bool) -> NotMaster | None:
+        if self._is_enabled() and not is_write:
             return None
         node = self._node()
         leader = node.core.leader
         return NotMaster(
             f"{node.id} does not lead its group"
             + (f": {leader} does" if leader not in (None, node.id) else ", and there is no leader yet")
-            + "; ask the leader, or let followers serve reads (slaveReadEnable=true)"
+            + "; ask the leader"
+            + ("" if is_write else ", or let followers serve reads (slaveReadEnable=true)")
         )
 
-    def _guarded(self, route: Route) -> Route:
+    def _guarded(self, route: Route, *, is_write: bool = False) -> Route:
         handler = route.handler
 
         def handle(peer: Peer, request: Request[Any]) -> _Answer:
-            refusal = self.refusal()
+            refusal = self.refusal(is_write=is_write)
             if refusal is None:
                 return handler(peer, request)
             if not self._is_master():
@@ -96,7 +102,7 @@ class RaftReads:
 
         async def later(peer: Peer, request: Request[Any]) -> Reply | None:
             await self._node().leased()
-            refusal = self.refusal()
+            refusal = self.refusal(is_write=is_write)
             if refusal is not None:
                 raise refusal
             answer = handler(peer, request)

@@ -162,15 +162,14 @@ class GroupHandlers:
         wanted = self._clients.subscription(group, topic)
         return Reply(body=encode(GroupSubscription(group=group, topic=topic, subscription_data=wanted)))
 
-    def forbid(self, _peer: Peer, request: Request[GroupForbidden]) -> Awaitable[Reply]:
+    def forbid(self, _peer: Peer, request: Request[GroupForbidden]) -> Reply | Awaitable[Reply]:
         """Let a group read a topic or forbid it, if asked to; answers how it is."""
         header = request.fields
         if header.readable is not None:
             self._catalog.let_read(header.group, header.topic, readable=header.readable)
         readable = self._groups.may_read(header.group, header.topic)
-        return self._when_saved(
-            Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))
-        )
+        reply = Reply(body=encode(GroupReadable(group=header.group, topic=header.topic, readable=readable)))
+        return self._when_saved(reply) if header.readable is not None else reply
 
     def _progress_of(self, group: str, topics: Iterable[str], store_time: StoreTime) -> ConsumeStats:
         online = self._clients.group_info(group)

@@ -88,7 +88,7 @@ class TopicHandlers:
 
     def all(self, _peer: Peer, _request: Request[object]) -> Reply:
         """The whole table at once; an answer without ``totalTopicNum`` tells newer tools that there are no pages."""
-        return Reply(body=encode(self._topics.body()))
+        return Reply(body=encode(self._topics.copied_body()))
 
     def get(self, _peer: Peer, request: Request[Topic]) -> Reply:
         return Reply(body=encode(self._topics.find(request.fields.topic)))

@@ -1,22 +1,27 @@
 """The catalog: how topics and groups are created, changed and deleted (D1, D2, D6).
 
 A change is done when the call returns; ``published`` and ``saved`` wait until it is on disk and, for topics, until the
-name servers know it, so that a route can be asked for.
+name servers know it, so that a route can be asked for. In a Raft group they first wait until a majority has it: each
+change is written to the log before it is made (``services.table_journal``), and ``follow`` makes it on the next leader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from ternmq import names
+from ternmq.broker.services.table_journal import TableJournal
+from ternmq.broker.tables import groups as group_rules
+from ternmq.broker.tables import topics as topic_rules
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter
 from ternmq.store.store import MessageStore
-from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.bodies.groups import GroupReadable, SubscriptionGroupConfig
+from ternmq.wire.bodies.raft import TableChange
 from ternmq.wire.bodies.topics import TopicConfig
 
 #: The attributes of a topic, and which values each key takes (None: any).
@@ -42,6 +47,7 @@ class Catalog:
         store: MessageStore,
         offsets: Offsets,
         stats: Stats,
+        journal: TableJournal,
         published: Published,
         on_delete_topic: Callable[[str], None],
         on_delete_group: Callable[[str], None],
@@ -51,6 +57,7 @@ class Catalog:
         self._store = store
         self._offsets = offsets
         self._stats = stats
+        self._journal = journal
         self._published = published
         self._on_delete_topic = on_delete_topic
         self._on_delete_group = on_delete_group
@@ -61,6 +68,8 @@ class Catalog:
         """Create or change a topic. Raises ``InvalidParameter`` for a system topic or invalid settings."""
         if self._topics.is_protected(config.topic_name):
             raise InvalidParameter(f"{config.topic_name} is a system topic and cannot be changed")
+        topic_rules.check(config)
+        self._journal.require(TableChange(topic=config))
         self._topics.put(config)
 
     def delete_topic(self, topic: str) -> bool:
@@ -70,13 +79,11 @@ class Catalog:
         name.
         """
         _check_named("topic", topic)
+        self._topics.check_deletable(topic)
         is_known = self._topics.get(topic) is not None
-        retries = self._pop_retry_topics(topic)
-        self._delete(topic)
-        for retry in retries:
-            self._delete(retry)
-        # A topic of the same name begins with queue offset 0: offsets of this one must not come back after a crash.
-        self._offsets.save()
+        topics = [topic, *self._pop_retry_topics(topic)]
+        self._journal.require(TableChange(deleted_topics=topics))
+        self._delete(topics)
         return is_known
 
     async def published(self, *, offsets_too: bool = False) -> None:
@@ -84,6 +91,7 @@ class Catalog:
 
         ``offsets_too``: after a deletion, which removes offsets as well.
         """
+        await self._journal.safe()
         await self._topics.saved()
         if offsets_too:
             await self._offsets.saved()
@@ -96,10 +104,17 @@ class Catalog:
         self._stats.forget_topic(topic)
         self._on_delete_topic(topic)
 
-    def _delete(self, topic: str) -> None:
-        self._topics.delete(topic)
-        self._store.delete_topics({topic})
-        self.deleted_elsewhere(topic)
+    def _delete(self, topics: Iterable[str], *, as_of: int | None = None) -> None:
+        """Forget topics, with what is stored of them before the log offset ``as_of``; None: all."""
+        for topic in topics:
+            self._topics.delete(topic)
+            if as_of is not None and self._store.deletions.get(topic, 0) >= as_of:
+                # Already deleted here. The offsets are of a new topic of that name.
+                continue
+            self._store.delete_topics({topic}, as_of=as_of)
+            self.deleted_elsewhere(topic)
+        # A topic of the same name begins with queue offset 0: offsets of this one must not come back after a crash.
+        self._offsets.save()
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
         """The retry topics of groups that pop from a topic; without it no group reads them (F9)."""
@@ -116,6 +131,8 @@ class Catalog:
 
     def put_group(self, config: SubscriptionGroupConfig) -> None:
         """Create or change a group. Raises ``InvalidParameter`` for a bad name or number of retry queues."""
+        group_rules.check(config)
+        self._journal.require(TableChange(group=config))
         self._groups.put(config)
 
     def delete_group(self, group: str, *, offsets_too: bool) -> None:
@@ -124,6 +141,11 @@ class Catalog:
         Raises ``InvalidParameter`` for a system group, and for no name.
         """
         _check_named("group", group)
+        group_rules.check_deletable(group)
+        self._journal.require(TableChange(deleted_group=group, offsets_too=offsets_too))
+        self._delete_group(group, offsets_too=offsets_too)
+
+    def _delete_group(self, group: str, *, offsets_too: bool) -> None:
         self._groups.delete(group)
         self._offsets.forget_pulls(group)
         if offsets_too:
@@ -137,12 +159,29 @@ class Catalog:
         # Only for what exists: a name that an administrator mistyped would stay in the table for ever.
         self._topics.find(topic)
         self._groups.find(group)
+        self._journal.require(TableChange(readable=GroupReadable(group=group, topic=topic, readable=readable)))
         self._groups.let_read(group, topic, readable=readable)
 
     async def saved(self) -> None:
         """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
+        await self._journal.safe()
         await self._groups.saved()
         await self._offsets.saved()
+
+    # --- Changes of an earlier leader -------------------------------------------------------------------------------
+
+    def follow(self, change: TableChange, end_offset: int) -> None:
+        """Make a change whose record ends at ``end_offset``; once more changes nothing. Raises ``TernError``."""
+        if change.topic is not None:
+            self._topics.put(change.topic)
+        if change.deleted_topics is not None:
+            self._delete(change.deleted_topics, as_of=end_offset)
+        if change.group is not None:
+            self._groups.put(change.group)
+        if change.deleted_group is not None:
+            self._delete_group(change.deleted_group, offsets_too=change.offsets_too)
+        if change.readable is not None:
+            self._groups.let_read(change.readable.group, change.readable.topic, readable=change.readable.readable)
 
 
 def _check_named(what: str, name: str) -> None:

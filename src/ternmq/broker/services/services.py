@@ -26,6 +26,7 @@ from ternmq.broker.services.reading import Reading
 from ternmq.broker.services.retry import Retries
 from ternmq.broker.services.sending import Sending
 from ternmq.broker.services.sharing import Sharing
+from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.tables import Tables
 from ternmq.delay.alarm import Alarm
@@ -40,6 +41,7 @@ from ternmq.errors import NotMaster
 from ternmq.files import TableFiles
 from ternmq.store.store import MessageStore
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
+from ternmq.wire.bodies.raft import TableChange
 from ternmq.wire.ids import UniqueIds
 
 
@@ -59,12 +61,14 @@ class Services:
         roles: Roles,
         copies: Copies,
         published: Callable[[], Awaitable[None]],
+        has_journal: bool,
         env: Env,
         ip: str,
         store_host: bytes,
         stack: AsyncExitStack,
     ) -> None:
-        """``published`` waits until the name servers know of a change. ``ip`` goes into unique keys."""
+        """``published`` waits until the name servers know of a change. ``has_journal``: changes of topics and groups
+        are written to the log. ``ip`` goes into unique keys."""
         self._store = store
         self._tables = tables
         self._schedule = schedule
@@ -194,7 +198,22 @@ class Services:
             clients=tables.clients,
             moved=moved,
         )
+        self.journal = TableJournal(
+            is_on=has_journal,
+            store=store,
+            intake=self.intake,
+            topics=tables.topics.included,
+            groups=tables.groups.included,
+            clock=env.clock,
+            host=store_host,
+        )
+        if has_journal:
+            tables.topics.save_again()
+            tables.groups.save_again()
+        tables.topics.on_create = lambda config: self.journal.note(TableChange(topic=config))
+        tables.groups.on_create = lambda config: self.journal.note(TableChange(group=config))
         self.catalog = Catalog(
+            journal=self.journal,
             topics=tables.topics,
             groups=tables.groups,
             store=store,

@@ -10,7 +10,7 @@ group never creates it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -19,6 +19,7 @@ import msgspec
 
 from ternmq import names
 from ternmq.broker.config import READ
+from ternmq.broker.tables.included import Included
 from ternmq.broker.tables.topics import QUEUES_MAX
 from ternmq.broker.tables.versions import counted_on
 from ternmq.env import Clock
@@ -58,6 +59,10 @@ class Groups:
         # Of RocketMQ 5: what a group may not do with a topic, as bits; other bits than ours are kept as they are.
         self._forbidden: dict[str, dict[str, int]] | None = None
         self.data_version = DataVersion()
+        #: Called with each group that is created automatically, before it is in the table; set by the assembly.
+        self.on_create: Callable[[SubscriptionGroupConfig], None] = _ignore
+        #: Which changes of a Raft group's log are in the table.
+        self.included = Included()
 
     def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
         """Set whether and up to how many groups are created by consumers."""
@@ -71,6 +76,9 @@ class Groups:
             self._table = {name: _bounded(group) for name, group in saved.subscription_group_table.items()}
             self._forbidden = saved.forbidden_table
             self.data_version = saved.data_version
+            self.included.take(saved.changes_included)
+        else:
+            self.included.take(0)
         for group in OWN_GROUPS:
             self._table.setdefault(group, SubscriptionGroupConfig(group_name=group))
 
@@ -91,6 +99,7 @@ class Groups:
                 broker=self._broker_name,
             )
         config = SubscriptionGroupConfig(group_name=group)
+        self.on_create(config)
         self._table[group] = config
         self._save()
         return config
@@ -115,6 +124,10 @@ class Groups:
         except InvalidName as error:
             raise GroupMissing(str(error), broker=self._broker_name) from None
 
+    def save_again(self) -> None:
+        """Write the file, without a change: its number of changes is known now."""
+        self._file.save(self._copy)
+
     async def saved(self) -> None:
         """Wait until all changes are on disk; raises ``TableUnsaved``."""
         await self._file.saved()
@@ -130,24 +143,18 @@ class Groups:
             data_version=self.data_version,
             subscription_group_table=self._table.copy(),
             forbidden_table=self._forbidden,
+            changes_included=self.included.count,
         )
 
     def put(self, config: SubscriptionGroupConfig) -> None:
         """Create or change a group; raises ``InvalidParameter`` for a bad name or number of retry queues."""
-        try:
-            names.check_group(config.group_name, length_max=names.SERVED_GROUP_LENGTH_MAX)
-        except InvalidName as error:
-            raise InvalidParameter(str(error)) from None
-        if config.retry_queue_nums > QUEUES_MAX:
-            raise InvalidParameter(
-                f"invalid retryQueueNums {config.retry_queue_nums} of group {config.group_name}: expected 0 to "
-                f"{QUEUES_MAX}"
-            )
+        check(config)
         self._table[config.group_name] = config
         self._save()
 
     def copy(self, table: GroupTable) -> None:
         """Have the groups of a master, and no others but those of the system (O4)."""
+        self.included.take(table.changes_included)
         if table.data_version == self.data_version:
             return
         own = {group: SubscriptionGroupConfig(group_name=group) for group in OWN_GROUPS}
@@ -158,8 +165,7 @@ class Groups:
 
     def delete(self, group: str) -> None:
         """Forget a group; unknown ones are forgotten already. Raises ``InvalidParameter`` for one of the system's."""
-        if group in OWN_GROUPS:
-            raise InvalidParameter(f"{group} is a system group and cannot be deleted")
+        check_deletable(group)
         if self._table.pop(group, None) is not None:
             self._save()
 
@@ -183,6 +189,28 @@ class Groups:
 
     def _copy(self) -> Encode:
         return partial(encode, self.body())
+
+
+def check(config: SubscriptionGroupConfig) -> None:
+    """Raise ``InvalidParameter`` for a bad name or number of retry queues."""
+    try:
+        names.check_group(config.group_name, length_max=names.SERVED_GROUP_LENGTH_MAX)
+    except InvalidName as error:
+        raise InvalidParameter(str(error)) from None
+    if config.retry_queue_nums > QUEUES_MAX:
+        raise InvalidParameter(
+            f"invalid retryQueueNums {config.retry_queue_nums} of group {config.group_name}: expected 0 to {QUEUES_MAX}"
+        )
+
+
+def check_deletable(group: str) -> None:
+    """Raise ``InvalidParameter`` for a group of the system."""
+    if group in OWN_GROUPS:
+        raise InvalidParameter(f"{group} is a system group and cannot be deleted")
+
+
+def _ignore(config: SubscriptionGroupConfig) -> None:
+    """Before the assembly sets ``on_create``."""
 
 
 def _bounded(config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:

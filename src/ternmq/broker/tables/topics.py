@@ -21,8 +21,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from ternmq import names
 from ternmq.broker.config import INHERIT, READ, WRITE
+from ternmq.broker.tables.included import Included
 from ternmq.broker.tables.versions import counted_on
 from ternmq.env import Clock
 from ternmq.errors import InvalidName, InvalidParameter, TopicMissing
@@ -71,6 +74,10 @@ class Topics:
         self.data_version = DataVersion()
         #: Called with each topic created or changed, and with None when one was deleted; set by the assembly.
         self.on_change: Callable[[TopicConfig | None], None] = _ignore
+        #: Called with each topic that is created automatically, before it is in the table; set by the assembly.
+        self.on_create: Callable[[TopicConfig], None] = _ignore
+        #: Which changes of a Raft group's log are in the table.
+        self.included = Included()
 
     def apply(self, *, auto_create: bool, auto_create_max: int) -> None:
         """Set whether and up to how many topics are created by sends."""
@@ -83,6 +90,7 @@ class Topics:
         if saved is not None:
             self._table = dict(saved.topic_config_table)
             self.data_version = saved.data_version
+            self.included.take(saved.changes_included)
         changed = False
         for topic, (queues, perm) in self._own_topics.items():
             if topic not in self._table:
@@ -95,6 +103,8 @@ class Topics:
         self._own_count = sum(not names.is_derived_topic(topic) for topic in self._table)
         if changed or saved is None:
             self._save()
+        if saved is None:
+            self.included.take(0)
 
     def find_again(self, counts: Mapping[str, int]) -> None:
         """Take in topics that have messages, in so many queues, and are not in the table."""
@@ -116,6 +126,10 @@ class Topics:
         the one that they have from it as a slave, and did not use (RocketMQ's ``RouteInfoManager``).
         """
         self._save()
+
+    def save_again(self) -> None:
+        """Write the file, without a change: its number of changes is known now."""
+        self._file.save(self._copy)
 
     async def saved(self) -> None:
         """Wait until all changes are on disk; raises ``TableUnsaved``."""
@@ -142,8 +156,12 @@ class Topics:
         return MappingProxyType(self._table)
 
     def body(self) -> TopicTable:
-        """The whole table in its wire form, as it is now (for the file, name servers, slaves and tools)."""
+        """The whole table in its wire form, as it is now, for name servers."""
         return TopicTable(data_version=self.data_version, topic_config_table=self._table.copy())
+
+    def copied_body(self) -> TopicTable:
+        """The same for the file, slaves and tools: with what a copy needs to know."""
+        return msgspec.structs.replace(self.body(), changes_included=self.included.count)
 
     def is_protected(self, topic: str) -> bool:
         """Whether a topic belongs to the system and must stay."""
@@ -191,6 +209,8 @@ class Topics:
         config = self._table.get(topic)
         if config is None:
             config = _config(topic, queues, perm)
+            check(config)
+            self.on_create(config)
             self.put(config)
         return config
 
@@ -205,6 +225,7 @@ class Topics:
 
     def copy(self, table: TopicTable) -> None:
         """Have the topics of a master, and no others but those of the system (O4)."""
+        self.included.take(table.changes_included)
         if table.data_version == self.data_version:
             return
         own = {topic: config for topic, config in self._table.items() if self.is_protected(topic)}
@@ -216,19 +237,23 @@ class Topics:
 
     def delete(self, topic: str) -> None:
         """Forget a topic; unknown ones are forgotten already. Raises ``InvalidParameter`` for a system topic."""
-        if self.is_protected(topic):
-            raise InvalidParameter(f"{topic} is a system topic and cannot be deleted")
+        self.check_deletable(topic)
         if self._table.pop(topic, None) is not None:
             self._own_count -= not names.is_derived_topic(topic)
             self._save()
             self.on_change(None)
+
+    def check_deletable(self, topic: str) -> None:
+        """Raise ``InvalidParameter`` for a system topic."""
+        if self.is_protected(topic):
+            raise InvalidParameter(f"{topic} is a system topic and cannot be deleted")
 
     def _save(self) -> None:
         self.data_version = counted_on(self.data_version, self._clock.now_ms())
         self._file.save(self._copy)
 
     def _copy(self) -> Encode:
-        return partial(encode, self.body())
+        return partial(encode, self.copied_body())
 
     def _check_room(self, topic: str) -> None:
         # Topics of groups count apart: a broker with many groups must not refuse the topics of its producers.
@@ -292,4 +317,4 @@ def _own_topics(broker_name: str, cluster_name: str, default_queues: int) -> Ite
 
 
 def _ignore(config: TopicConfig | None) -> None:
-    """Before the assembly sets ``on_change``."""
+    """Before the assembly sets ``on_change`` and ``on_create``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from ternmq.client.config import ClientConfig
@@ -75,18 +75,23 @@ class ByOffset:
     async def _ask_leader(self, queue: MessageQueue, ask: Callable[[MessageQueue], Awaitable[_Answer]]) -> _Answer:
         """Ask about a queue. Where the broker does not lead its Raft group any more, find the new leader and ask it."""
         wired = await self._wired(queue)
+        return await self._ask_leaders(lambda: [wired.topic], lambda: ask(wired))
+
+    async def _ask_leaders(self, topics: Callable[[], Iterable[str]], ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """The same for queues of several topics, by their names on the wire."""
         loop = asyncio.get_running_loop()
         end, pause_s = loop.time() + NO_MASTER_S, NO_MASTER_PAUSE_S
         while True:
             try:
-                return await ask(wired)
+                return await ask()
             except ServiceNotAvailable:
                 if loop.time() >= end:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
-            with contextlib.suppress(TernError):
-                await self._running()[0].routes.refresh(wired.topic)
+            for topic in topics():
+                with contextlib.suppress(TernError):
+                    await self._running()[0].routes.refresh(topic)
 
     async def _wired(self, queue: MessageQueue) -> MessageQueue:
         """The queue by its name on the wire; its route is known afterwards, and with it the broker's address."""

@@ -21,7 +21,7 @@ stored every 5 s and at the end, without it by ``commit`` alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -41,7 +41,7 @@ from ternmq.client.consume.pull_source import pulls
 from ternmq.client.consume.subscription import Subscription, Subscriptions
 from ternmq.client.consume.watches import QueueListener, Watches
 from ternmq.env import Env, SystemClock
-from ternmq.errors import ConfigError
+from ternmq.errors import ConfigError, ServiceNotAvailable
 from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import ConsumeFromWhere, ConsumeType
@@ -211,8 +211,7 @@ class LitePullConsumer(ByOffset):
         ``ConfigError`` for a queue that is not read here, or an offset outside the queue.
         """
         (wired,) = self._owned([queue])
-        _, brokers = self._running()
-        first, end = await asyncio.gather(brokers.min(wired), brokers.max(wired))
+        first, end = await asyncio.gather(self.min_offset(queue), self.max_offset(queue))
         if not first <= queue_offset <= end:
             raise ConfigError(f"invalid offset {queue_offset} of {queue}: expected {first} to {end}")
         self._started().consumer.sources.reset({wired: queue_offset})
@@ -228,16 +227,26 @@ class LitePullConsumer(ByOffset):
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's offsets: those of all messages polled so far, or those of ``offsets``.
 
-        Returns when the brokers have stored them; raises what went wrong.
+        Returns when the brokers have stored them; raises what went wrong. While a Raft group changes its leader, it
+        waits for the new one, for some seconds.
         """
         live = self._started()
         if offsets is None:
             live.polled.finish()
-            stored = live.consumer.sources.progress()
+            # Asked anew for each attempt: another member may have got a queue in the meantime, and be further.
+            await self._commit(live.consumer.sources.progress)
         else:
-            stored = {await self._wired(queue): offset for queue, offset in offsets.items()}
-        for error in (await self._running()[1].commit_all(stored)).values():
-            raise error
+            wired = {await self._wired(queue): offset for queue, offset in offsets.items()}
+            await self._commit(lambda: wired)
+
+    async def _commit(self, progress: Callable[[], Mapping[MessageQueue, int]]) -> None:
+        async def store() -> None:
+            failures = (await self._running()[1].commit_all(progress())).values()
+            # A new leader does not help against other errors.
+            for error in sorted(failures, key=lambda error: isinstance(error, ServiceNotAvailable)):
+                raise error
+
+        await self._ask_leaders(lambda: {queue.topic for queue in progress()}, store)
 
     # --- Start and end ---------------------------------------------------------------------------------------
 

@@ -61,6 +61,8 @@ class GroupTable(Body, frozen=True, kw_only=True):
     data_version: DataVersion = always(DataVersion)
     subscription_group_table: dict[str, SubscriptionGroupConfig] = always(dict)
     forbidden_table: dict[str, dict[str, int]] | None = None
+    #: As in ``TopicTable``.
+    changes_included: int | None = None
 
 
 class GroupConfigs(Body, frozen=True, kw_only=True):

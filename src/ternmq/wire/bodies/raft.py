@@ -1,9 +1,11 @@
 """What members of a Raft group answer (P4): the bodies of GET_RAFT_STATUS 15040, GET_DELETED_TOPICS 15042 and
-GET_QUEUE_NUMBERS 15043, all of TernMQ."""
+GET_QUEUE_NUMBERS 15043, and what their leader writes to the log for the next one; all of TernMQ."""
 
 from __future__ import annotations
 
 from ternmq.wire.bodies.codec import Body
+from ternmq.wire.bodies.groups import GroupReadable, SubscriptionGroupConfig
+from ternmq.wire.bodies.topics import TopicConfig
 
 
 class RaftMember(Body, frozen=True, kw_only=True):
@@ -54,3 +56,26 @@ class DeletedTopicsBody(Body, frozen=True, kw_only=True):
     """Topic → log offset of its deletion: records before it belong to no topic."""
 
     topics: dict[str, int]
+    #: As in ``TopicTable``.
+    changes_included: int | None = None
+
+
+class TableChange(Body, frozen=True, kw_only=True):
+    """The body of a record of TERNMQ_SYS_TABLES: one change of a topic or a group. One of the members is set."""
+
+    #: Created, or changed.
+    topic: TopicConfig | None = None
+    #: Deleted together, with their queues and offsets.
+    deleted_topics: list[str] | None = None
+    #: Created, or changed.
+    group: SubscriptionGroupConfig | None = None
+    #: Deleted, and whether its offsets were, too.
+    deleted_group: str | None = None
+    offsets_too: bool = False
+    #: Which topic a group may read from now on, or may not.
+    readable: GroupReadable | None = None
+
+    @property
+    def is_of_topics(self) -> bool:
+        """Whether it is about topics; else about groups."""
+        return self.topic is not None or self.deleted_topics is not None

@@ -45,6 +45,8 @@ class TopicTable(Body, frozen=True, kw_only=True):
     topic_config_table: dict[str, TopicConfig] = always(dict)
     mapping_data_version: DataVersion | None = None
     topic_queue_mapping_info_map: dict[str, QueueMapping] | None = None
+    #: Of TernMQ, in a Raft group: the changes before this queue offset of TERNMQ_SYS_TABLES are in the table.
+    changes_included: int | None = None
 
 
 class TopicConfigs(Body, frozen=True, kw_only=True):
