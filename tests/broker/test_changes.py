@@ -47,6 +47,18 @@ async def test_a_change_counts_at_once_and_after_a_restart(tmp_path: Path) -> No
         assert "Venus" == (await caller.sent("orders", b"3")).region
 
 
+async def test_tools_find_the_settings_that_they_need(tmp_path: Path) -> None:
+    """D6: ``mqadmin exportConfigs`` of 4.9.4 fails if one of these is missing."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        found = await shown(caller)
+
+    assert {
+        *("autoCreateSubscriptionGroup", "autoCreateTopicEnable", "brokerClusterName", "brokerId", "brokerName"),
+        *("brokerRole", "fileReservedTime", "filterServerNums", "flushDiskType", "maxMessageSize"),
+        *("messageDelayLevel", "msgTraceTopicName", "slaveReadEnable", "traceOn", "traceTopicEnable", "useTLS"),
+    } <= found.keys()
+
+
 @pytest.mark.parametrize(
     ("line", "code", "complaint"),
     [

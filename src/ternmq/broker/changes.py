@@ -10,7 +10,7 @@ from typing import Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.settings import FIXED
-from ternmq.config import Settings, rocketmq_name, texts, to_properties
+from ternmq.config import Settings, rocketmq_name, texts, to_line, to_properties
 from ternmq.net.settings_text import Changes, requested
 from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
@@ -66,8 +66,10 @@ class LiveSettings:
         return self._changes.count
 
     def text(self) -> str:
-        """All of them in lines of ``key=value``, but for secrets."""
-        return to_properties(*self._get())
+        """All of them in lines of ``key=value``, but for secrets; and those without which tools of RocketMQ fail."""
+        configs = self._get()
+        uses_tls = "true" if configs[0].tls_enable else "false"
+        return to_properties(*configs) + to_line("filterServerNums", "0") + to_line("useTLS", uses_tls)
 
     async def change(self, text: str) -> dict[str, tuple[str, str]]:
         """Change those in lines of ``key=value``: all, or none. Returns when they are on disk: old and new by name.
