@@ -243,7 +243,8 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's offsets: those of all messages polled so far, or those of ``offsets``.
 
-        Returns when the brokers have stored them; raises what went wrong.
+        Returns when the brokers have stored them; raises what went wrong. While a Raft group changes its leader, it
+        waits for the new one, for some seconds.
         """
         self._run(self._async.commit(offsets))
 
