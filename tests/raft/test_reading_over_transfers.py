@@ -91,7 +91,8 @@ async def _listen(node: Node, consumer: PushConsumer | PopConsumer) -> None:
         await node.stopping.wait()
 
 
-@pytest.mark.parametrize("seed", [2, 4])
+#: With seed 3, a member that leads again has lost the mode of the group that pops.
+@pytest.mark.parametrize("seed", [2, 3])
 def test_a_transfer_under_readers_loses_nothing_and_raises_nothing(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     async def story(cluster: Cluster) -> None:
         members = cluster.raft_group("broker-a", 3)

@@ -139,12 +139,18 @@ class ByBroker:
             if mode is RequestMode.POP:
                 await self._switch(topic)
             assigned = await self._ask(topic)
+            if mode is RequestMode.POP and _differs(assigned, mode):
+                # Not only an administrator takes it back: a broker that led its group, followed another one and leads
+                # again has the table of that one, which may not have heard of it.
+                self._doubt(topic)
+                await self._switch(topic)
+                assigned = await self._ask(topic)
         except TernError as error:
             log.warning("cannot get the assignment of topic %s: %s; it stays as it is", topic, error)
             return None
         if assigned is None:
             return None
-        if any(each.mode is not mode for each in assigned):
+        if _differs(assigned, mode):
             if topic not in self._switched_back:
                 self._switched_back.add(topic)
                 log.warning(
@@ -159,8 +165,9 @@ class ByBroker:
     async def _switch(self, topic: str) -> None:
         """Let the group pop a topic on each of its brokers, once; later changes are an administrator's.
 
-        A new master of the same name may not have heard of it: it is told if it knows nothing of the group. A broker
-        that cannot be reached, or comes later, is told in a later round: it does not hold up the others.
+        A new master of the same name may not have heard of it: it is told if it knows nothing of the group; what an
+        administrator has decided, it knows. A broker that cannot be reached, or comes later, is told in a later round:
+        it does not hold up the others.
         """
         route = await self._instance.routes.of(topic)
         for name in route.brokers:
@@ -173,6 +180,12 @@ class ByBroker:
                 log.warning("cannot switch group %s to pop on broker %s yet: %s", self._group, name, error)
             else:
                 self._switched[topic, name] = address
+
+    def _doubt(self, topic: str) -> None:
+        """Ask all brokers of a topic again whether they know that the group pops it."""
+        for key in self._switched:
+            if key[0] == topic:
+                self._switched[key] = ""
 
     async def _switch_on(self, broker_name: str, address: str, topic: str, *, is_first: bool) -> None:
         response = await self._instance.ask(address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
@@ -271,6 +284,10 @@ class ByShare:
             )
         log.info("%s does not support shared consumption; its messages are popped", name)
         self._popped[name] = True
+
+
+def _differs(assigned: Sequence[QueueAssignment] | None, mode: RequestMode) -> bool:
+    return any(each.mode is not mode for each in assigned or ())
 
 
 async def _any_broker(instance: ClientInstance, topic: str, *, masters_first: bool = False) -> str:
