@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from ternmq.admin import Admin
+from ternmq.broker.services.catalog import Catalog
 from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.tables.included import Included
 from ternmq.client.connect.instance import ClientInstance
@@ -207,8 +208,9 @@ async def _nothing(*_: object) -> None:
     """Instead of waiting, or of folding."""
 
 
-def _take_all(table: Included, dispatched: int | None) -> None:
-    table._count = dispatched
+def _take_all(table: Included, dispatched: Callable[[], int] | None) -> None:
+    table._dispatched = dispatched
+    table._count = dispatched() if dispatched is not None else None
 
 
 #: What is broken, how, and a seed that finds it.
@@ -238,7 +240,7 @@ def folded(table: Included, count: int) -> list[int]:
 def test_a_table_makes_the_changes_behind_its_number_once() -> None:
     table = Included()
     table.take(2)
-    table.begin(5)
+    table.begin(lambda: 5)
     assert [2, 3, 4] == folded(table, 5)
     assert [] == folded(table, 5)
 
@@ -247,7 +249,7 @@ def test_a_number_beyond_the_log_counts_for_what_the_log_has() -> None:
     """A power cut took the end of the log; other changes will stand there."""
     table = Included()
     table.take(9)
-    table.begin(4)
+    table.begin(lambda: 4)
     assert 4 == table.count
 
 
@@ -255,7 +257,7 @@ def test_a_table_without_a_number_is_taken_as_it_is() -> None:
     """It was written by a broker without a journal: old changes must not undo newer ones."""
     table = Included()
     table.take(None)
-    table.begin(3)
+    table.begin(lambda: 3)
     assert [3] == folded(table, 4)
 
 
@@ -267,9 +269,9 @@ def test_without_a_journal_there_is_no_number() -> None:
 
 
 def test_a_leader_that_steps_down_has_what_was_committed_then() -> None:
-    table, committed = Included(), [3]
-    table.begin(0)
-    table.lead(lambda: committed[0])
+    table, committed = Included(), [0]
+    table.begin(lambda: committed[0])
+    table.lead()
     committed[0] = 5
     assert 5 == table.count
     table.follow()
@@ -280,13 +282,53 @@ def test_a_leader_that_steps_down_has_what_was_committed_then() -> None:
 def test_a_copied_table_counts_for_no_more_than_the_deletions_copied_before_it() -> None:
     """Seed 34: a topic was deleted between the two; its messages would have brought it back."""
     table = Included()
-    table.begin(0)
+    table.begin(lambda: 0)
     table.limit(4)
     table.take(6)
     assert 4 == table.count
     table.limit(7)
     table.take(7)
     assert 7 == table.count
+
+
+def test_a_copy_without_a_number_is_taken_as_it_is() -> None:
+    """Of a leader of an earlier version, which wrote nothing to the log: old changes must not undo its table."""
+    table = Included()
+    table.take(1)
+    table.begin(lambda: 3)
+    table.limit(None)
+    table.take(None)
+    assert [] == folded(table, 3)
+
+
+def test_a_deletion_is_not_made_once_more_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: a group is deleted with its offsets, and a consumer uses it again before the deletion is committed."""
+    catalogs: list[Catalog] = []
+
+    def made(catalog: Catalog, **parts: Any) -> None:
+        make(catalog, **parts)
+        catalogs.append(catalog)
+
+    make = Catalog.__init__
+    monkeypatch.setattr(Catalog, "__init__", made)
+
+    async def story(cluster: Cluster) -> None:
+        # The same member leads again, with its own files.
+        (member,) = cluster.raft_group("broker-a", 1)
+        await cluster.start(cluster.name_server(), member)
+        await until(lambda: leader_of([member]))
+        tables = tables_of(member)
+        tables.groups.find("billing")
+        catalogs[-1].delete_group("billing", offsets_too=True)
+        tables.groups.find("billing")
+        await catalogs[-1].saved()
+        tables.offsets.commit("billing", "orders", 0, 7)
+        await member.stop()
+        await cluster.start(member)
+        await until(lambda: leader_of([member]))
+        assert 7 == tables_of(member).offsets.get("billing", "orders", 0)
+
+    run(1, story)
 
 
 # --- Bounds, refusals and real processes ----------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class RaftGroup:
         self._roles: Roles | None = None
         self._tables: Sequence[Table] = ()
         self._forget_topic: Callable[[str], object] = lambda _topic: None
-        self._included = Included()
+        self._included: Sequence[Included] = ()
         #: Deletions of topics that were copied from a leader.
         self._deletions: dict[str, int] = {}
         self._copies: MetadataSync | None = None
@@ -170,7 +170,7 @@ class RaftGroup:
         store: MessageStore,
         roles: Roles,
         tables: Sequence[Table],
-        included: Included,
+        included: Sequence[Included],
         forget_topic: Callable[[str], object],
         registered: Callable[[], Awaitable[dict[int, list[str]] | None]],
         address: str,
@@ -180,8 +180,9 @@ class RaftGroup:
     ) -> AsyncIterator[RaftNode]:
         """Take part. ``address`` is where clients reach this broker, ``tables`` is what a follower copies. ``gate`` is
         that of the broker: other members prove to it who they are.
-        ``included`` is the number of the table of topics. ``forget_topic`` is told of topics that the leader has
-        deleted, for all tables that know them. ``registered`` asks the name servers for the brokers of this name."""
+        ``included`` are the numbers of the tables of topics and groups. ``forget_topic`` is told of topics that the
+        leader has deleted, for all tables that know them. ``registered`` asks the name servers for the brokers of this
+        name."""
         self._registered = registered
         self._roles = roles
         self._forget_topic = forget_topic
@@ -435,7 +436,7 @@ class RaftGroup:
 
     def deleted_topics(self) -> DeletedTopicsBody:
         """For followers: which topics were deleted, and where in the log."""
-        return DeletedTopicsBody(topics=dict(self.node.store.deletions), changes_included=self._included.count)
+        return DeletedTopicsBody(topics=dict(self.node.store.deletions), changes_included=self._changes_included())
 
     def queue_numbers(self) -> QueueNumbers:
         """For followers: how queues without messages are numbered."""
@@ -470,8 +471,15 @@ class RaftGroup:
                 self._forget_topic(topic)
         # Only what the leader still has: it drops what its log no longer reaches back to.
         self._deletions = copied
-        # The table of topics was asked for later, and may lack a topic whose deletion is not among these.
-        self._included.limit(body.changes_included)
+        # The tables are asked for later, one after the other: they may lack a topic or a group whose deletion is not
+        # among these, or was after its offsets were copied.
+        for each in self._included:
+            each.limit(body.changes_included)
+
+    def _changes_included(self) -> int | None:
+        counts = [each.count for each in self._included]
+        known = [count for count in counts if count is not None]
+        return min(known) if known and len(known) == len(counts) else None
 
     # --- The node's listener ------------------------------------------------------------------------------------------
 

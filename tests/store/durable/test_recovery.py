@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.disk.segment import segment_name
 from ternmq.store.durable.checkpoint import Checkpoint
@@ -280,6 +281,28 @@ def test_a_queue_that_begins_with_fillers_is_made_again(was_closed: bool, tmp_pa
     with quiet_store(small_config(tmp_path)) as store:
         assert list(range(40)) == numbers(store)
 
+    assert expected == log_queues_index(tmp_path)
+
+
+def test_a_start_that_dies_while_it_removes_such_a_queue_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C8: the next one trusts no checkpoint, though other queues are there."""
+    with filled(tmp_path, 40, body_bytes=300) as store:
+        store.put(draft("others"))
+    expected = log_queues_index(tmp_path)
+    first = tmp_path / "consumequeue" / "orders" / "0" / segment_name(0)
+    first.write_bytes(FILLER * 3 + first.read_bytes()[60:])
+
+    def dies(queue: ConsumeQueue) -> None:
+        shutil.rmtree(queue.directory)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(ConsumeQueue, "remove", dies)
+        quiet_store(small_config(tmp_path))
+    with quiet_store(small_config(tmp_path)) as store:
+        assert list(range(40)) == numbers(store)
     assert expected == log_queues_index(tmp_path)
 
 

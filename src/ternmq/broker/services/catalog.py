@@ -91,7 +91,7 @@ class Catalog:
 
         ``offsets_too``: after a deletion, which removes offsets as well.
         """
-        await self._journal.safe()
+        await self._safe()
         await self._topics.saved()
         if offsets_too:
             await self._offsets.saved()
@@ -164,9 +164,17 @@ class Catalog:
 
     async def saved(self) -> None:
         """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
-        await self._journal.safe()
+        await self._safe()
         await self._groups.saved()
         await self._offsets.saved()
+
+    async def _safe(self) -> None:
+        """In a Raft group: wait until a majority has all changes, and have the tables say that they are made. Else the
+        next start would make them once more, over what came later."""
+        await self._journal.safe()
+        if self._journal.is_on:
+            self._topics.save_again()
+            self._groups.save_again()
 
     # --- Changes of an earlier leader -------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class TableJournal:
         #: Where the last record of this term ends; 0 before the first one.
         self._end = 0
         for table in (topics, groups):
-            table.begin(self._dispatched() if is_on else None)
+            table.begin(self._dispatched if is_on else None)
 
     def _dispatched(self) -> int:
         return self._store.max_offset(*_QUEUE)
@@ -84,7 +84,7 @@ class TableJournal:
         self._refusal = None
         self._end = 0
         for table in (self._topics, self._groups):
-            table.lead(self._dispatched)
+            table.lead()
 
     def shut(self, reason: TernError) -> None:
         """The term is over. Changes that no majority has may be taken back."""

@@ -13,21 +13,26 @@ from collections.abc import Callable
 class Included:
     """The number of one table. Without a journal there is none."""
 
-    __slots__ = ("_count", "_limit", "_live")
+    __slots__ = ("_count", "_dispatched", "_is_live", "_limit")
 
     def __init__(self) -> None:
         #: None: not known.
         self._count: int | None = None
         self._limit: int | None = None
-        self._live: Callable[[], int] | None = None
+        #: How many changes can be read; None: there is no journal, or it is not known yet.
+        self._dispatched: Callable[[], int] | None = None
+        self._is_live = False
 
     @property
     def count(self) -> int | None:
         """How many changes the table has at least; None if there is no journal, or if it is not known."""
-        return self._live() if self._live is not None else self._count
+        return self._dispatched() if self._is_live and self._dispatched is not None else self._count
 
     def take(self, count: int | None) -> None:
-        """The table was loaded or copied, and came with this number."""
+        """The table was loaded or copied, and came with this number. A copy without one is of a leader that does not
+        write changes to the log: it is taken as it is."""
+        if count is None and self._dispatched is not None:
+            count = self._dispatched()
         if count is not None:
             self._count = count if self._limit is None else min(count, self._limit)
 
@@ -35,25 +40,24 @@ class Included:
         """What belongs to the table was copied before it, and has ``count`` changes: no copy counts for more."""
         self._limit = count
 
-    def begin(self, dispatched: int | None) -> None:
-        """The broker starts. ``dispatched`` changes can be read; None: there is no journal.
+    def begin(self, dispatched: Callable[[], int] | None) -> None:
+        """The broker starts. ``dispatched`` tells how many changes can be read; None: there is no journal.
 
         A number beyond that belongs to a log that has lost its end: other changes will stand there. A table without a
         number is of a broker that did not write changes to its log: it is taken as it is. Save the table then, before
         the log can grow.
         """
-        if dispatched is None or self._count is None:
-            self._count = dispatched
-        else:
-            self._count = min(self._count, dispatched)
+        self._dispatched = dispatched
+        there = dispatched() if dispatched is not None else None
+        self._count = there if there is None or self._count is None else min(self._count, there)
 
-    def lead(self, dispatched: Callable[[], int]) -> None:
+    def lead(self) -> None:
         """From now on this is the table: it has each change before it can be read."""
-        self._live = dispatched
+        self._is_live = True
 
     def follow(self) -> None:
         """The term is over. What can be read now is in the table; what others write from now on is not."""
-        self._count, self._live = self.count, None
+        self._count, self._is_live = self.count, False
 
     def fold(self, queue_offset: int) -> bool:
         """Whether the table lacks the change at ``queue_offset``, which the caller makes then. Call it in order."""

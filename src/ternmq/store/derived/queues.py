@@ -219,17 +219,15 @@ class ConsumeQueues:
         for queue in self:
             queue.raise_min(log_min_offset)
 
-    def remove_hollow(self) -> bool:
-        """Remove queues that begin with fillers, in a log that has all records from 0 on; True if there were any. The
-        caller folds them again from the log's beginning."""
+    def hollow(self) -> list[ConsumeQueue]:
+        """Queues that begin with fillers: in a log that has all records from 0 on, they lack entries."""
         hollow = [queue for queue in self if queue.is_hollow()]
         for queue in hollow:
             log.warning(
                 "a queue lacks its first entries, and is made again from the log",
                 extra={"topic": queue.topic, "queue_id": queue.queue_id},
             )
-            queue.remove()
-        return bool(hollow)
+        return hollow
 
     def forget_numbers(self) -> None:
         """Let queues without entries begin with 0: for a log that has forgotten nothing which they could have had."""

@@ -89,8 +89,8 @@ def recover(
         known = max(known, checkpoint.derived_offset or 0, starts[0])
     # Queues or index that were thrown away are folded from the log's beginning.
     folds_all = not len(queues) or (index is not None and not len(index))
-    if not starts[0] and queues.remove_hollow():
-        folds_all = True
+    hollow = queues.hollow() if not starts[0] else []
+    folds_all = folds_all or bool(hollow)
     vouched = _vouched(commit_log, queues) if was_closed else None
     if vouched is not None and not folds_all:
         start, store_time_ms = vouched
@@ -106,6 +106,9 @@ def recover(
             # Behind this records may be whole and not dispatched.
             checkpoint.derived_offset = min(start, known)
         save_checkpoint()
+    # Not before: a process that dies in between leaves a checkpoint that vouches for nothing.
+    for queue in hollow:
+        queue.remove()
     if vouched is None:
         if was_closed or lost_pages:
             queues.cut(start, distrust=True)
