@@ -11,8 +11,10 @@ from typing import Any, Final
 import pytest
 
 from ternmq.admin import Admin
+from ternmq.broker.handlers.slaves import SlaveHandlers
 from ternmq.broker.services.catalog import Catalog
 from ternmq.broker.services.table_journal import TableJournal
+from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.included import Included
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.producer import Producer
@@ -22,6 +24,7 @@ from ternmq.testing.cluster import BROKER_PORT, Cluster, Node
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.codes import RequestCode
+from ternmq.wire.header import Reply
 from ternmq.wire.requests_admin import DeleteGroup
 from tests.raft.processes import filled, leader, running
 from tests.raft.test_deleted_topics import tables_of
@@ -329,6 +332,56 @@ def test_a_deletion_is_not_made_once_more_after_a_restart(monkeypatch: pytest.Mo
         assert 7 == tables_of(member).offsets.get("billing", "orders", 0)
 
     run(1, story)
+
+
+def test_offsets_of_a_deleted_group_do_not_come_back_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P4: it was deleted between two tables that followers copied, and the leader died before they copied again."""
+    catalogs: dict[Groups, Catalog] = {}
+    between: list[Callable[[], object]] = []
+
+    def made(catalog: Catalog, **parts: Any) -> None:
+        make(catalog, **parts)
+        catalogs[parts["groups"]] = catalog
+
+    def told(handlers: SlaveHandlers, peer: Any, request: Any) -> Reply:
+        reply = tell(handlers, peer, request)
+        if between:
+            asyncio.get_running_loop().call_soon(between.pop())
+        return reply
+
+    make, tell = Catalog.__init__, SlaveHandlers.consumer_offsets
+    monkeypatch.setattr(Catalog, "__init__", made)
+    monkeypatch.setattr(SlaveHandlers, "consumer_offsets", told)
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        await cluster.start(cluster.name_server(), *members)
+        await until(lambda: leader_of(members))
+        leader = leader_of(members)
+        assert leader is not None
+        tables = tables_of(leader)
+        catalog = catalogs[tables.groups]
+        tables.groups.find("billing")
+        tables.offsets.commit("billing", "orders", 0, 100)
+        # Until all have copied it.
+        await asyncio.sleep(12)
+        saved: list[asyncio.Future[None]] = []
+
+        def delete() -> None:
+            catalog.delete_group("billing", offsets_too=True)
+            saved.append(asyncio.ensure_future(catalog.saved()))
+
+        between.append(delete)
+        await until(lambda: saved and saved[0].done())
+        saved[0].result()
+        leader.kill()
+        await until(lambda: leader_of(members))
+        following = leader_of(members)
+        assert following is not None
+        assert -1 == tables_of(following).offsets.get("billing", "orders", 0)
+
+    for seed in range(4):
+        run(seed, story)
 
 
 # --- Bounds, refusals and real processes ----------------------------------------------------------------------------

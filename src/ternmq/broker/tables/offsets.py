@@ -88,9 +88,11 @@ class Offsets:
 
     def copy(self, offsets: ConsumerOffsets, *, keeps_own: bool = True) -> None:
         """Have the offsets of a master. Groups and topics that it does not have stay, as in RocketMQ (O4), and so do
-        own offsets, unless they are not to be kept: a member of a Raft group returns none, and they would grow old."""
+        own offsets, unless they are not to be kept: a member of a Raft group has what its leader has. It returns no
+        offsets, and those of a deleted group would come back with it."""
         if not keeps_own:
             self._committed_ms.clear()
+            self._table.clear()
         own = [(key, queue_id, self._table[key][queue_id]) for key, queue_id, _ in self._own()]
         self._take(offsets)
         for key, queue_id, queue_offset in own:
