@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,13 +16,13 @@ from ternmq.broker import metrics
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import UpdateOffset
-from tests.auth.accounts import BILLING, acl_in
+from tests.auth.accounts import BILLING, BOSS, acl_in
 from tests.broker.calls import Caller, dialled
 from tests.broker.test_web import Site, site_of
 
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
-#: Words of PromQL, and labels, that look like names of metrics.
-_NAME = re.compile(r"\b(?:rocketmq|ternmq|process)_[a-z_]+\b")
+#: Names of metrics in PromQL; ``up`` is Prometheus' own.
+_NAME = re.compile(r"\b(?:(?:rocketmq|ternmq|process)_[a-z_]+|up(?=\{))")
 
 Series = dict[tuple[str, str, str], float]
 
@@ -76,13 +78,33 @@ async def test_a_metric_has_a_bounded_number_of_series(tmp_path: Path, monkeypat
     assert 'ternmq_metrics_left_out{metric="rocketmq_messages_in"} 5.0' in text
 
 
-async def test_any_account_may_read_them_and_no_stranger(tmp_path: Path) -> None:
-    """T4, N1: as statistics on the port for clients."""
+async def test_they_name_topics_and_groups_of_others_so_an_admin_reads_them(tmp_path: Path) -> None:
+    """T4, N1: as lists of all groups on the port for clients."""
     acl_in(tmp_path / "conf")
     async with site_of(tmp_path, acl_enable=True, acl_path=tmp_path / "conf") as (_, site):
         assert 401 == (await site.get("/metrics"))[0]
         assert 403 == (await site.get("/metrics", Credentials(BILLING.access_key, "not-the-secret")))[0]
-        await scrape(site, BILLING)
+        assert 403 == (await site.get("/metrics", BILLING))[0]
+        await scrape(site, BOSS)
+
+
+async def test_one_text_is_made_at_a_time_and_given_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T4: it takes CPU of the broker, whoever asks."""
+    made: list[bytes] = []
+
+    def text(reading: Any) -> bytes:
+        made.append(make(reading))
+        return made[-1]
+
+    make = metrics._Reading.text
+    monkeypatch.setattr(metrics._Reading, "text", text)
+    async with site_of(tmp_path) as (_, site):
+        answers = await asyncio.gather(*(site.get("/metrics") for _ in range(8)))
+        assert {(200, made[0].decode())} == set(answers)
+        assert 1 == len(made)
+        monkeypatch.setattr(metrics, "KEPT_S", 0.0)
+        await site.get("/metrics")
+    assert 2 == len(made)
 
 
 async def test_dashboard_and_alerts_ask_for_metrics_that_exist(tmp_path: Path) -> None:
@@ -103,4 +125,4 @@ async def test_dashboard_and_alerts_ask_for_metrics_that_exist(tmp_path: Path) -
     for query in (*alerts, *queries):
         asked = set(_NAME.findall(query))
         assert asked
-        assert asked <= served, query
+        assert asked <= served | {"up"}, query

@@ -513,8 +513,6 @@ class Broker:
             tasks.create_task(every(seconds, work))
         await server.serve(bound)
         await self._listen_vip(server)
-        if config.http_port:
-            await self._listen_http(stack, tasks, server, store, tables, services, roles, replicating, control)
         if group is not None:
             # The numbers of changes that the tables have (``Included``), before there are more.
             await table_file.settle()
@@ -532,6 +530,8 @@ class Broker:
                 gate=control.gate,
             )
             await stack.enter_async_context(running)
+        if config.http_port:
+            await self._listen_http(stack, tasks, server, store, tables, services, roles, replicating, control)
         await stack.enter_async_context(registration)
         if group is not None:
             # First of all at the end: clients find another master before this one is gone.
@@ -679,6 +679,8 @@ class Broker:
                 server=server,
                 roles=roles,
                 ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
+                clock=self._env.clock,
+                tasks=tasks,
             ),
             group_trouble=self.group.why_absent if self.group is not None else None,
         )

@@ -3,9 +3,10 @@
 Nothing here is called while messages go in and out: counters are kept anyway (``broker.tables.stats``), and a request
 reads them. Names and labels are those of RocketMQ 5 where it has the metric; others begin with ``ternmq_``.
 
-The rows are read on the loop, in slices, so that clients do not wait; the text is made of them on a thread. A metric
-has at most ``SERIES_MAX`` series; ``ternmq_metrics_left_out`` tells how many it lacks. Import this module only if HTTP
-is on: prometheus-client comes with the extra ``http``.
+The rows are read on the loop, in slices; the text is made of them on a thread, one at a time, and kept for
+``KEPT_S``, since that thread takes its turns with the loop. A metric has at most ``SERIES_MAX`` series;
+``ternmq_metrics_left_out`` tells how many it lacks. Import this module only if HTTP is on: prometheus-client comes with
+the extra ``http``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -23,18 +24,22 @@ from prometheus_client.registry import Collector
 
 from ternmq import kernels
 from ternmq.broker.config import BrokerConfig
-from ternmq.broker.roles import Roles
+from ternmq.broker.roles import Role, Roles
 from ternmq.broker.tables.tables import Tables
+from ternmq.env import Clock
 from ternmq.names import is_internal_topic, is_retry_topic, is_system_topic
 from ternmq.net.server import Server
 from ternmq.store.store import MessageStore
+from ternmq.tasks import Tasks
 from ternmq.wire.bodies.stats import HaStatus
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-#: Series of one metric: a broker with more topics and groups would take seconds, and Prometheus its memory.
-SERIES_MAX: Final = 10_000
-#: Rows that are read before clients have their turn.
+#: Series of one metric: more would take the broker seconds, and Prometheus its memory.
+SERIES_MAX: Final = 5_000
+#: Rows, and queues of them, that are read before clients have their turn.
 SLICE_ROWS: Final = 500
+#: How long a text is given to all that ask.
+KEPT_S: Final = 5.0
 _STORAGE: Final = ("local", "disk")
 
 T = TypeVar("T")
@@ -52,7 +57,13 @@ class BrokerMetrics:
         server: Server,
         roles: Roles,
         ha_status: Callable[[], HaStatus],
+        clock: Clock,
+        tasks: Tasks,
     ) -> None:
+        self._clock = clock
+        self._tasks = tasks
+        #: The last text, or the one that is being made, and when that began.
+        self._made: tuple[float, asyncio.Task[bytes]] | None = None
         self._config = config
         self._store = store
         self._tables = tables
@@ -61,7 +72,14 @@ class BrokerMetrics:
         self._ha_status = ha_status
 
     async def text(self) -> bytes:
-        """All metrics, in Prometheus' form."""
+        """All metrics, in Prometheus' form, as they were within the last ``KEPT_S``."""
+        now, made = self._clock.monotonic(), self._made
+        if made is None or (made[1].done() and (now - made[0] >= KEPT_S or made[1].cancelled() or made[1].exception())):
+            made = self._made = now, self._tasks.create_task(self._make(), name="metrics: make the text")
+        # One who gives up ends nothing for others.
+        return await asyncio.shield(made[1])
+
+    async def _make(self) -> bytes:
         config = self._config()
         reading = _Reading((config.broker_cluster_name, "broker", config.broker_name))
         await self._read(reading)
@@ -72,8 +90,9 @@ class BrokerMetrics:
         version = importlib.metadata.version("ternmq")
         reading.gauge("ternmq_build_info", "Version of TernMQ.", ("version", "kernels"))
         reading.row((version, kernels.describe()), 1)
-        reading.gauge("ternmq_broker_role", "1 for the present role.", ("role",))
-        reading.row((self._roles.role.name.lower(),), 1)
+        reading.gauge("ternmq_broker_role", "1 for the present role, 0 for others.", ("role",))
+        for role in Role:
+            reading.row((role.name.lower(),), int(role is self._roles.role))
         reading.gauge("rocketmq_broker_permission", "4: read, 2: write, 6: both.")
         reading.row((), config.broker_permission)
         reading.gauge("rocketmq_topic_number", "Topics in the table.")
@@ -103,17 +122,19 @@ class BrokerMetrics:
                     reading.row(_of_group(topic, group), getattr(count, field))
         reading.gauge("rocketmq_consumer_lag_messages", "Messages behind the committed offset.", group_labels)
         async for group, topic in reading.slices(sorted(self._tables.offsets.pairs())):
-            reading.row(_of_group(topic, group), self._lag(group, topic))
+            offsets = self._tables.offsets.of_group(group, topic)
+            reading.row(_of_group(topic, group), self._lag(topic, offsets))
+            reading.spent += len(offsets)
 
         await self._read_clients(reading)
         self._read_server(reading)
         self._read_store(reading)
         self._read_replicas(reading)
 
-    def _lag(self, group: str, topic: str) -> int:
+    def _lag(self, topic: str, offsets: Mapping[int, int]) -> int:
         return sum(
             max(self._store.max_offset(topic, queue_id) - max(offset, self._store.min_offset(topic, queue_id)), 0)
-            for queue_id, offset in self._tables.offsets.of_group(group, topic).items()
+            for queue_id, offset in offsets.items()
         )
 
     async def _read_clients(self, reading: _Reading) -> None:
@@ -164,7 +185,9 @@ class BrokerMetrics:
         reading.row((), status.in_sync_slave_nums)
         reading.gauge("ternmq_replica_lag_bytes", "Bytes that a slave has not confirmed.", ("replica",))
         for each in status.ha_connection_info:
-            reading.row((each.addr,), max(each.diff, 0))
+            # Below 0: not known yet.
+            if each.diff >= 0:
+                reading.row((each.addr,), each.diff)
 
 
 class _Reading(Collector):
@@ -176,6 +199,8 @@ class _Reading(Collector):
         self._node = node
         self._families: list[GaugeMetricFamily | CounterMetricFamily] = []
         self._left_out: Counter[str] = Counter()
+        #: What was read since clients had their turn; readers add what a row takes besides itself.
+        self.spent = 0
 
     def gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> None:
         self._families.append(GaugeMetricFamily(name, what, labels=(*self._NAMES, *labels)))
@@ -192,9 +217,11 @@ class _Reading(Collector):
             self._left_out[family.name] += 1
 
     async def slices(self, rows: Iterable[T]) -> AsyncIterator[T]:
-        for number, row in enumerate(rows, 1):
+        for row in rows:
             yield row
-            if not number % SLICE_ROWS:
+            self.spent += 1
+            if self.spent >= SLICE_ROWS:
+                self.spent = 0
                 await asyncio.sleep(0)
 
     def text(self) -> bytes:

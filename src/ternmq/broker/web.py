@@ -15,8 +15,8 @@ within ``QUERY_S``, and only ``QUERIES_MAX`` do so at once.
 
 With access control a caller sends HTTP Basic: the access key as user, the secret key as password, over TLS or from this
 machine. The broker signs the request with it as a client would, and passes it to its gate: accounts, policies, limits
-for guesses, audit and validators are those of the port for clients. A topic needs SUB; metrics need any account, as
-statistics do on the port for clients.
+for guesses, audit and validators are those of the port for clients. A topic needs SUB; metrics need what a
+list of all groups does, as they name topics and groups of others.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Web:
                     return self._ready()
             async with asyncio.timeout(QUERY_S), self._reads:
                 if request.path == ("metrics",):
-                    self._admit(request, "", RequestCode.GET_BROKER_RUNTIME_INFO, ANY_CALLER)
+                    self._admit(request, "", RequestCode.GET_BROKER_CONSUME_STATS, ANY_CALLER)
                     return HttpAnswer(HTTPStatus.OK, await self._metrics.text(), CONTENT_TYPE)
                 return await self._messages(request)
         except _Wrong as wrong:

@@ -37,6 +37,8 @@ CONNECTIONS_MAX: Final = 64
 HEAD_BYTES_MAX: Final = 16 << 10
 #: Bytes of all answers that clients have not taken yet; above that, requests are refused.
 UNTAKEN_BYTES_MAX: Final = 32 << 20
+#: What is asked to see whether the process lives: answered in any case, in a few bytes.
+PROBES: Final = (("healthz",), ("readyz",))
 #: Seconds for a whole head, also between two requests; and for a client to take an answer.
 HEAD_S: Final = 20.0
 TAKE_S: Final = 30.0
@@ -244,13 +246,14 @@ class _Connection(asyncio.Protocol):
             self._write(answer, closes=True)
         elif has_body:
             self._write(plain(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here"), closes=True)
-        elif self._server.is_full:
-            self._write(_LATER)
         else:
             try:
                 path, parameters = parse_target(request.target)
             except BadTarget as error:
                 self._write(plain(HTTPStatus.BAD_REQUEST, str(error)), closes=True)
+                return
+            if self._server.is_full and path not in PROBES:
+                self._write(_LATER)
                 return
             headers = dict(request.headers)
             peer = self._transport.get_extra_info("peername") or ("", 0)
@@ -273,7 +276,7 @@ class _Connection(asyncio.Protocol):
             log.exception("a request over HTTP for /%s failed", "/".join(asked.path)[:200])
             answer = plain(HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed; the log of the broker says why")
         # Again: others may have been answered since this request came, and have left their answers untaken.
-        self._write(_LATER if self._server.is_full else answer)
+        self._write(_LATER if self._server.is_full and asked.path not in PROBES else answer)
 
     def _wrong(self, error: h11.RemoteProtocolError) -> None:
         """What came is not HTTP, or too much of it: nothing more is taken in."""

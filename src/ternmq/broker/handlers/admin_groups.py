@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
+from typing import Final
 
 from ternmq.broker.flow import ADMIN
 from ternmq.broker.handlers.store_times import StoreTime, with_store_times
@@ -13,7 +14,7 @@ from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
-from ternmq.errors import GroupMissing
+from ternmq.errors import GroupMissing, InvalidParameter
 from ternmq.message import MessageQueue
 from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
@@ -33,6 +34,9 @@ from ternmq.wire.requests_admin import (
     GroupForbidden,
     TopicOfGroup,
 )
+
+#: Topics in one request for the progress of a group.
+TOPICS_MAX: Final = 1_000
 
 
 class GroupHandlers:
@@ -197,7 +201,11 @@ class GroupHandlers:
 
 
 def _split(topic_list: str) -> list[str]:
-    return [topic for topic in topic_list.split(";") if topic]
+    """Raises ``InvalidParameter`` for more topics than are looked at in one go."""
+    topics = topic_list.split(";", TOPICS_MAX)
+    if len(topics) > TOPICS_MAX:
+        raise InvalidParameter(f"topicList has more than {TOPICS_MAX} topics; ask for fewer at a time")
+    return list(dict.fromkeys(filter(None, topics)))
 
 
 def _listed(fields: Fields) -> list[Resource]:
