@@ -10,7 +10,7 @@ import pytest
 from tests.shop.soak import RUN
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_books_balance_after_kills_of_everything() -> None:
     """``script/soak shop`` does this for as long as one likes."""

@@ -88,26 +88,31 @@ def test_executors_read_slices_side_by_side(part: Part) -> None:
     assert {"is_whole": True, "executors": 2} == part("batch")
 
 
+@pytest.mark.nightly
 def test_a_stream_goes_on_when_an_executor_is_killed_in_the_middle_of_a_slice(part: Part) -> None:
     """U1: nothing is missing, nothing twice."""
     assert {"is_whole": True, "batches": [0, 1], "was_killed": True} == part("stream")
 
 
+@pytest.mark.nightly
 def test_the_driver_commits_what_executors_have_staged(part: Part) -> None:
     """U2."""
     assert {"is_whole": True} == part("sink")
 
 
+@pytest.mark.nightly
 def test_executors_read_a_store(part: Part) -> None:
     """U3."""
     assert {"records": 110, "places": 110, "is_sliced": True} == part("files")
 
 
+@pytest.mark.nightly
 def test_messages_go_into_a_lake_and_back(part: Part) -> None:
     """U4: *archive*, with files merged, and *replay*."""
     assert {"archived": 40, "is_merged": True, "replayed": 40, "is_whole": True} == part("lake")
 
 
+@pytest.mark.nightly
 def test_a_lost_message_is_found_in_traces(part: Part) -> None:
     """U4: *trace*, with its page."""
     assert {
@@ -117,6 +122,7 @@ def test_a_lost_message_is_found_in_traces(part: Part) -> None:
     } == part("traced")
 
 
+@pytest.mark.nightly
 def test_dead_letters_are_counted_and_sent_again(part: Part) -> None:
     """U4: *deadletters*."""
     assert {
@@ -125,6 +131,7 @@ def test_dead_letters_are_counted_and_sent_again(part: Part) -> None:
     } == part("deadletters")
 
 
+@pytest.mark.nightly
 def test_what_is_missing_and_double_is_found(part: Part) -> None:
     """U4: *reconcile*."""
     assert {
@@ -133,12 +140,14 @@ def test_what_is_missing_and_double_is_found(part: Part) -> None:
     } == part("reconciled")
 
 
+@pytest.mark.nightly
 def test_topics_are_joined_into_a_third(part: Part) -> None:
     """U4: *sql*."""
     joined = sorted([f"n{number % 5}", number] for number in range(10))
     assert {"messages": [18], "joined": joined} == part("sql")
 
 
+@pytest.mark.nightly
 def test_a_store_is_rebuilt(part: Part) -> None:
     """U4: *rebuild*."""
     assert {"records": 110, "queues": 3, "is_same": True} == part("rebuilt")

@@ -16,6 +16,7 @@ from tests.spark.small import SMALL_FLAGS
 from tests.spark.topics import Topics
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 def test_the_command_shows_rows_until_ctrl_c_and_goes_on_afterwards(topics: Topics, tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ async def traced(name_servers: str, *, sends: int, calls: int) -> None:
 
 
 @pytest.mark.interop
-@pytest.mark.parametrize("java", jvm.mostly("4.9.4"), indirect=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("java", jvm.VERSIONS, indirect=True)
 async def test_what_java_clients_trace_is_read(java: Java, spark: SparkSession, tmp_path: Path) -> None:
     """U4, V1: single messages and a batch, each refused once and then consumed, by both versions."""
     async with EmbeddedCluster(settings={"traceTopicEnable": True, "messageDelayLevel": NO_DELAYS}) as cluster:
