@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ternmq.wire import header as wire_header
-from ternmq.wire import requests, requests_admin
+from ternmq.wire import requests, requests_admin, requests_share
 from ternmq.wire.codes import BINARY, JSON, RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Header, Request, typed
@@ -68,7 +68,7 @@ WITHOUT_FIELDS: Final = {
 }
 
 #: Codes that no client sends today, or that belong to parts of RocketMQ that TernMQ does not have: its containers,
-#: RocksDB files, static topics.
+#: RocksDB files, static topics, limits for cold reads.
 NOT_SPOKEN: Final = {
     RequestCode.QUERY_BROKER_OFFSET,
     RequestCode.GET_TOPIC_CONFIG_LIST,
@@ -89,6 +89,9 @@ NOT_SPOKEN: Final = {
     RequestCode.ADD_BROKER,
     RequestCode.REMOVE_BROKER,
     RequestCode.SET_COMMITLOG_READ_MODE,
+    RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG,
+    RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG,
+    RequestCode.GET_COLD_DATA_FLOW_CTR_INFO,
     RequestCode.POP_ROLLBACK,
 }
 
@@ -112,7 +115,7 @@ KINDS: Final = {kind: code for code, kind in TYPED}
 REPLY_KINDS: Final = sorted(
     {
         kind
-        for module in (requests, requests_admin)
+        for module in (requests, requests_admin, requests_share)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, requests.Call) and kind is not requests.Call
     }
