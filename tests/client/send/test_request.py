@@ -144,7 +144,7 @@ async def test_a_requester_that_gives_up_leaves_nothing_behind(cluster: Embedded
 
 
 async def test_a_reply_to_one_who_has_left_fails(cluster: EmbeddedCluster) -> None:
-    """E7: the replier is told."""
+    """E7: the replier is told. The time is enough to send the request, on a busy machine, too."""
     client = ClientConfig(cluster.name_servers)
     leaving = ClientConfig(cluster.name_servers, instance_name="leaving")
     seen = Collector()
@@ -153,7 +153,7 @@ async def test_a_reply_to_one_who_has_left_fails(cluster: EmbeddedCluster) -> No
     async with Producer("replier", client=client) as producer, consumer:
         async with Producer("shop", client=leaving) as requester:
             with pytest.raises(RequestTimeout):
-                await requester.request(Message("sums", b"two"), timeout_ms=50)
+                await requester.request(Message("sums", b"two"), timeout_ms=3_000)
         (request,) = await seen.wait(1)
         with pytest.raises(SystemFailure, match="not found"):
             await producer.reply(request, b"four")
