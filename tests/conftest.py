@@ -31,7 +31,7 @@ ALONE: Final = ("browser", "killed", "cluster", "tour", "elsewhere", "store_exch
 
 @pytest.fixture
 def silent() -> Iterator[None]:
-    """Nothing is logged: what nodes have to say about the thousand deaths of a simulation is not news."""
+    """Nothing is logged: in a simulation, nodes die a thousand times, and each logs it."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -89,7 +89,7 @@ async def test_they_name_topics_and_groups_of_others_so_an_admin_reads_them(tmp_
 
 
 async def test_one_text_is_made_at_a_time_and_given_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: it takes CPU of the broker, whoever asks."""
+    """T4: making it takes CPU of the broker."""
     made: list[bytes] = []
 
     def text(reading: Any) -> bytes:

@@ -304,16 +304,22 @@ def test_a_copy_without_a_number_is_taken_as_it_is() -> None:
     assert [] == folded(table, 3)
 
 
-def test_a_deletion_is_not_made_once_more_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P4: a group is deleted with its offsets, and a consumer uses it again before the deletion is committed."""
-    catalogs: list[Catalog] = []
+@pytest.fixture
+def catalogs(monkeypatch: pytest.MonkeyPatch) -> dict[Groups, Catalog]:
+    """The catalogs that brokers make, by their tables of groups."""
+    found: dict[Groups, Catalog] = {}
 
     def made(catalog: Catalog, **parts: Any) -> None:
         make(catalog, **parts)
-        catalogs.append(catalog)
+        found[parts["groups"]] = catalog
 
     make = Catalog.__init__
     monkeypatch.setattr(Catalog, "__init__", made)
+    return found
+
+
+def test_a_deletion_is_not_made_once_more_after_a_restart(catalogs: dict[Groups, Catalog]) -> None:
+    """P4: a group is deleted with its offsets, and a consumer uses it again before the deletion is committed."""
 
     async def story(cluster: Cluster) -> None:
         # The same member leads again, with its own files.
@@ -321,10 +327,11 @@ def test_a_deletion_is_not_made_once_more_after_a_restart(monkeypatch: pytest.Mo
         await cluster.start(cluster.name_server(), member)
         await until(lambda: leader_of([member]))
         tables = tables_of(member)
+        catalog = catalogs[tables.groups]
         tables.groups.find("billing")
-        catalogs[-1].delete_group("billing", offsets_too=True)
+        catalog.delete_group("billing", offsets_too=True)
         tables.groups.find("billing")
-        await catalogs[-1].saved()
+        await catalog.saved()
         tables.offsets.commit("billing", "orders", 0, 7)
         await member.stop()
         await cluster.start(member)
@@ -334,14 +341,11 @@ def test_a_deletion_is_not_made_once_more_after_a_restart(monkeypatch: pytest.Mo
     run(1, story)
 
 
-def test_offsets_of_a_deleted_group_do_not_come_back_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_a_deleted_group_do_not_come_back_with_the_next_leader(
+    catalogs: dict[Groups, Catalog], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P4: it was deleted between two tables that followers copied, and the leader died before they copied again."""
-    catalogs: dict[Groups, Catalog] = {}
     between: list[Callable[[], object]] = []
-
-    def made(catalog: Catalog, **parts: Any) -> None:
-        make(catalog, **parts)
-        catalogs[parts["groups"]] = catalog
 
     def told(handlers: SlaveHandlers, peer: Any, request: Any) -> Reply:
         reply = tell(handlers, peer, request)
@@ -349,8 +353,7 @@ def test_offsets_of_a_deleted_group_do_not_come_back_with_the_next_leader(monkey
             asyncio.get_running_loop().call_soon(between.pop())
         return reply
 
-    make, tell = Catalog.__init__, SlaveHandlers.consumer_offsets
-    monkeypatch.setattr(Catalog, "__init__", made)
+    tell = SlaveHandlers.consumer_offsets
     monkeypatch.setattr(SlaveHandlers, "consumer_offsets", told)
 
     async def story(cluster: Cluster) -> None:

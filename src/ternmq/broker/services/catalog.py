@@ -91,7 +91,7 @@ class Catalog:
 
         ``offsets_too``: after a deletion, which removes offsets as well.
         """
-        await self._safe()
+        await self._safe(self._topics)
         await self._topics.saved()
         if offsets_too:
             await self._offsets.saved()
@@ -164,17 +164,16 @@ class Catalog:
 
     async def saved(self) -> None:
         """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
-        await self._safe()
+        await self._safe(self._groups)
         await self._groups.saved()
         await self._offsets.saved()
 
-    async def _safe(self) -> None:
-        """In a Raft group: wait until a majority has all changes, and have the tables say that they are made. Else the
-        next start would make them once more, over what came later."""
+    async def _safe(self, table: Topics | Groups) -> None:
+        """In a Raft group: wait until a majority has all changes, and have the table say that its own are made. Else
+        the next start would make them once more, over what came later."""
         await self._journal.safe()
         if self._journal.is_on:
-            self._topics.save_again()
-            self._groups.save_again()
+            table.save_again()
 
     # --- Changes of an earlier leader -------------------------------------------------------------------------------
 
