@@ -115,7 +115,7 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
         if run is not None:
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
             place = damage.number(), damage.number()
-            found = attempt(run.store, terms, form, 0, page, 0, len(page), *place, HOST, targets)
+            found = attempt(native.store_sends, run, terms, form, 0, page, 0, len(page), *place, HOST, targets)
             stored += found is not None
         attempt(
             native.expand_batch,

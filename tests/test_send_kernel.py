@@ -44,7 +44,7 @@ def stored(sends: Any, page: bytearray, first: int = 0, *, with_: Any = None) ->
     """What the kernel makes of a run, if all its queues are plain."""
     targets = [(QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode()) for topic, _ in sends.places]
     given = with_ or terms()
-    return sends.store(given, FORM, first, page, 0, len(page), LOG_OFFSET, TIME_MS, BORN, targets)
+    return native.store_sends(sends, given, FORM, first, page, 0, len(page), LOG_OFFSET, TIME_MS, BORN, targets)
 
 
 def check(data: bytes) -> bool:
@@ -257,19 +257,23 @@ def test_a_place_that_is_not_plain_ends_a_run() -> None:
     sends: Any = native.parse_sends(data, 0, 1 << 24)
     assert [("a", 1), ("b", 1), ("c", 1)] == sends.places
     page = bytearray(1 << 16)
-    made = sends.store(terms(), FORM, 0, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None])
+    made = native.store_sends(
+        sends, terms(), FORM, 0, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None]
+    )
     assert 3 == made[0]
     assert [(0, 40), (1, 20)] == [(place, len(entries)) for place, entries, *_ in made[3]]
     responses: list[Any] = [*FrameDecoder().feed(made[5])]
     assert [5, 9, 6] == [response.read(SendReply).queue_offset for response in responses]
     # From there on, and with a list that is too short.
-    assert sends.store(terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), None, None]) is None
-    assert sends.store(terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, []) is None
-    assert sends.store(terms(), FORM, 9, page, 0, len(page), 0, 1, BORN, []) is None
+    assert (
+        native.store_sends(sends, terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), None, None]) is None
+    )
+    assert native.store_sends(sends, terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, []) is None
+    assert native.store_sends(sends, terms(), FORM, 9, page, 0, len(page), 0, 1, BORN, []) is None
     # A host of IPv6, and a window that is none.
     assert stored(sends, page, 0) is not None
-    assert sends.store(terms(), FORM, 0, page, 0, len(page), 0, 1, bytes(20), [(5, b"\x01a")] * 3) is None
-    assert sends.store(terms(), FORM, 0, page, 10, 5, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
-    assert sends.store(terms(), FORM, 0, page, 0, len(page) + 1, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
+    assert native.store_sends(sends, terms(), FORM, 0, page, 0, len(page), 0, 1, bytes(20), [(5, b"\x01a")] * 3) is None
+    assert native.store_sends(sends, terms(), FORM, 0, page, 10, 5, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
+    assert native.store_sends(sends, terms(), FORM, 0, page, 0, len(page) + 1, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
     with pytest.raises(IndexError):
         sends.frame(5)

@@ -18,6 +18,7 @@ mod scan;
 mod sends;
 mod signed_sends;
 mod signing;
+mod storing;
 mod timer;
 
 #[pymodule]
@@ -32,8 +33,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;
-    module.add_class::<sends::SendTerms>()?;
-    module.add_class::<sends::ReplyForm>()?;
+    module.add_function(wrap_pyfunction!(storing::store_sends, module)?)?;
+    module.add_class::<storing::SendTerms>()?;
+    module.add_class::<storing::ReplyForm>()?;
     module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
     module.add_class::<signed_sends::SignedSends>()?;
     module.add_class::<signing::SigningKey>()?;

@@ -103,29 +103,6 @@ class Sends:
     def frame(self, number: int) -> tuple[int, int]:
         """Where the frame of a send begins and ends in ``data``."""
 
-    def store(
-        self,
-        terms: SendTerms,
-        form: ReplyForm,
-        first: int,
-        page: Page,
-        at: int,
-        end: int,
-        log_offset: int,
-        store_time_ms: int,
-        born_host: bytes,
-        targets: list[tuple[int, bytes] | None],
-    ) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes] | None:
-        """Pack the sends from number ``first`` on as records into the page, between ``at`` and ``end``.
-
-        ``targets`` has for each place its next queue offset, and its topic with its length in front; None for a place
-        that is not plain. Returns: number of the first send that is not stored; log offset behind the last record, and
-        of the last record; for each place with new entries its number, the entries, the log offset behind them, the
-        bytes of the bodies, and each tags code with the queue offset behind its last record; index entries as
-        ``index_entries`` makes them; the replies, as frames. None if the send ``first`` is not plain or has no room;
-        then nothing is written.
-        """
-
 @final
 class SendTerms:
     """What all runs of sends of a broker share. A send whose properties hold one of ``marks`` is not plain."""
@@ -202,3 +179,26 @@ class SignedSends:
         """Append the requests in the frames from ``at`` on to ``commands``, with a ``header_type`` as header each. Ends
         at the first frame that is incomplete, or not a plain send of ``codes`` with the signature of this account;
         returns where that begins. ``view`` is a view of ``data``."""
+
+def store_sends(
+    sends: Sends,
+    terms: SendTerms,
+    form: ReplyForm,
+    first: int,
+    page: Page,
+    at: int,
+    end: int,
+    log_offset: int,
+    store_time_ms: int,
+    born_host: bytes,
+    targets: list[tuple[int, bytes] | None],
+) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes] | None:
+    """Pack the sends from number ``first`` on as records into the page, between ``at`` and ``end``.
+
+    ``targets`` has for each place its next queue offset, and its topic with its length in front; None for a place
+    that is not plain. Returns: number of the first send that is not stored; log offset behind the last record, and
+    of the last record; for each place with new entries its number, the entries, the log offset behind them, the
+    bytes of the bodies, and each tags code with the queue offset behind its last record; index entries as
+    ``index_entries`` makes them; the replies, as frames. None if the send ``first`` is not plain or has no room;
+    then nothing is written.
+    """

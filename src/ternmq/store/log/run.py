@@ -110,7 +110,8 @@ class RunWriter:
         queues = [table.get(place) if is_plain(*place) else None for place in sends.places]
         store_time_ms = self._now_ms()
         base = window.base
-        made = sends.store(
+        made = native.store_sends(
+            sends,
             terms,
             form,
             first,
