@@ -42,7 +42,7 @@ def terms(**changes: Any) -> Any:
 
 def stored(sends: Any, page: bytearray, first: int = 0, *, with_: Any = None) -> Any:
     """What the kernel makes of a run, if all its queues are plain."""
-    targets = [(QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode()) for topic, _ in sends.places]
+    targets: list[Any] = [(QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode()) for topic, _ in sends.places]
     given = with_ or terms()
     return native.store_sends(sends, given, FORM, first, page, 0, len(page), LOG_OFFSET, TIME_MS, BORN, targets)
 
@@ -257,7 +257,7 @@ def test_a_place_that_is_not_plain_ends_a_run() -> None:
     sends: Any = native.parse_sends(data, 0, 1 << 24)
     assert [("a", 1), ("b", 1), ("c", 1)] == sends.places
     page = bytearray(1 << 16)
-    made = native.store_sends(
+    made: Any = native.store_sends(
         sends, terms(), FORM, 0, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None]
     )
     assert 3 == made[0]
