@@ -18,7 +18,7 @@ from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
+from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery, DeleteGroup
 
 #: Groups that belong to RocketMQ's brokers and tools.
 _SYSTEM_GROUPS: Final = frozenset(
@@ -112,6 +112,23 @@ class GroupAdmin:
             code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
             await self._instance.ask(master.address, code, None, encode(config))
         return masters
+
+    async def delete(self, group: str, *, cluster: str | None = None) -> list[BrokerInfo]:
+        """Delete ``group``, its settings and its offsets, on the masters of ``cluster`` that have it; returns those.
+
+        Members that are still active create it again. Messages in its retry and dead-letter topics stay. ``cluster``
+        may be None if there is only one. Raises ``GroupMissing``, ``ConfigError`` for an unknown cluster.
+        """
+        check_group(group)
+        deleted: list[BrokerInfo] = []
+        for master in await self._brokers.masters_of(cluster):
+            if group in await self.table(master):
+                header = DeleteGroup(group_name=group, remove_offset=True, clean_offset=True)
+                await self._instance.ask(master.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+                deleted.append(master)
+        if not deleted:
+            raise GroupMissing(f"group {group!r} does not exist; see `tern group list`")
+        return deleted
 
     async def set_mode(
         self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None

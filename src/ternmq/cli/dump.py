@@ -38,7 +38,7 @@ def dump(
         ),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key or message id.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Maximum number of records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Maximum number of records.")] = None,
     body: Annotated[bool, typer.Option("--body", help="Show the decompressed bodies; with --json in full.")] = False,
     settings: Sizes = None,
     config: ConfigFile = None,

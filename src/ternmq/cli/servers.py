@@ -47,7 +47,7 @@ _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared wit
 
 def up(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the stores.")] = Path("ternmq-data"),
-    port: Annotated[int, typer.Option("--port", help="Port of the name server; 0: any free port.")] = 9876,
+    port: Annotated[int, typer.Option("--port", "-p", help="Port of the name server; 0: any free port.")] = 9876,
     broker_port: Annotated[
         int,
         typer.Option("--broker-port", help="Port of broker-a; the others follow in steps of 20. 0: any free ports."),

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
-from ternmq.cli.output import Output, note
+from ternmq.cli.output import Output
 from ternmq.cli.running import run
-from ternmq.cli.store import ask
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from ternmq.admin import Admin
     from ternmq.admin.brokers import BrokerInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show and change the settings of running brokers and name servers.")
+app = Commands(no_args_is_help=True, help="Show and change the settings of running brokers and name servers.")
 
 Broker = Annotated[
     str | None, typer.Option("--broker", "-b", metavar="NAME", help="A broker's name or address. Without it: all.")
@@ -25,7 +26,7 @@ Broker = Annotated[
 OfNameServers = Annotated[bool, typer.Option("--of-name-servers", help="Settings of the name servers, not of brokers.")]
 
 
-@app.command()
+@app.command(cls=Watched)
 def show(
     patterns: Annotated[
         list[str] | None, typer.Argument(metavar="[SETTING]...", help="Names of settings; * stands for any text.")
@@ -73,12 +74,12 @@ def show(
     Output(as_json=as_json).rows(run(work()), columns=(*first, "setting", "value", "live"), empty="no such setting")
 
 
-@app.command("set")
+@app.command("set", cls=Destructive)
 def set_(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")],
     broker: Broker = None,
     of_name_servers: OfNameServers = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -130,9 +131,9 @@ def set_(
         run(change_name_servers())
         return
     found = run(find())
-    if not yes and len(found) > 1:
-        note(f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}")
-        ask("change all of them?")
+    if len(found) > 1:
+        plan = [f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}"]
+        confirm(plan, "change all of them?", yes=yes)
     run(change(found))
 
 
