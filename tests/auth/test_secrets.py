@@ -179,7 +179,7 @@ def test_secrets_are_in_no_output_of_a_full_run(tmp_path: Path) -> None:
             ("topic", "route", "orders", "--json"),
             ("send", "orders", "hello", "--debug"),
             ("group", "list", "--json"),
-            ("topic", "delete", "missing", "--debug"),
+            ("topic", "delete", "missing", "--yes", "--debug"),
         ):
             for profile in ("boss", "shop"):
                 done = tern("--profile", profile, *arguments, environment=file)

@@ -24,7 +24,7 @@ def sentence(done: subprocess.CompletedProcess[str], *, code: int = 1) -> str:
     ("arguments", "expected"),
     [
         (("topic", "route", "nothing"), "tern: there is no topic 'nothing'; see `tern topic list`, or create it with"),
-        (("topic", "delete", "nothing"), "tern: there is no topic 'nothing'"),
+        (("topic", "delete", "nothing", "--yes"), "tern: there is no topic 'nothing'"),
         (("topic", "create", "bad name"), "tern: the topic name 'bad name' has characters that are not allowed; use"),
         (("topic", "create", "x" * 200), "tern: the topic name 'xxxxx"),
         (
@@ -132,7 +132,7 @@ def test_a_wrong_setting_stops_a_server_before_it_starts(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("nonsense",), ("topic", "create"), ("send", "t"), ("send", "t", "x", "-p", "novalue"), ("up", "--x")]
+    "arguments", [("nonsense",), ("topic", "create"), ("send", "t"), ("send", "t", "x", "-P", "novalue"), ("up", "--x")]
 )
 def test_wrong_usage_is_exit_code_two(arguments: tuple[str, ...]) -> None:
     done = tern(*arguments)

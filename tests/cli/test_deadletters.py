@@ -86,11 +86,11 @@ def test_dead_letters_are_put_away(cluster: Serving, on_cluster: Tern) -> None:
     """H2"""
     give_up(cluster, on_cluster, "dlq-purged", "first")
 
-    old = on_cluster("dlq", "purge", "dlq-purged", "--before", "1h").stdout
-    done = on_cluster("dlq", "purge", "dlq-purged").stdout
+    old = on_cluster("dlq", "purge", "dlq-purged", "--yes", "--before", "1h").stdout
+    done = on_cluster("dlq", "purge", "dlq-purged", "--yes").stdout
     left = on_cluster("dlq", "list", "dlq-purged")
     with_all = array(on_cluster("dlq", "list", "dlq-purged", "--all", "--json"))
-    [deleted] = lines(on_cluster("dlq", "purge", "dlq-purged", "--for-good", "--json"))
+    [deleted] = lines(on_cluster("dlq", "purge", "dlq-purged", "--yes", "--for-good", "--json"))
 
     assert "0 dead letters of group dlq-purged are marked as handled\n" == old
     assert "1 dead letters of group dlq-purged are marked as handled\n" == done

@@ -30,10 +30,10 @@ def test_messages_are_sent_for_later_listed_and_cancelled(on_cluster: Tern) -> N
     ]
     assert sent["recall_handle"] in people
 
-    done = on_cluster("delay", "cancel", sent["recall_handle"])
+    done = on_cluster("delay", "cancel", sent["recall_handle"], "--yes")
     assert (0, f"message {sent['message_id']} is cancelled\n") == (done.returncode, done.stdout)
     assert ["pay"] == [each["body"] for each in array(on_cluster("delay", "peek", "later", "--json"))]
-    again = on_cluster("delay", "cancel", sent["recall_handle"])
+    again = on_cluster("delay", "cancel", sent["recall_handle"], "--yes")
     assert (1, True) == (again.returncode, "does not wait on this broker" in again.stderr)
 
 

@@ -74,10 +74,10 @@ def test_an_operator_sees_and_settles_dead_messages(cluster: EmbeddedCluster, sq
     assert f"{url}\t0\t0\t2\t-" in shown
     assert "invalid column 'message'" in shown
     assert {"retried": 1} == json.loads(tern("outbox", "retry", "1", "77", "-d", url, "--json").stdout)
-    assert "1 messages are deleted\n" == tern("outbox", "discard", "2", "-d", url).stdout
+    assert "1 messages are deleted\n" == tern("outbox", "discard", "2", "--yes", "-d", url).stdout
     assert "1 messages died" in tern("outbox", "sweep", "-d", url, "-n", cluster.name_servers).stdout
     assert "1 messages wait again\n" == tern("outbox", "retry", "--all", "-d", url).stdout
-    assert 1 == tern("outbox", "discard", "1", "-d", url).returncode
+    assert 1 == tern("outbox", "discard", "1", "--yes", "-d", url).returncode
     assert [b"3"] == bodies(cluster.name_servers, topic)
 
 

@@ -15,6 +15,7 @@ from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient
 from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCount, Purged, Resent
 from ternmq.admin.delays import DelayAdmin, DelayedMessage, DelayStats
 from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
+from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
@@ -103,6 +104,14 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
     def status_of(self, address: str) -> BrokerStatus:
         """Role, log and slaves of the broker at ``address``, registered or not."""
         return self._run(self._noun().status_of(address))
+
+    def runtime(self, address: str) -> dict[str, str]:
+        """Counters, rates and sizes of the broker at ``address``, under RocketMQ's names (``mqadmin brokerStatus``)."""
+        return self._run(self._noun().runtime(address))
+
+    def loads(self) -> list[BrokerLoad]:
+        """How busy all registered brokers are. One that does not answer is in the list, with the reason."""
+        return self._run(self._noun().loads())
 
     def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
@@ -245,6 +254,10 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         return self._run(self._noun().status(topic))
 
+    def loads(self, *, count_max: int = 1000) -> list[TopicLoad]:
+        """How busy topics are: the first ``count_max`` by name, without those of the system."""
+        return self._run(self._noun().loads(count_max=count_max))
+
     def entries(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
     ) -> list[QueueEntryInfo]:
@@ -284,6 +297,14 @@ class SyncGroupAdmin(SyncNoun[GroupAdmin]):
         """
         return self._run(self._noun().create(group, retry_max=retry_max, broadcast=broadcast, cluster=cluster))
 
+    def delete(self, group: str, *, cluster: str | None = None) -> list[BrokerInfo]:
+        """Delete ``group``, its settings and its offsets, on the masters of ``cluster`` that have it; returns those.
+
+        Members that are still active create it again. Messages in its retry and dead-letter topics stay. ``cluster``
+        may be None if there is only one. Raises ``GroupMissing``, ``ConfigError`` for an unknown cluster.
+        """
+        return self._run(self._noun().delete(group, cluster=cluster))
+
     def set_mode(
         self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
     ) -> list[BrokerInfo]:
@@ -303,6 +324,10 @@ class SyncGroupAdmin(SyncNoun[GroupAdmin]):
     def info(self, name: str) -> GroupInfo:
         """The group ``name`` with its members and lag; both are 0 for an unknown group."""
         return self._run(self._noun().info(name))
+
+    def loads(self, *, count_max: int = 1000) -> list[GroupLoad]:
+        """How busy groups are: the first ``count_max`` by name, without those of the system."""
+        return self._run(self._noun().loads(count_max=count_max))
 
     def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
         """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.
@@ -465,13 +490,16 @@ class SyncDeadLetterAdmin(SyncNoun[DeadLetterAdmin]):
             )
         )
 
-    def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
+    def purge(
+        self, group: str, *, before: datetime | int | None = None, for_good: bool = False, dry_run: bool = False
+    ) -> list[Purged]:
         """Mark the dead letters of ``group`` as handled: all, or those that were stored before the time ``before``.
 
         They are no longer listed or sent again, unless asked for; the log keeps them as long as any other message. With
-        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read.
+        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read. ``dry_run``
+        only counts them.
         """
-        return self._run(self._noun().purge(group, before=before, for_good=for_good))
+        return self._run(self._noun().purge(group, before=before, for_good=for_good, dry_run=dry_run))
 
 
 class SyncDelayAdmin(SyncNoun[DelayAdmin]):
@@ -538,14 +566,14 @@ class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
         """
         return self._run(self._noun().reset(group, topic, to, dry_run=dry_run))
 
-    def clone(self, source: str, target: str, *, topic: str | None = None) -> list[Move]:
+    def clone(self, source: str, target: str, *, topic: str | None = None, dry_run: bool = False) -> list[Move]:
         """Copy the offsets of the group ``source`` to the group ``target``, of one ``topic`` or of all.
 
         If the target does not exist, it is created with the settings of the source. Raises ``GroupMissing`` for an
         unknown source, ``NotFound`` when it has no offsets, ``ConfigError`` when the target has active members: they
-        would overwrite the offsets.
+        would overwrite the offsets. ``dry_run`` returns what would be copied, and changes nothing.
         """
-        return self._run(self._noun().clone(source, target, topic=topic))
+        return self._run(self._noun().clone(source, target, topic=topic, dry_run=dry_run))
 
 
 class SyncRaftAdmin(SyncNoun[RaftAdmin]):

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ternmq.admin.loads import BrokerLoad, broker_load
 from ternmq.admin.name_servers import change_settings_at, settings_at
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.replication import BrokerStatus
-from ternmq.wire.bodies.routes import ClusterInfo
+from ternmq.wire.bodies.routes import ClusterInfo, KvTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import PromoteBroker
 
@@ -104,6 +105,24 @@ class BrokerAdmin:
         """Role, log and slaves of the broker at ``address``, registered or not."""
         response = await self._instance.ask(address, RequestCode.GET_BROKER_STATUS, timeout_ms=_STATUS_TIMEOUT_MS)
         return decode(response.body, BrokerStatus)
+
+    async def runtime(self, address: str) -> dict[str, str]:
+        """Counters, rates and sizes of the broker at ``address``, under RocketMQ's names (``mqadmin brokerStatus``)."""
+        response = await self._instance.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=_STATUS_TIMEOUT_MS)
+        return decode(response.body, KvTable).table
+
+    async def loads(self) -> list[BrokerLoad]:
+        """How busy all registered brokers are. One that does not answer is in the list, with the reason."""
+        return list(await asyncio.gather(*map(self._load, await self.all())))
+
+    async def _load(self, broker: BrokerInfo) -> BrokerLoad:
+        try:
+            table = await self.runtime(broker.address)
+        except TernError as error:
+            return BrokerLoad(broker.cluster, broker.name, broker.broker_id, broker.address, trouble=str(error))
+        return broker_load(
+            table, cluster=broker.cluster, broker=broker.name, broker_id=broker.broker_id, address=broker.address
+        )
 
     async def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""

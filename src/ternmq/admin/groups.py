@@ -9,6 +9,7 @@ from typing import Final
 
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.admin.clients import ClientAdmin
+from ternmq.admin.loads import ASKED_AT_ONCE, GroupLoad
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
@@ -168,6 +169,31 @@ class GroupAdmin:
             model=members.model if members else "",
             lag=sum(queue.lag for queue in progress),
         )
+
+    async def loads(self, *, count_max: int = 1_000) -> list[GroupLoad]:
+        """How busy groups are: the first ``count_max`` by name, without those of the system."""
+        wanted = [name for name in await self.names() if not is_system_group(name)][:count_max]
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        masters = await self._brokers.masters()
+
+        async def load(group: str) -> GroupLoad:
+            async with slots:
+                members = await self._clients.consumers(group)
+                answers = [
+                    await self._stats(master.address, ConsumeStatsQuery(consumer_group=group)) for master in masters
+                ]
+            return GroupLoad(
+                group,
+                len(members.members) if members else 0,
+                out_s=sum(answer.consume_tps for answer in answers),
+                lag=sum(
+                    queue.broker_offset - queue.consumer_offset
+                    for answer in answers
+                    for queue in answer.offset_table.values()
+                ),
+            )
+
+        return list(await asyncio.gather(*map(load, wanted)))
 
     async def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
         """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.

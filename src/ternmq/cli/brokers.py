@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ternmq.cli import servers
+from ternmq.cli import raft, servers
 from ternmq.cli.command import Commands, Destructive, Watched
 from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, ConfigFile, Json, LogLevel, NameServers, Set
@@ -168,6 +168,9 @@ def _at_risk(slave: BrokerStatus) -> str:
         f"master{count}. A master that is alive hands over and loses nothing; if it is gone, what the slave lacks, and "
         "what was sent since, is lost"
     )
+
+
+app.command()(raft.transfer)
 
 
 # --- Shared -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import typer
 from ternmq.cli.options import ConfigFile, Json
 from ternmq.cli.output import Output, OutputRow, note
 from ternmq.cli.progress import progress_bar
-from ternmq.cli.store import Directory, Sizes, config_of
+from ternmq.cli.store import Directory, Sizes, app, config_of
 from ternmq.cli.times import format_ms
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _TABLE_ROWS: Final = 200
 _PREVIEW_CHARACTERS: Final = 60
 
 
+@app.command()
 def dump(
     directory: Directory,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only records of this topic.")] = None,

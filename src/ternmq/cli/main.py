@@ -13,37 +13,15 @@ from typing import Annotated
 
 import typer
 
-from ternmq.cli import (
-    brokers,
-    certs,
-    completion,
-    deadletters,
-    delay,
-    groups,
-    logs,
-    messages,
-    outbox,
-    pipelines,
-    profiles,
-    raft,
-    servers,
-    settings,
-    store,
-    topics,
-    transactions,
-    users,
-)
+from ternmq.cli import completion, logs, profiles
 from ternmq.cli.command import Commands
-from ternmq.cli.consume import consume
-from ternmq.cli.dump import dump
 from ternmq.cli.exits import ExitCode, exit_code_of
-from ternmq.cli.options import Json
-from ternmq.cli.output import Output, ReaderGone, note, sentence_of
-from ternmq.cli.send import send
-from ternmq.cli.trace import trace
+from ternmq.cli.output import ReaderGone, note, sentence_of
+from ternmq.cli.tree import Tree
 
 app = Commands(
     name="tern",
+    cls=Tree,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -63,56 +41,6 @@ app = Commands(
     epilog="Help for a command: tern COMMAND --help. Use --debug for tracebacks, --json or --output csv for programs."
     " Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 refused, 5 unreachable.",
 )
-
-app.command(rich_help_panel="Servers")(servers.up)
-app.command(rich_help_panel="Servers")(servers.namesrv)
-brokers.app.command()(raft.transfer)
-app.add_typer(brokers.app, name="broker", rich_help_panel="Servers")
-app.command(rich_help_panel="Messages")(send)
-app.command(rich_help_panel="Messages")(consume)
-app.add_typer(messages.app, name="message", rich_help_panel="Messages")
-app.command(rich_help_panel="Messages")(trace)
-app.add_typer(delay.app, name="delay", rich_help_panel="Messages")
-app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
-app.add_typer(groups.app, name="group", rich_help_panel="Administration")
-app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
-app.add_typer(transactions.app, name="transaction", rich_help_panel="Administration")
-app.add_typer(settings.app, name="config", rich_help_panel="Administration")
-app.add_typer(outbox.app, name="outbox", rich_help_panel="Administration")
-app.add_typer(raft.app, name="raft", rich_help_panel="Administration")
-store.app.command()(dump)
-app.add_typer(store.app, name="store", rich_help_panel="Administration")
-app.add_typer(users.app, name="user", rich_help_panel="Administration")
-app.add_typer(certs.app, name="certs", rich_help_panel="Administration")
-app.add_typer(pipelines.app, name="pipeline", rich_help_panel="Data")
-
-
-app.command(rich_help_panel="Administration")(completion.completion)
-
-
-@app.command(rich_help_panel="Administration")
-def version(as_json: Json = False) -> None:
-    """Print the versions of TernMQ, Python and the event loop, and whether compiled kernels are used.
-
-    Example:
-
-        tern version --json
-    """
-    import platform
-    from importlib import metadata
-
-    from ternmq import kernels
-
-    try:
-        loop = f"uvloop {metadata.version('uvloop')}"
-    except metadata.PackageNotFoundError:
-        loop = "asyncio"
-    ternmq, python = metadata.version("ternmq"), platform.python_version()
-    used = kernels.describe()
-    Output(as_json=as_json).item(
-        {"ternmq": ternmq, "python": python, "loop": loop, "kernels": used},
-        f"tern {ternmq} (Python {python}, {loop}, {used})",
-    )
 
 
 @app.callback()
@@ -137,6 +65,8 @@ def options(
 
 def _show(shown: bool) -> None:
     if shown:
+        from ternmq.cli.version import version
+
         version()
         raise typer.Exit
 

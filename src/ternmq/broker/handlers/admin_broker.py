@@ -14,6 +14,7 @@ from typing import Final
 
 from ternmq.broker.changes import LiveSettings
 from ternmq.broker.flow import ADMIN, CLIENT, PULL, QUERY, SEND
+from ternmq.broker.process_table import process_table
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
@@ -93,6 +94,7 @@ class BrokerHandlers:
             "brokerActive": "true",
             # No lock is held while a record is copied into the log: the loop is the only one that does.
             "pageCacheLockTimeMills": "0",
+            **process_table(self._clock),
             **self._more(),
         }
         return Reply(body=encode(KvTable(table=table)))
