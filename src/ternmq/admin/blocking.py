@@ -117,6 +117,12 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
         return self._run(self._noun().settings(address))
 
+    def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the broker at ``address`` were given: a line of a file, the environment, a flag, or at run
+        time. Those with their default are left out; brokers of RocketMQ do not tell.
+        """
+        return self._run(self._noun().origins(address))
+
     def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.
 
@@ -148,6 +154,10 @@ class SyncNameServerAdmin(SyncNoun[NameServerAdmin]):
     def settings(self, address: str) -> dict[str, str]:
         """All settings of the name server at ``address``, under RocketMQ's names; secrets are left out."""
         return self._run(self._noun().settings(address))
+
+    def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the name server at ``address`` were given; those with their default are left out."""
+        return self._run(self._noun().origins(address))
 
     def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the name server at ``address`` while it runs: all of ``changes``, or none.

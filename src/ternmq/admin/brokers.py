@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ternmq.admin.loads import BrokerLoad, broker_load
-from ternmq.admin.name_servers import change_settings_at, settings_at
+from ternmq.admin.name_servers import change_settings_at, origins_at, settings_at
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
@@ -127,6 +127,12 @@ class BrokerAdmin:
     async def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
         return await settings_at(self._instance, address, RequestCode.GET_BROKER_CONFIG)
+
+    async def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the broker at ``address`` were given: a line of a file, the environment, a flag, or at run
+        time. Those with their default are left out; brokers of RocketMQ do not tell.
+        """
+        return await origins_at(self._instance, address, RequestCode.GET_BROKER_CONFIG)
 
     async def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
@@ -120,6 +120,7 @@ class Broker:
         gate: Gate | None = None,
         credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
+        origins: Mapping[str, str] | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
@@ -130,11 +131,13 @@ class Broker:
         the master are signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
+        ``origins`` says where settings were given, for tools (``Settings.origins``).
 
         A ``disk`` other than this machine's, and ``files`` for the tables on it, make a broker that starts no threads:
         the loop does their work (``ternmq.testing``).
         """
         self.config = with_room_for(config, store_config)
+        self._origins = dict(origins or {})
         self._store_config = store_config
         self._replication = replication or ReplicationConfig()
         self._raft = raft or RaftConfig()
@@ -433,6 +436,7 @@ class Broker:
                 changes,
                 get=lambda: (self.config, self._store_config, self._replication, self._raft),
                 apply=partial(self._apply, store),
+                origins=self._origins,
             ),
             server=lambda: server,
         )

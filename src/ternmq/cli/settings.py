@@ -33,6 +33,9 @@ def show(
     ] = None,
     broker: Broker = None,
     of_name_servers: OfNameServers = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Also show where each value was given: default, file and line, …")
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -43,6 +46,8 @@ def show(
         tern config show
 
         tern config show 'transaction*' fileReservedTime --broker broker-a
+
+        tern config show --origin --broker broker-a
     """
     from ternmq.admin import Admin
     from ternmq.broker.changes import changeable
@@ -54,7 +59,12 @@ def show(
         return [
             {"broker": each.name, "id": each.broker_id, **row}
             for each in await _brokers(admin, broker)
-            for row in _rows(await admin.brokers.settings(each.address), patterns, live)
+            for row in _rows(
+                await admin.brokers.settings(each.address),
+                await admin.brokers.origins(each.address) if origin else None,
+                patterns,
+                live,
+            )
         ]
 
     async def of_all_name_servers(admin: Admin) -> list[dict[str, object]]:
@@ -62,7 +72,12 @@ def show(
         return [
             {"name_server": address, **row}
             for address in await admin.name_servers.all()
-            for row in _rows(await admin.name_servers.settings(address), patterns, live)
+            for row in _rows(
+                await admin.name_servers.settings(address),
+                await admin.name_servers.origins(address) if origin else None,
+                patterns,
+                live,
+            )
         ]
 
     async def work() -> list[dict[str, object]]:
@@ -71,7 +86,11 @@ def show(
 
     _check_choice(broker, of_name_servers=of_name_servers)
     first = ("name_server",) if of_name_servers else ("broker", "id")
-    Output(as_json=as_json).rows(run(work()), columns=(*first, "setting", "value", "live"), empty="no such setting")
+    Output(as_json=as_json).rows(
+        run(work()),
+        columns=(*first, "setting", "value", "live", *(["origin"] if origin else [])),
+        empty="no such setting",
+    )
 
 
 @app.command("set", cls=Destructive)
@@ -142,9 +161,16 @@ def _check_choice(broker: str | None, *, of_name_servers: bool) -> None:
         raise ConfigError("--broker and --of-name-servers exclude each other; choose one of them")
 
 
-def _rows(values: dict[str, str], patterns: list[str] | None, live: set[str]) -> list[dict[str, object]]:
+def _rows(
+    values: dict[str, str], origins: dict[str, str] | None, patterns: list[str] | None, live: set[str]
+) -> list[dict[str, object]]:
     return [
-        {"setting": name, "value": value, "live": name in live}
+        {
+            "setting": name,
+            "value": value,
+            "live": name in live,
+            **({} if origins is None else {"origin": origins.get(name, "default")}),
+        }
         for name, value in values.items()
         if not patterns or any(fnmatch.fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
     ]

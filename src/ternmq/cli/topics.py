@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -156,15 +157,32 @@ def route(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT,
 
 
 @app.command(cls=Watched)
-def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show the queue offsets and the time of the last message of each queue."""
+def status(
+    topic: Annotated[str | None, typer.Argument(help="Name of a topic; default: all topics.", metavar="TOPIC")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show the queue offsets and the time of the last message of each queue; or one line for each topic.
+
+    A topic that only a part of the brokers has is named: a message that created it went to one of them.
+
+    Examples:
+
+        tern topic status
+
+        tern topic status orders --watch
+    """
+    if topic is None:
+        _show_all(name_servers, as_json=as_json)
+        return
     from ternmq.admin import Admin
     from ternmq.admin.topics import QueueStatus
 
-    async def work() -> list[QueueStatus]:
+    async def work() -> tuple[list[QueueStatus], int]:
         async with Admin(name_servers) as admin:
-            return await admin.topics.status(topic)
+            return await admin.topics.status(topic), len(await admin.brokers.masters())
 
+    queues, masters = run(work())
     output = Output(as_json=as_json)
     output.rows(
         [
@@ -176,10 +194,49 @@ def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT
                 "messages": found.messages,
                 "last_message": found.last_store_ms if as_json else format_ms(found.last_store_ms),
             }
-            for found in run(work())
+            for found in queues
         ],
         columns=("broker", "queue", "min_offset", "max_offset", "messages", "last_message"),
         empty=f"topic {topic} has no queues",
+    )
+    brokers = {found.queue.broker_name for found in queues}
+    if not as_json and 0 < len(brokers) < masters:
+        note(_partial(topic, sorted(brokers), masters))
+
+
+def _show_all(name_servers: str, *, as_json: bool) -> None:
+    from ternmq.admin import Admin
+    from ternmq.admin.loads import TopicLoad
+
+    async def work() -> tuple[list[TopicLoad], int]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.loads(), len(await admin.brokers.masters())
+
+    topics, masters = run(work())
+    Output(as_json=as_json).rows(
+        [
+            {
+                "topic": one.topic,
+                "on": f"{len(one.brokers)} of {masters}",
+                "brokers": one.brokers,
+                "queues": one.queues,
+                "messages": one.messages,
+                "in_s": round(one.in_s, 1),
+            }
+            for one in topics
+        ],
+        columns=("topic", "on", "brokers", "queues", "messages", "in_s"),
+        empty="no topics yet; create one with `tern topic create NAME`, or send a message to it",
+    )
+    for one in topics:
+        if not as_json and len(one.brokers) < masters:
+            note(_partial(one.topic, one.brokers, masters))
+
+
+def _partial(topic: str, brokers: Sequence[str], masters: int) -> str:
+    return (
+        f"topic {topic} is on {len(brokers)} of {masters} brokers ({', '.join(brokers)}); "
+        f"`tern topic create {topic}` puts it on all"
     )
 
 

@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "dlq": ("deadletters", "app", ADMINISTRATION),
     "transaction": ("transactions", "app", ADMINISTRATION),
     "config": ("settings", "app", ADMINISTRATION),
-    # "doctor": ("doctor", "app", ADMINISTRATION),
+    "doctor": ("doctor", "app", ADMINISTRATION),
     "outbox": ("outbox", "app", ADMINISTRATION),
     "raft": ("raft", "app", ADMINISTRATION),
     "store": ("dump", "app", ADMINISTRATION),

@@ -7,6 +7,7 @@ one uses another. So there is no replication, election or recovery.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -33,9 +34,17 @@ class NameServer:
     """
 
     def __init__(
-        self, config: NamesrvConfig | None = None, env: Env | None = None, *, gate: Gate | None = None
+        self,
+        config: NamesrvConfig | None = None,
+        env: Env | None = None,
+        *,
+        gate: Gate | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """``gate`` admits requests, instead of the access control that the config asks for."""
+        """``gate`` admits requests, instead of the access control that the config asks for. ``origins`` says where
+        settings were given, for tools (``Settings.origins``).
+        """
+        self._origins = dict(origins or {})
         self._config = config or NamesrvConfig()
         self._env = env or Env()
         self._gate = gate
@@ -59,7 +68,7 @@ class NameServer:
                 kv.load()
                 changes = Changes(files(f"{path.stem}{CHANGES_SUFFIX}"))
             settings = changes.given(NamesrvConfig).change(self._config, CHANGEABLE.__contains__)
-            handlers = NameServerHandlers(self.registry, kv, settings, changes, self._env.clock)
+            handlers = NameServerHandlers(self.registry, kv, settings, changes, self._env.clock, origins=self._origins)
             access = await stack.enter_async_context(
                 AccessControl.running(self._config, self._env.clock, gate=self._gate)
             )
