@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
@@ -210,7 +210,7 @@ class _Consuming:
         self._consumer = PushConsumer(group, self._take, name_servers=name_servers, start=StartPosition.LAST)
         self._consumer.subscribe(load.topic)
 
-    async def __aenter__(self) -> Callable[[int], object]:
+    async def __aenter__(self) -> Callable[[int], Awaitable[None]]:
         await self._consumer.__aenter__()
         return self._arrived
 

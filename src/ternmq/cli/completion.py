@@ -48,14 +48,14 @@ def completion(shell: Annotated[Shell, typer.Argument(help="The shell.", metavar
 
         tern completion fish > ~/.config/fish/completions/tern.fish
     """
-    from typer.completion import get_completion_script
+    from typer._completion_shared import get_completion_script
 
     typer.echo(get_completion_script(prog_name="tern", complete_var=VARIABLE, shell=shell.value))
 
 
 def prepare() -> None:
     """Before a line is completed: the classes of shells, and silence."""
-    from typer.completion import completion_init
+    from typer._completion_classes import completion_init
 
     completion_init()
     logging.disable()
