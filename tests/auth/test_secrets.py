@@ -131,7 +131,7 @@ def test_the_program_uses_a_profile(cluster: EmbeddedCluster, tmp_path: Path) ->
     listed = tern("topic", "list", "--json", environment=keys)
     unsigned = tern("send", "orders", "hello", "-n", cluster.name_servers, environment={})
 
-    assert [0, 0, 1, 0, 1] == [one.returncode for one in (made, sent, refused, listed, unsigned)], made.stderr
+    assert [0, 0, 4, 0, 4] == [one.returncode for one in (made, sent, refused, listed, unsigned)], made.stderr
     assert "no permission for topic:'payments'" in refused.stderr
     assert "is not signed" in unsigned.stderr
     assert "orders" in listed.stdout

@@ -189,20 +189,20 @@ def _of_machine(config: Path | None, flags: list[str], directory: Path | None) -
         ),
         *findings.about_limits(*machine.limits()),
         *findings.about_disk(machine.disk_facts(place)),
-        *(findings.about_ports(_ports(given.build(BrokerConfig))) if config is not None or flags else []),
+        *(findings.about_ports(run(_ports(given.build(BrokerConfig)))) if config is not None or flags else []),
     ]
 
 
-def _ports(config: BrokerConfig) -> dict[str, tuple[int, str]]:
+async def _ports(config: BrokerConfig) -> dict[str, tuple[int, str]]:
     """What a broker listens on: for clients, for those of RocketMQ that use the VIP port, and for its slaves."""
-    from ternmq.cli.machine import holder_of
+    from ternmq.cli.machine import trouble_of
 
     if not config.listen_port:
         return {}
     wanted = {"clients": config.listen_port, "VIP clients": config.listen_port - 2, "slaves": config.listen_port + 1}
     if config.http_port:
         wanted["HTTP"] = config.http_port
-    return {use: (port, holder_of(config.bind_address, port)) for use, port in wanted.items()}
+    return {use: (port, await trouble_of(config.bind_address, port)) for use, port in wanted.items()}
 
 
 # --- The cluster ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ternmq.errors import (
     GroupMissing,
     InvalidExpression,
     InvalidHandle,
+    InvalidMessage,
     InvalidName,
     NetworkError,
     NoMessage,
@@ -49,7 +50,7 @@ _CODES = (
     (ExitCode.UNREACHABLE, (NetworkError, SystemBusy, ServiceNotAvailable, Outage)),
     (ExitCode.NOT_FOUND, (RouteMissing, TopicMissing, GroupMissing, NotFound, NoMessage, ConsumerOffline)),
     (ExitCode.REFUSED, (BrokerRefused,)),
-    (ExitCode.USAGE, (ConfigError, InvalidName, InvalidHandle, InvalidExpression)),
+    (ExitCode.USAGE, (ConfigError, InvalidName, InvalidHandle, InvalidMessage, InvalidExpression)),
 )
 
 

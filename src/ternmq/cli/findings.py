@@ -129,15 +129,15 @@ def about_versions(*, python: tuple[int, int], kernels: str, has_kernels: bool, 
 
 
 def about_ports(ports: Mapping[str, tuple[int, str]]) -> list[Finding]:
-    """Ports that a broker of this configuration needs, each with its use and who has it: ``""`` is free."""
+    """Ports that a broker of this configuration needs, by use, and why each cannot be had: ``""`` is free.
+
+    A port in use is a warning, as the broker itself may run already.
+    """
     return [
-        Finding(
-            Level.WARNING if holder else Level.OK,
-            "ports",
-            f"{number} for {use} is {f'in use: {holder}' if holder else 'free'}",
-            "if that is not this broker, stop the program, or choose another listenPort" if holder else "",
-        )
-        for use, (number, holder) in ports.items()
+        Finding(Level.OK, "ports", f"{number} for {use} is free")
+        if not trouble
+        else Finding(Level.WARNING, "ports", f"{number} for {use} is not free", f"unless it is this broker: {trouble}")
+        for use, (number, trouble) in ports.items()
     ]
 
 

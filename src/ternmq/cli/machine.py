@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ternmq.cli.findings import DiskFacts
+from ternmq.errors import ConfigError, NetworkError
+from ternmq.net.endpoint import bind
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _BLOCKS: Final = Path("/sys/dev/block")
@@ -62,16 +63,12 @@ def limits() -> tuple[int | None, int | None, int | None]:
     return files, locked, int(mappings) if mappings.isdecimal() else None
 
 
-def holder_of(host: str, port: int) -> str:
-    """Why a program cannot listen on a port; empty if it can."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port of connections that have just been closed is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+async def trouble_of(host: str, port: int) -> str:
+    """Why a server cannot listen on a port; empty if it can."""
+    try:
+        bind(host, port).close()
+    except (NetworkError, ConfigError) as error:
+        return str(error)
     return ""
 
 

@@ -54,9 +54,11 @@ def transfer(
 ) -> None:
     """Let another member lead, before maintenance of the leader's machine for example. No message is lost.
 
-    Example:
+    Examples:
 
         tern raft transfer n1
+
+        tern broker transfer n1 --broker broker-a
     """
     from ternmq.admin import Admin
 
