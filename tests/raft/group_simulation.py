@@ -301,7 +301,7 @@ class RaftSimulation:
                 victim.disk.before = partial(self._stall, victim, Random(chance.getrandbits(32)))
                 self._later(partial(_hurry, victim))
             case "rot":
-                # A member that has nothing on its disk lacks it like a damaged one: two of three are beyond the promise.
+                # A member with nothing on its disk lacks it like a damaged one: two of three are beyond the promise.
                 if not self._is_rotten and all(map(_has_synced, others)) and self._rot(victim):
                     self._later(partial(self._revive, victim))
             case "reset":
