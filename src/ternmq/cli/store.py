@@ -367,6 +367,10 @@ def _as_fields(verdict: Verification, seconds: float) -> dict[str, object]:
 
 def _print_verdict(verdict: Verification, seconds: float) -> None:
     output = Output(as_json=False)
+    if output.as_csv:
+        rows = [dataclasses.asdict(finding) for finding in verdict.findings]
+        output.rows(rows, columns=("path", "what", "cost", "cure", "is_note"), empty="")
+        return
     for finding in verdict.findings:
         output.item({}, f"{'note' if finding.is_note else 'FAULT'}  {finding.path}: {finding.what}")
         output.item({}, f"       effect: {finding.cost}")
