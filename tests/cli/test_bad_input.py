@@ -65,7 +65,7 @@ def test_what_was_sent_before_an_error_is_told(on_cluster: Tern) -> None:
     """Nothing lost: the receipts of the good lines are printed, in order."""
     done = on_cluster("send", "partly", "--file", "-", stdin=b"good\nalso good\n" + b"x" * 5_000_000)
 
-    assert (1, ["SEND_OK", "SEND_OK"]) == (done.returncode, [line.split("\t")[0] for line in done.stdout.splitlines()])
+    assert (2, ["SEND_OK", "SEND_OK"]) == (done.returncode, [line.split("\t")[0] for line in done.stdout.splitlines()])
     told, why = done.stderr.splitlines()
     assert "2 messages were sent before this error:" == told
     assert "5000000 bytes" in why
