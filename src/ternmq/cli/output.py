@@ -122,7 +122,7 @@ class Output:
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
-            numeric = all(isinstance(row[column], int) for row in rows)
+            numeric = all(isinstance(row[column], int | float) for row in rows)
             table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(row[column]) for column in columns))
