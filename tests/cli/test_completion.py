@@ -81,7 +81,7 @@ def test_zsh_and_fish_are_answered(on_cluster: Tern, cluster: Serving) -> None:
     on_cluster("topic", "create", "shell-topic", "--queues", "1")
     asked = {"NAMESRV_ADDR": cluster.name_server, "_TYPER_COMPLETE_ARGS": "tern topic route shell-"}
 
-    zsh = tern(_TERN_COMPLETE="complete_zsh", **asked).stdout
-    fish = tern(_TERN_COMPLETE="complete_fish", _TYPER_COMPLETE_FISH_ACTION="get-args", **asked).stdout
+    zsh = tern(stdin=b"", _TERN_COMPLETE="complete_zsh", **asked).stdout
+    fish = tern(stdin=b"", _TERN_COMPLETE="complete_fish", _TYPER_COMPLETE_FISH_ACTION="get-args", **asked).stdout
 
     assert ("shell-topic" in zsh, "shell-topic" in fish) == (True, True)
