@@ -7,6 +7,8 @@ import random
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
 from ternmq.cli.latency import Latencies
 from tests.cli.conftest import tern
 
@@ -25,6 +27,16 @@ def test_percentiles_are_those_of_the_samples_to_two_percent() -> None:
         exact = samples[int(share * len(samples)) - 1]
         assert exact <= latencies.percentile_us(share) <= exact * 1.02 + 1
     assert samples[-1] == latencies.max_us == latencies.percentile_us(1.0)
+
+
+@pytest.mark.parametrize("value", [128, 129, 191, 1_000, 65_535, 65_536, 3_000_001, 10**9])
+def test_a_large_value_is_known_to_a_64th(value: int) -> None:
+    """T1"""
+    latencies = Latencies()
+    latencies.add(value)
+    latencies.add(10**12)
+
+    assert value <= latencies.percentile_us(0.5) < value + value / 64 + 1
 
 
 def test_small_values_are_exact_and_nothing_is_zero() -> None:

@@ -116,6 +116,7 @@ def _is_number(following: Sequence[str]) -> bool:
 
 
 def _use_profile(name: str) -> None:
+    """Into the environment, from which the name servers come if -n is not given: options that are given go first."""
     if name:
         profiles.use(name, os.environ)
 
@@ -133,8 +134,6 @@ def _template(
             "--profile",
             metavar="NAME",
             help="Cluster and credentials from the profiles; -n wins over its name servers.",
-            # Before the name servers, which it sets in the environment.
-            is_eager=True,
             expose_value=False,
             callback=_use_profile,
         ),
