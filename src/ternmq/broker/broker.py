@@ -451,7 +451,7 @@ class Broker:
 
         # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:
-            services.sending.topic_changed(topic)
+            services.topic_changed(topic)
             registration.topic_changed(topic)
 
         def connection_closed(peer: Peer) -> None:

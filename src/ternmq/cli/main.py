@@ -24,6 +24,7 @@ from ternmq.cli import (
     outbox,
     pipelines,
     profiles,
+    quotas,
     raft,
     servers,
     settings,
@@ -70,6 +71,7 @@ app.command(rich_help_panel="Messages")(trace)
 app.add_typer(delay.app, name="delay", rich_help_panel="Messages")
 app.add_typer(topics.app, name="topic", rich_help_panel="Administration")
 app.add_typer(groups.app, name="group", rich_help_panel="Administration")
+app.add_typer(quotas.app, name="quota", rich_help_panel="Administration")
 app.add_typer(deadletters.app, name="dlq", rich_help_panel="Administration")
 app.add_typer(transactions.app, name="transaction", rich_help_panel="Administration")
 app.add_typer(settings.app, name="config", rich_help_panel="Administration")

@@ -30,6 +30,7 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import MASTER_ID
 from ternmq.broker.services.access import Access, Way, check_queue, is_shown
 from ternmq.broker.services.drift import Copies, OwnRole, ReadDrift
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
@@ -84,6 +85,8 @@ class Pulled:
     is_at_end: bool = False
     #: The copy of this broker that the reader should ask next.
     next_broker: int = MASTER_ID
+    #: Nothing was looked for, as the group has got what its quota allows.
+    is_over_quota: bool = False
 
 
 class Reading:
@@ -99,6 +102,7 @@ class Reading:
         clients: Clients,
         offsets: Offsets,
         stats: Stats,
+        quotas: Quotas,
         filters: Filters,
         drift: ReadDrift,
         role: OwnRole,
@@ -113,6 +117,7 @@ class Reading:
         self._clients = clients
         self._offsets = offsets
         self._stats = stats
+        self._quotas = quotas
         self._filters = filters
         self._cold_count = 0
         self.apply(config)
@@ -135,8 +140,9 @@ class Reading:
 
     # --- Pulls ------------------------------------------------------------------------------------------------------
 
-    def pull(self, query: PullQuery, *, is_first: bool) -> Pulled:
-        """Look for messages. ``is_first``: the pull has just come, and may wait for the disk.
+    def pull(self, query: PullQuery, *, is_first: bool, may_be_old: bool = False) -> Pulled:
+        """Look for messages. ``is_first``: the pull has just come. It may wait for the disk then, and if
+        ``may_be_old``.
 
         Raises ``NoPermission``, ``TopicMissing``, ``GroupMissing``, ``SubscriptionMissing`` and the like, and
         ``SystemBusy`` when too many wait for the disk.
@@ -149,7 +155,15 @@ class Reading:
             return self._moved(query, moved_to, wanted)
         if is_first and query.sysflag & PullSysflag.COMMIT_OFFSET:
             self._offsets.commit(group, topic, queue_id, query.commit_offset)
-        found = self._get(query, wanted, query.queue_offset, count_max=max(query.count_max, 1), leave_cold=is_first)
+        if self._quotas.groups and self._quotas.is_exceeded(group):
+            return self._over_quota(query, wanted)
+        found = self._get(
+            query,
+            wanted,
+            query.queue_offset,
+            count_max=max(query.count_max, 1),
+            leave_cold=is_first or may_be_old,
+        )
         if found.cold is not None:
             if self._cold_count >= COLD_MAX:
                 raise SystemBusy(
@@ -205,6 +219,8 @@ class Reading:
         if status is GetStatus.FOUND:
             known = query.consumer_group if group is not None else None
             self._stats.got(query.topic, known, found.count, found.body_bytes)
+            if self._quotas.groups:
+                self._quotas.got(query.consumer_group, found.count, found.body_bytes)
             return Pulled(found, wanted, body, next_broker=next_broker)
         self._stats.missed()
         # A new queue begins at offset 0: a pull from there has reached the end.
@@ -219,13 +235,20 @@ class Reading:
 
     def _moved(self, query: PullQuery, queue_offset: int, wanted: Wanted) -> Pulled:
         self._note_pull(query, queue_offset)
-        found = GetResult(
-            GetStatus.OFFSET_TOO_SMALL,
+        return Pulled(self._at(query, queue_offset, GetStatus.OFFSET_TOO_SMALL), wanted, b"", is_moved=True)
+
+    def _over_quota(self, query: PullQuery, wanted: Wanted) -> Pulled:
+        found = self._at(query, query.queue_offset, GetStatus.OFFSET_OVERFLOW_ONE)
+        return Pulled(found, wanted, b"", is_at_end=True, is_over_quota=True)
+
+    def _at(self, query: PullQuery, queue_offset: int, status: GetStatus) -> GetResult:
+        """No message, and where to continue."""
+        return GetResult(
+            status,
             next_offset=queue_offset,
             min_offset=self._store.min_offset(query.topic, query.queue_id),
             max_offset=self._store.max_offset(query.topic, query.queue_id),
         )
-        return Pulled(found, wanted, b"", is_moved=True)
 
     def _get(
         self, query: PullQuery, wanted: Wanted, queue_offset: int, *, count_max: int, leave_cold: bool = False
