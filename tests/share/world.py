@@ -128,7 +128,7 @@ class World:
             record_at=self.store.record_at,
             cold_record=self.store.cold.record,
             choice=self.random,
-            count=tables.stats.sent_back,
+            stats=tables.stats,
         )
         self.sharing = Sharing(
             config,

@@ -177,6 +177,7 @@ class Popping:
             topics=self._topics,
             groups=self._groups,
             offsets=self._offsets,
+            stats=self._stats,
             clock=self._clock,
             on_free=self._freed,
             on_end=self._ended,

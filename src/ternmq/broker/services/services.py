@@ -121,7 +121,7 @@ class Services:
             record_at=store.record_at,
             cold_record=store.cold.record,
             choice=env.random,
-            count=tables.stats.sent_back,
+            stats=tables.stats,
         )
         self.sending = Sending(
             config,
