@@ -30,6 +30,7 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import MASTER_ID
 from ternmq.broker.services.access import Access, Way, check_queue, is_shown
 from ternmq.broker.services.drift import Copies, OwnRole, ReadDrift
+from ternmq.broker.services.offset_events import OffsetEvents
 from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters, Wanted
@@ -50,6 +51,8 @@ COLD_MAX: Final = 1_000
 SCAN_MAX: Final = 800
 
 _EMPTY_QUEUE: Final = (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE)
+#: What makes a client continue elsewhere.
+_CORRECTED: Final = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, *_EMPTY_QUEUE)
 _AT_END: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_FOUND_NULL)
 
 
@@ -103,6 +106,7 @@ class Reading:
         offsets: Offsets,
         stats: Stats,
         quotas: Quotas,
+        events: OffsetEvents,
         filters: Filters,
         drift: ReadDrift,
         role: OwnRole,
@@ -118,6 +122,7 @@ class Reading:
         self._offsets = offsets
         self._stats = stats
         self._quotas = quotas
+        self._events = events
         self._filters = filters
         self._cold_count = 0
         self.apply(config)
@@ -225,6 +230,10 @@ class Reading:
         self._stats.missed()
         # A new queue begins at offset 0: a pull from there has reached the end.
         is_at_end = status in _AT_END or (status in _EMPTY_QUEUE and query.queue_offset == 0)
+        if status in _CORRECTED and not is_at_end and group is not None and self._role.is_master:
+            self._events.corrected(
+                query.consumer_group, query.topic, query.queue_id, query.queue_offset, found.next_offset
+            )
         return Pulled(found, wanted, body, is_at_end=is_at_end or is_elsewhere, next_broker=next_broker)
 
     def _is_elsewhere(self, status: GetStatus) -> bool:

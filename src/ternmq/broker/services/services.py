@@ -19,6 +19,7 @@ from ternmq.broker.services.delaying import Delaying
 from ternmq.broker.services.drift import Copies, ReadDrift
 from ternmq.broker.services.inspection import Inspection
 from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.offset_events import OffsetEvents
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.popping import Popping
 from ternmq.broker.services.positions import Positions
@@ -148,6 +149,7 @@ class Services:
             offsets=tables.offsets,
             stats=tables.stats,
             quotas=quotas,
+            events=OffsetEvents(self.intake, broker_name=config.broker_name, clock=env.clock, host=store_host),
             filters=tables.filters,
         )
         self.inspection = Inspection(
