@@ -14,13 +14,13 @@ the topic «other». Clients without these hooks count nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from threading import Lock
 from typing import Final
 
 from ternmq.client.consume.listener import ConsumeContext, ConsumeHook
 from ternmq.client.send.hooks import SendContext, SendHook
+from ternmq.env import Clock, SystemClock
 from ternmq.net.latency import Latency
 
 #: Pairs of topic and group, each for sends and for consumption.
@@ -51,7 +51,9 @@ class ClientMetrics:
         consumption: A hook for consumers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """``clock``: another one than the system's, for simulations."""
+        self.now = (clock or SystemClock()).monotonic
         self._lock = Lock()
         self._series: dict[str, dict[tuple[str, str], _Series]] = {kind: {} for kind, _ in _KINDS}
         self.sends: SendHook = _Sends(self)
@@ -115,7 +117,7 @@ class _Sends(SendHook):
         self._metrics = metrics
 
     def before_send(self, context: SendContext) -> None:
-        context.notes[self] = time.monotonic()
+        context.notes[self] = self._metrics.now()
 
     def after_send(self, context: SendContext) -> None:
         began = context.notes.pop(self, None)
@@ -127,7 +129,7 @@ class _Sends(SendHook):
                 context.group,
                 messages=count,
                 failed=count if context.error is not None else 0,
-                took_s=time.monotonic() - began,
+                took_s=self._metrics.now() - began,
             )
 
 
@@ -136,7 +138,7 @@ class _Consumption(ConsumeHook):
         self._metrics = metrics
 
     def before_consume(self, context: ConsumeContext) -> None:
-        context.notes[self] = time.monotonic()
+        context.notes[self] = self._metrics.now()
 
     def after_consume(self, context: ConsumeContext) -> None:
         began = context.notes.pop(self, None)
@@ -147,7 +149,7 @@ class _Consumption(ConsumeHook):
                 context.group,
                 messages=len(context.messages),
                 failed=len(context.failed),
-                took_s=time.monotonic() - began,
+                took_s=self._metrics.now() - began,
             )
 
 
