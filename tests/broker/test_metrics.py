@@ -142,8 +142,8 @@ async def test_one_text_is_made_at_a_time_and_given_to_all(tmp_path: Path, monke
         made.append(make(reading))
         return made[-1]
 
-    make = exposition.Reading.text
-    monkeypatch.setattr(exposition.Reading, "text", text)
+    make = exposition.Exposition.text
+    monkeypatch.setattr(exposition.Exposition, "text", text)
     async with site_of(tmp_path) as (_, site):
         answers = await asyncio.gather(*(site.get("/metrics") for _ in range(8)))
         assert {(200, made[0].decode())} == set(answers)

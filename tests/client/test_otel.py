@@ -49,7 +49,8 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
 
 def _trace_of(span: ReadableSpan) -> int:
     assert span.context is not None
-    return span.context.trace_id
+    trace_id: int = span.context.trace_id
+    return trace_id
 
 
 async def test_a_trace_goes_from_the_producer_into_the_listener(cluster: EmbeddedCluster, spans: Spans) -> None:

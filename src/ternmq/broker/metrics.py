@@ -25,7 +25,7 @@ from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.tables import Tables
 from ternmq.env import Clock
 from ternmq.names import is_internal_topic, is_retry_topic, is_system_topic
-from ternmq.net.exposition import KeptText, Reading
+from ternmq.net.exposition import Exposition, KeptText
 from ternmq.net.server import Server
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
@@ -77,13 +77,13 @@ class BrokerMetrics:
         """All metrics, in Prometheus' form, as they were some seconds ago."""
         return await self._kept.text()
 
-    async def _reading(self) -> Reading:
+    async def _reading(self) -> Exposition:
         config = self._config()
-        reading = Reading((config.broker_cluster_name, "broker", config.broker_name))
+        reading = Exposition((config.broker_cluster_name, "broker", config.broker_name))
         await self._read(reading)
         return reading
 
-    async def _read(self, reading: Reading) -> None:
+    async def _read(self, reading: Exposition) -> None:
         config, stats = self._config(), self._tables.stats
         version = importlib.metadata.version("ternmq")
         reading.gauge("ternmq_build_info", "Version of TernMQ.", ("version", "kernels"))
@@ -132,7 +132,7 @@ class BrokerMetrics:
         self._read_store(reading)
         self._read_replicas(reading)
 
-    async def _read_lags(self, reading: Reading, labels: tuple[str, ...]) -> None:
+    async def _read_lags(self, reading: Exposition, labels: tuple[str, ...]) -> None:
         lags = []
         async for group, topic in reading.slices(sorted(self._tables.offsets.pairs())):
             offsets = self._tables.offsets.of_group(group, topic)
@@ -181,7 +181,7 @@ class BrokerMetrics:
             for lag in lags
         ]
 
-    def _read_quotas(self, reading: Reading) -> None:
+    def _read_quotas(self, reading: Exposition) -> None:
         labels = ("kind", "name", "unit")
         tables = (("topic", self._quotas.topics), ("group", self._quotas.groups))
         reading.gauge("ternmq_quota", "What may pass in a second.", labels)
@@ -195,7 +195,7 @@ class BrokerMetrics:
             for name, quota in sorted(table.items()):
                 reading.row((kind, name), quota.refused)
 
-    async def _read_clients(self, reading: Reading) -> None:
+    async def _read_clients(self, reading: Exposition) -> None:
         clients = self._tables.clients
         producers: Counter[tuple[str, str]] = Counter()
         async for group in reading.slices(clients.producer_groups()):
@@ -207,13 +207,13 @@ class BrokerMetrics:
         async for group in reading.slices(clients.consumer_groups()):
             reading.row((group,), len(clients.consumer_ids(group)))
 
-    def _read_server(self, reading: Reading) -> None:
+    def _read_server(self, reading: Exposition) -> None:
         server = self._server
         reading.gauge("ternmq_connections", "Open connections of clients and other servers.")
         reading.row((), len(server.peers))
         reading.lanes(server.lanes)
 
-    def _read_store(self, reading: Reading) -> None:
+    def _read_store(self, reading: Exposition) -> None:
         store = self._store
         labels = ("storage_type", "storage_medium")
         behind = store.written - store.flushed.value
@@ -230,7 +230,7 @@ class BrokerMetrics:
         reading.gauge("ternmq_disk_used_bytes", "Used bytes of the disk with the store.")
         reading.row((), disk.used_bytes)
 
-    def _read_replicas(self, reading: Reading) -> None:
+    def _read_replicas(self, reading: Exposition) -> None:
         status = self._ha_status()
         reading.gauge("ternmq_replicas_in_sync", "Slaves that keep up with this master.")
         reading.row((), status.in_sync_slave_nums)

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from ternmq import kernels
 from ternmq.env import Clock
 from ternmq.namesrv.registry import Registry
-from ternmq.net.exposition import CONTENT_TYPE, KeptText, Reading
+from ternmq.net.exposition import CONTENT_TYPE, Exposition, KeptText
 from ternmq.net.http import HttpAnswer, HttpRequest, plain
 from ternmq.net.server import Server
 from ternmq.tasks import Tasks
@@ -51,9 +51,9 @@ class NameServerWeb:
             case _:
                 return plain(HTTPStatus.NOT_FOUND, "there are /healthz, /readyz and /metrics")
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> Exposition:
         registry = self._registry
-        reading = Reading(("", "namesrv", ""))
+        reading = Exposition(("", "namesrv", ""))
         reading.gauge("ternmq_build_info", "Version of TernMQ.", ("version", "kernels"))
         reading.row((importlib.metadata.version("ternmq"), kernels.describe()), 1)
         info = registry.cluster_info()

@@ -1,6 +1,6 @@
 """Metrics in Prometheus' text form, as servers give them (T4).
 
-A server fills a ``Reading`` on its loop, in slices; the text is made of it on a thread, one at a time, and kept for
+A server fills a ``Exposition`` on its loop, in slices; the text is made of it on a thread, one at a time, and kept for
 ``KEPT_S`` (``KeptText``), since that thread takes its turns with the loop. A metric has at most ``SERIES_MAX`` series;
 ``ternmq_metrics_left_out`` tells how many it lacks.
 
@@ -35,7 +35,7 @@ KEPT_S: Final = 5.0
 T = TypeVar("T")
 
 
-class Reading(Collector):
+class Exposition(Collector):
     """The metrics of one request: first filled on the loop, then read on a thread."""
 
     _NAMES: Final = ("cluster", "node_type", "node_id")
@@ -117,7 +117,7 @@ class Reading(Collector):
 class KeptText:
     """The text of the last reading, for all that ask within ``KEPT_S``."""
 
-    def __init__(self, read: Callable[[], Awaitable[Reading]], *, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Exposition]], *, clock: Clock, tasks: Tasks) -> None:
         self._read = read
         self._clock = clock
         self._tasks = tasks

@@ -7,7 +7,7 @@ numbers, 1 KiB for a series. A series that is new has zeros there, which is righ
 100,000 series take 55 ms to note. That is done in slices (``Timeline.mark``): a moment that is being noted is the
 newest one, and nothing reads it before it is the oldest.
 
-``Table`` bounds series by their bytes: names come from requests. What has no room is counted together.
+``SeriesTable`` bounds series by their bytes: names come from requests. What has no room is counted together.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Count:
 K = TypeVar("K", str, tuple[str, str])
 
 
-class Table(Generic[K]):
+class SeriesTable(Generic[K]):
     """Series by name: a topic, or a topic and a group. So many as ``room`` allows, which several tables share."""
 
     __slots__ = ("_room", "all", "others")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: SeriesRoom) -> None:
         self._room = room
         #: To look at, and to look up; ``of`` adds.
         self.all: dict[K, Count] = {}
@@ -83,7 +83,7 @@ class Table(Generic[K]):
             self._room.give_back(_name_bytes(key))
 
 
-class Room:
+class SeriesRoom:
     """Bytes for series, as estimated."""
 
     __slots__ = ("_left", "refused")

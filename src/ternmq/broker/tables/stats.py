@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ternmq.broker.tables.series import Count, Growth, Period, Room, Table, Timeline
+from ternmq.broker.tables.series import Count, Growth, Period, SeriesRoom, SeriesTable, Timeline
 from ternmq.env import Clock
 
 #: Spans of the rates in RocketMQ's runtime table, in seconds.
@@ -52,11 +52,11 @@ class Stats:
         self.missed_calls = 0
         self.got_messages = 0
         self.got_bytes = 0
-        self.room = Room(series_bytes_max)
-        self._puts: Table[str] = Table(self.room)
-        self._gots: Table[tuple[str, str]] = Table(self.room)
-        self._backs: Table[tuple[str, str]] = Table(self.room)
-        self._dead: Table[tuple[str, str]] = Table(self.room)
+        self.room = SeriesRoom(series_bytes_max)
+        self._puts: SeriesTable[str] = SeriesTable(self.room)
+        self._gots: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
+        self._backs: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
+        self._dead: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
         self.put_by_topic = self._puts.all
         self.got_by_group = self._gots.all
         #: Messages that consumers gave back, by the topic that they were sent to.
