@@ -248,8 +248,8 @@ def wrong(system: System, counts: Counts, lost: set[int], memory: list[float]) -
     # What the client withheld has not reached the broker, and does not count.
     if counts.offered < 4 * len(counts.acknowledged):
         found.append(
-            f"{system.name} got {counts.offered / max(len(counts.acknowledged), 1):.1f} times what it accepted, expected "
-            "4: stop it for longer (STOP_S), or let more sends be under way (UNDER_WAY_MAX)"
+            f"{system.name} got {counts.offered / max(len(counts.acknowledged), 1):.1f} times what it accepted, "
+            "expected 4: stop it for longer (STOP_S), or let more sends be under way (UNDER_WAY_MAX)"
         )
     return found
 
