@@ -19,6 +19,7 @@ from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
+from ternmq.admin.quotas import QuotaAdmin, QuotaInfo
 from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
 from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo, Traffic
 from ternmq.admin.traces import TraceAdmin, TraceStep
@@ -49,9 +50,9 @@ class SyncAdmin(SyncAdminBase):
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.name_servers``, ``admin.clients``,
     ``admin.topics``, ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``,
-    ``admin.offsets``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks
-    the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached,
-    and ``BrokerRefused`` if a server refuses the request.
+    ``admin.offsets``, ``admin.quotas``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and
+    ``admin.users``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError``
+    if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -73,6 +74,7 @@ class SyncAdmin(SyncAdminBase):
         self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
         self.delays = SyncDelayAdmin(lambda: self._admin().delays, self._run)
         self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
+        self.quotas = SyncQuotaAdmin(lambda: self._admin().quotas, self._run)
         self.raft = SyncRaftAdmin(lambda: self._admin().raft, self._run)
         self.traces = SyncTraceAdmin(lambda: self._admin().traces, self._run)
         self.transactions = SyncTransactionAdmin(lambda: self._admin().transactions, self._run)
@@ -584,6 +586,31 @@ class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
         would overwrite the offsets. ``dry_run`` returns what would be copied, and changes nothing.
         """
         return self._run(self._noun().clone(source, target, topic=topic, dry_run=dry_run))
+
+
+class SyncQuotaAdmin(SyncNoun[QuotaAdmin]):
+    """Quotas of topics and groups: ``admin.quotas``."""
+
+    def all(self) -> list[QuotaInfo]:
+        """All quotas of all brokers, topics first."""
+        return self._run(self._noun().all())
+
+    def set_topic(self, topic: str, *, messages: int | None = None, size_bytes: int | None = None) -> list[BrokerInfo]:
+        """Let each broker take no more than so many ``messages``, or ``size_bytes`` of bodies, a second for ``topic``;
+        returns the brokers. None: any number.
+
+        Producers that send more are told SYSTEM_BUSY. Raises ``TopicMissing``, ``InvalidParameter`` for a value below
+        1.
+        """
+        return self._run(self._noun().set_topic(topic, messages=messages, size_bytes=size_bytes))
+
+    def set_group(self, group: str, *, messages: int | None = None, size_bytes: int | None = None) -> list[BrokerInfo]:
+        """Let each broker give no more than so many ``messages``, or ``size_bytes`` of bodies, a second to ``group``;
+        returns the brokers. None: any number.
+
+        Consumers that fetch more wait. Raises ``GroupMissing``, ``InvalidParameter`` for a value below 1.
+        """
+        return self._run(self._noun().set_group(group, messages=messages, size_bytes=size_bytes))
 
 
 class SyncRaftAdmin(SyncNoun[RaftAdmin]):

@@ -33,6 +33,7 @@ COMMANDS: Final = {
     "top": ("top", "top", ADMINISTRATION),
     "topic": ("topics", "app", ADMINISTRATION),
     "group": ("groups", "app", ADMINISTRATION),
+    "quota": ("quotas", "app", ADMINISTRATION),
     "dlq": ("deadletters", "app", ADMINISTRATION),
     "transaction": ("transactions", "app", ADMINISTRATION),
     "config": ("settings", "app", ADMINISTRATION),
