@@ -11,15 +11,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from ternmq.net import lanes
-from ternmq.net.lanes import SLICE_REQUESTS
+from ternmq.net.lanes import SLICE_REQUESTS, SLOW_REQUESTS
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES
-from ternmq.wire.requests import PopMessage
+from ternmq.wire.requests import PopMessage, PullMessage, PullSysflag
 from ternmq.wire.requests_share import SharePull
-from tests.broker.calls import Caller, dialled, pull, serving
+from tests.broker.calls import FAR_MS, Caller, dialled, pull, serving
 
 #: No more than one read brings.
 STORM: Final = 4 * SLICE_REQUESTS
@@ -75,6 +76,43 @@ async def test_a_storm_on_many_connections_delays_another_group_by_a_turn(
             _ask(small, "small", way("small", 0), answered),
         )
         assert answered.index("small") <= SLICE_REQUESTS
+
+
+@pytest.mark.parametrize("way", [pulls, pops, shares])
+async def test_a_message_of_a_small_group_passes_a_storm_in_one_turn(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: its send waited for a turn of the storm, the held pull that it wakes for another, and the reply for a
+    third."""
+    # A turn has time for one request of the storm. What goes ahead has as much as it needs, on the slowest machine.
+    monkeypatch.setattr(lanes, "TURN_S", 0.0)
+    monkeypatch.setattr(lanes, "AHEAD_S", 60.0)
+    async with serving(tmp_path) as broker, AsyncExitStack() as stack:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number)
+        await broker.sent("urgent", b"first")
+        address = broker.peer.address
+        *storm, producer, consumer = [await stack.enter_async_context(dialled(address)) for _ in range(STORM + 2)]
+        answered: list[str] = []
+        code, header = way("small", 0)
+        held = consumer.peer.start_call(code, _waiting_for("urgent", header))
+        # In the same mailbox, behind it: when this is answered, that one waits.
+        await consumer.call(*way("small", 0))
+        held.add_done_callback(lambda _: answered.append("small"))
+        await asyncio.gather(
+            *(_ask(caller, "storm", way("storm", number), answered) for number, caller in enumerate(storm)),
+            producer.sent("urgent", b"second"),
+            held,
+        )
+        assert answered.index("small") <= SLOW_REQUESTS
+
+
+def _waiting_for(topic: str, header: Any) -> Any:
+    """A request for a topic whose only message the group has passed already: it waits for the next one."""
+    if isinstance(header, PullMessage):
+        sysflag = PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND
+        return msgspec.structs.replace(header, topic=topic, queue_offset=1, sysflag=sysflag, suspend_timeout_ms=FAR_MS)
+    return msgspec.structs.replace(header, topic=topic, init_mode=1, poll_ms=FAR_MS)
 
 
 async def _ask(broker: Caller, group: str, request: tuple[RequestCode, Any], answered: list[str]) -> None:

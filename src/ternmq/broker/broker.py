@@ -282,6 +282,7 @@ class Broker:
 
         lanes = Lanes(flow.lanes(config))
         polls = Polls(config, max_offset=max_offset, run_lanes=lanes.run)
+        lanes.wake_held = polls.resume_few
 
         # Opening recovers, which may take long, so it has a thread.
         open_store = partial(

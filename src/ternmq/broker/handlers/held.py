@@ -73,3 +73,7 @@ class HeldRequest:
         if self.poll is not None:
             self._polls.pass_on(self.poll)
         self.peer.fail(request, SystemBusy(reason))
+
+    def flush(self) -> None:
+        """Write what was answered now (``lanes.Worker``)."""
+        self.peer.flush()

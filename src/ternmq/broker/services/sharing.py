@@ -37,7 +37,8 @@ from ternmq.share.actions import LOST, Ack, Cursors, Hold
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend
 from ternmq.share.state import Place, PlaceKey
-from ternmq.share.take import BYTES_MAX, ColdPlace, ShareTaken, ShareWish
+from ternmq.share.take import BYTES_MAX
+from ternmq.share.wish import ColdPlace, ShareTaken, ShareWish
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.share import ShareMember
 from ternmq.wire.bodies.topics import TopicConfig
@@ -313,10 +314,10 @@ class Sharing:
         place = term.state.places[group, topic]
         self._lose(term, place, consumer, known.within(known.acked + 1, first - 1))
         term.do(Ack(group, topic, consumer, runs[0].first, last))
-        term.taker.release(group, topic, consumer, runs[0].first, last)
+        term.keys.release(group, topic, consumer, runs[0].first, last)
         self.counts.acks += 1
-        if place.key in term.taker.blocked:
-            term.taker.blocked.discard(place.key)
+        if place.key in term.keys.blocked:
+            term.keys.blocked.discard(place.key)
             for name in term.lives.names(place.key):
                 self._wake(group, topic, name)
 
