@@ -16,6 +16,7 @@ from ternmq.broker import metrics
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import UpdateOffset
+from ternmq.wire.requests_share import ShareAck, SharePull, SharePullReply
 from tests.auth.accounts import BILLING, BOSS, acl_in
 from tests.broker.calls import Caller, dialled
 from tests.broker.test_web import Site, site_of
@@ -64,6 +65,28 @@ async def test_counts_and_lag_are_those_of_the_broker(tmp_path: Path) -> None:
     assert 0 < series["rocketmq_storage_size", "", ""]
     assert {"ternmq_build_info", "ternmq_broker_role", "ternmq_refused_requests_total"} <= names
     assert 0 < series["process_resident_memory_bytes", "", ""]
+
+
+async def test_shared_consumption_has_the_measures_that_qmqs_operators_know(tmp_path: Path) -> None:
+    """R2–R4: lost acks and when, expired, time-outs, retries, offline tasks, and the time of a group's slices."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        for number in range(3):
+            await caller.sent("orders", b"%d" % number)
+        fields = {"consumer_group": "billing", "topic": "orders", "consumer": "worker"}
+        response = await caller.call(RequestCode.SHARE_PULL, SharePull(**fields, count_max=3))
+        life = response.read(SharePullReply).life
+        assert 0 == (await caller.call(RequestCode.SHARE_ACK, ShareAck(**fields, life=life, first=2, last=2))).code
+        series, names = await scrape(site)
+
+    assert (1, 1) == (series["ternmq_share_pulls_total", "", ""], series["ternmq_share_acks_total", "", ""])
+    assert 2 == series["ternmq_share_lost_acks_total", "", ""], "messages 0 and 1 were passed over"
+    assert 0 < series["ternmq_share_lost_ack_time_seconds", "", ""]
+    assert 0 < series["ternmq_group_seconds_total", "", "billing"]
+    assert 2 == series["ternmq_group_slices_total", "", "billing"]
+    counters = ("expired", "ack_timeouts", "retried", "offline_tasks", "refused_acks")
+    assert {f"ternmq_share_{name}_total" for name in counters} <= names
+    gauges = ("waiting", "consumers", "held", "retry_waiting", "state_bytes")
+    assert {f"ternmq_share_{name}" for name in gauges} <= names
 
 
 async def test_a_metric_has_a_bounded_number_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -679,6 +679,7 @@ class Broker:
                 tables=tables,
                 server=server,
                 roles=roles,
+                sharing=services.sharing,
                 ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
                 clock=self._env.clock,
                 tasks=tasks,
