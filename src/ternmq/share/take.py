@@ -27,7 +27,7 @@ from ternmq.store.read.records import offsets_of, start_offset
 
 #: Bytes of an answer, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
-#: Stretches of a queue that one pull looks through for something that its filter lets through.
+#: Stretches of 800 messages, in all queues, that one pull looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
 #: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
 UNSEEN_MAX: Final = 256
@@ -163,6 +163,9 @@ class ShareTaker:
             count_max = min(wish.count_max - taken.count, room - taken.count)
             if count_max <= 0 or taken.body_bytes >= wish.bytes_max or taken.cold is not None:
                 taken.rest += max(end - start, 0)
+            elif start != end and not gathered.scans:
+                taken.unfinished = True
+                taken.rest += max(end - start, 0)
             elif start != end:
                 self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
         self._hand_out(wish, taken, gathered, keys)
@@ -192,7 +195,7 @@ class ShareTaker:
         read: ColdPlace | None,
     ) -> None:
         start = place.cursors[queue_id]
-        for _ in range(SCANS_MAX):
+        while gathered.scans:
             found = self._read(wish, taken, queue_id, start, count_max, read, is_new=True)
             if found is None:
                 return
@@ -213,6 +216,7 @@ class ShareTaker:
                 gathered.cursors[queue_id] = next_offset
                 taken.rest += max(found.max_offset - next_offset, 0)
                 return
+            gathered.scans -= 1
             start = found.next_offset
             if found.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_TOO_SMALL):
                 # The queue begins or ends elsewhere by now: retention, or a topic made anew.
@@ -357,7 +361,7 @@ class _Stretches:
 class _HandedOut:
     """What one pull hands out."""
 
-    __slots__ = ("cursors", "holders", "others", "own")
+    __slots__ = ("cursors", "holders", "others", "own", "scans")
 
     def __init__(self) -> None:
         self.own = _Stretches()
@@ -365,6 +369,8 @@ class _HandedOut:
         #: By key, who gets it in this pull.
         self.holders: dict[str, str] = {}
         self.cursors: dict[int, int] = {}
+        #: Stretches that may still be looked through.
+        self.scans = SCANS_MAX
 
     def add(self, queue_id: int, offsets: Sequence[int]) -> None:
         self.own.add_all(queue_id, offsets)

@@ -26,6 +26,7 @@ from ternmq.broker.tables.offsets import Offsets
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, StoreError, TernError
 from ternmq.share.actions import LOST, Ack, Forget, Gone, Mark, MoveRuns, ShareAction
+from ternmq.share.heirs import Heirs
 from ternmq.share.keys import ShareKeys
 from ternmq.share.members import Life, Lives
 from ternmq.share.pull_log import PullLog, Run
@@ -109,6 +110,7 @@ class ShareTerm:
             next_number=self.next_number,
             expired=self._expired,
         )
+        self._heirs = Heirs(self.lives, clock)
         self._rewriter = Rewriter(
             store=store,
             resend=resend,
@@ -222,6 +224,7 @@ class ShareTerm:
         looked, log_begin = 0, self._store.min_log_offset
         failure: StoreError | BrokerRefused | None = None
         await self._forget_idle()
+        self._heirs.begin()
         for key in list(self.state.places):
             place = self.state.places.get(key)
             if place is None:
@@ -343,7 +346,7 @@ class ShareTerm:
         return self._bequeath(place, LOST, [lost])
 
     def _bequeath(self, place: Place, consumer: str, runs: Sequence[Run]) -> bool:
-        heir = self._heir(place, consumer)
+        heir = self._heirs.find(place, besides=consumer)
         if heir is None:
             return False
         self._move(place, consumer, runs, heir)
@@ -357,16 +360,6 @@ class ShareTerm:
             stretches = [(run.queue_id, run.offset, run.count) for run in row]
             self.do(MoveRuns(group, topic, consumer, row[0].first, row[-1].last, to, at, self.life, 0, stretches))
             self.keys.moved(group, topic, row, consumer, to, at)
-
-    def _heir(self, place: Place, consumer: str) -> str | None:
-        """Another consumer that is online: the one that holds the least."""
-        now = self._clock.monotonic()
-        online = [
-            (known.held if (known := place.consumers.get(name)) is not None else 0, name)
-            for name in self.lives.names(place.key)
-            if name != consumer and self.lives.of(place.key, name, now) is Life.ONLINE
-        ]
-        return min(online)[1] if online else None
 
     async def _forget_idle(self) -> None:
         """Forget consumers that hold nothing, never did, and are not heard of any more."""
