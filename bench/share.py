@@ -292,7 +292,7 @@ async def memory(system: System, topic: str, consumers: int) -> dict[str, float]
 
 async def acks(system: System, topic: str, count: int) -> dict[str, float]:
     """CPU time of the broker for an ack, of any number of messages, with its record in the log."""
-    fields = {"consumer_group": "acks", "topic": topic, "consumer": "worker"}
+    fields: dict[str, Any] = {"consumer_group": "acks", "topic": topic, "consumer": "worker"}
     held, life, used = -1, 0, 0.0
     async with dialled(await broker_address(system)) as caller:
         for _ in range(0, count, 1_000):

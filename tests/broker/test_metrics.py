@@ -72,7 +72,7 @@ async def test_shared_consumption_has_the_measures_that_qmqs_operators_know(tmp_
     async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
         for number in range(3):
             await caller.sent("orders", b"%d" % number)
-        fields = {"consumer_group": "billing", "topic": "orders", "consumer": "worker"}
+        fields: dict[str, Any] = {"consumer_group": "billing", "topic": "orders", "consumer": "worker"}
         response = await caller.call(RequestCode.SHARE_PULL, SharePull(**fields, count_max=3))
         life = response.read(SharePullReply).life
         assert 0 == (await caller.call(RequestCode.SHARE_ACK, ShareAck(**fields, life=life, first=2, last=2))).code
