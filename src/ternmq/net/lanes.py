@@ -112,6 +112,8 @@ class Lanes:
         #: When the work of this turn of the loop must end, while there is one; and its number.
         self._turn_end: float | None = None
         self._turn = 0
+        #: Seconds of this turn that those took who went ahead.
+        self._ahead_s = 0.0
         #: Lanes whose last job was done in it; some of their jobs had keys.
         self._emptied: list[Lane] = []
         #: The time used of the lane that was last served, before it was.
@@ -182,7 +184,7 @@ class Lanes:
             if not self._is_piled:
                 self._begin_turn()
             elif self._turn_end is not None:
-                self._go_ahead(self._turn_end)
+                self._go_ahead()
         finally:
             # Whatever happened, the lanes continue.
             self._is_inside = False
@@ -206,17 +208,22 @@ class Lanes:
             if active:
                 self.wake_held()
         if active:
-            self._go_ahead(turn_end)
+            self._go_ahead()
 
-    def _go_ahead(self, turn_end: float) -> None:
-        """The time of the turn is over: serve those that had nothing of it."""
-        active, now, end = self._active, self._loop.time(), turn_end + AHEAD_S
-        while active and now <= end:
+    def _go_ahead(self) -> None:
+        """The time of the turn is over: serve those that had nothing of it. Only their own time is counted: what is
+        read last, behind the requests of a storm, has the same chance."""
+        active, began = self._active, self._loop.time()
+        now, end = began, began + AHEAD_S - self._ahead_s
+        # Perhaps by a send of this turn, when nothing was piled up yet.
+        self.wake_held()
+        while active and now < end:
             lane = active[0] if len(active) == 1 else min(active, key=_used)
             if lane.next().turn == self._turn:
-                return
+                break
             now = self._serve(lane, now, end, is_ahead=True)
             self.wake_held()
+        self._ahead_s += now - began
 
     def _serve(self, lane: Lane, started: float, turn_end: float, *, is_ahead: bool = False) -> float:
         """A slice of a lane; returns the time after it."""
@@ -236,6 +243,7 @@ class Lanes:
     def _end_turn(self) -> None:
         self._turn_end = None
         self._turn += 1
+        self._ahead_s = 0.0
         # Not as soon as a lane is empty: what comes on the next connection belongs to the same storm.
         for lane in self._emptied:
             if lane.has_keys and not lane.count:
