@@ -32,18 +32,7 @@ class Log:
 
 
 async def lanes_at(clock: list[float], *configs: LaneConfig) -> Lanes:
-    lanes = Lanes(configs)
-    lanes._loop = _ClockedLoop(asyncio.get_running_loop(), clock)  # type: ignore[assignment]  # time only
-    return lanes
-
-
-class _ClockedLoop:
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: list[float]) -> None:
-        self.call_soon = loop.call_soon
-        self._clock = clock
-
-    def time(self) -> float:
-        return self._clock[0]
+    return Lanes(configs, lambda: clock[0])
 
 
 async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:

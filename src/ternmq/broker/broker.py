@@ -280,7 +280,7 @@ class Broker:
         def max_offset(topic: str, queue_id: int) -> int:
             return store.max_offset(topic, queue_id)
 
-        lanes = Lanes(flow.lanes(config))
+        lanes = Lanes(flow.lanes(config), env.clock.monotonic)
         polls = Polls(config, max_offset=max_offset, run_lanes=lanes.run)
         lanes.wake_held = polls.resume_few
 
