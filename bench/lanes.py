@@ -23,6 +23,9 @@ class Idle:
     def refuse(self, request: Any, reason: str) -> None:
         raise AssertionError(f"{request}: {reason}")
 
+    def flush(self) -> None:
+        pass
+
 
 async def run(lanes: Lanes, reads: int, keys: list[str | None]) -> float:
     """Microseconds per request, for so many reads of ``len(keys)`` requests each."""

@@ -11,15 +11,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
+from ternmq.broker.flow import PULL, SEND
 from ternmq.net import lanes
-from ternmq.net.lanes import SLICE_REQUESTS
+from ternmq.net.lanes import SLICE_REQUESTS, Lane, Lanes
+from ternmq.net.mailboxes import Mailbox
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES
-from ternmq.wire.requests import PopMessage
+from ternmq.wire.requests import PopMessage, PullMessage, PullSysflag
 from ternmq.wire.requests_share import SharePull
-from tests.broker.calls import Caller, dialled, pull, serving
+from tests.broker.calls import FAR_MS, Caller, dialled, pull, serving
 
 #: No more than one read brings.
 STORM: Final = 4 * SLICE_REQUESTS
@@ -75,6 +78,59 @@ async def test_a_storm_on_many_connections_delays_another_group_by_a_turn(
             _ask(small, "small", way("small", 0), answered),
         )
         assert answered.index("small") <= SLICE_REQUESTS
+
+
+@pytest.mark.parametrize("way", [pulls, pops, shares])
+async def test_a_message_of_a_small_group_passes_a_storm_in_one_turn(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: its send waited for a turn of the storm, the held pull that it wakes for another, and the reply for a
+    third."""
+    # A turn has time for one request of the storm. What goes ahead has as much as it needs, on the slowest machine.
+    monkeypatch.setattr(lanes, "TURN_S", 0.0)
+    monkeypatch.setattr(lanes, "AHEAD_S", 60.0)
+    turns: dict[tuple[str, str | None], int] = {}
+    run_jobs = Lanes._run_jobs
+
+    def noted(self: Lanes, lane: Lane, box: Mailbox, *args: Any) -> None:
+        turns[lane.config.name, box.key] = self._turn
+        run_jobs(self, lane, box, *args)
+
+    async with serving(tmp_path) as broker, AsyncExitStack() as stack:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number)
+        await broker.sent("urgent", b"first")
+        address = broker.peer.address
+        *storm, producer, consumer = [await stack.enter_async_context(dialled(address)) for _ in range(STORM + 2)]
+        code, header = way("small", 0)
+        await consumer.call(code, msgspec.structs.replace(header, topic="urgent"))
+        held = consumer.peer.start_call(code, _waiting_for("urgent", header))
+        # In the same mailbox, behind it: when this is answered, that one waits.
+        await consumer.call(*way("small", 0))
+
+        async def rage(caller: Caller, number: int) -> None:
+            while not held.done():
+                await caller.call(*way("storm", number), timeout_ms=FAR_MS)
+
+        raging = [asyncio.ensure_future(rage(caller, number)) for number, caller in enumerate(storm)]
+        # Each of them has been answered: now all have asked again, and one is served in a turn.
+        await asyncio.gather(*(caller.call(*way("storm", 0), timeout_ms=FAR_MS) for caller in storm))
+        monkeypatch.setattr(Lanes, "_run_jobs", noted)
+        await producer.sent("urgent", b"second")
+        await held
+        await asyncio.gather(*raging)
+    assert turns[SEND, None] == turns[PULL, "small"]
+
+
+def _waiting_for(topic: str, header: Any) -> Any:
+    """A request for a topic whose only message the group was given already: it waits for the next one."""
+    if isinstance(header, PullMessage):
+        sysflag = PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND
+        return msgspec.structs.replace(header, topic=topic, queue_offset=1, sysflag=sysflag, suspend_timeout_ms=FAR_MS)
+    if isinstance(header, SharePull):
+        # The other one holds the first message, and would get it again.
+        header = msgspec.structs.replace(header, consumer="worker-1")
+    return msgspec.structs.replace(header, topic=topic, poll_ms=FAR_MS)
 
 
 async def _ask(broker: Caller, group: str, request: tuple[RequestCode, Any], answered: list[str]) -> None:

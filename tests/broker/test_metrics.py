@@ -19,6 +19,7 @@ from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import UpdateOffset
+from ternmq.wire.requests_share import ShareAck, SharePull, SharePullReply
 from tests.auth.accounts import BILLING, BOSS, acl_in
 from tests.broker.calls import Caller, dialled
 from tests.broker.test_web import Site, site_of
@@ -110,6 +111,28 @@ async def test_waits_of_requests_are_counted_in_buckets(tmp_path: Path) -> None:
     assert 61 == sum(int(count) for _, count in spans)
     told_spans = "<=0ms 0~10ms 10~50ms 50~100ms 100~200ms 200~500ms 500ms~1s 1~2s 2~3s 3~4s 4~5s 5~10s 10s~"
     assert told_spans == " ".join(span for span, _ in spans)
+
+
+async def test_shared_consumption_has_the_measures_that_qmqs_operators_know(tmp_path: Path) -> None:
+    """R2–R4: lost acks and when, expired, time-outs, retries, offline tasks, and the time of a group's slices."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        for number in range(3):
+            await caller.sent("orders", b"%d" % number)
+        fields: dict[str, Any] = {"consumer_group": "billing", "topic": "orders", "consumer": "worker"}
+        response = await caller.call(RequestCode.SHARE_PULL, SharePull(**fields, count_max=3))
+        life = response.read(SharePullReply).life
+        assert 0 == (await caller.call(RequestCode.SHARE_ACK, ShareAck(**fields, life=life, first=2, last=2))).code
+        series, names = await scrape(site)
+
+    assert (1, 1) == (series["ternmq_share_pulls_total", "", ""], series["ternmq_share_acks_total", "", ""])
+    assert 2 == series["ternmq_share_lost_acks_total", "", ""], "messages 0 and 1 were passed over"
+    assert 0 < series["ternmq_share_lost_ack_time_seconds", "", ""]
+    assert 0 < series["ternmq_group_seconds_total", "", "billing"]
+    assert 2 == series["ternmq_group_slices_total", "", "billing"]
+    counters = ("expired", "ack_timeouts", "retried", "offline_tasks", "refused_acks")
+    assert {f"ternmq_share_{name}_total" for name in counters} <= names
+    gauges = ("waiting", "consumers", "held", "retry_waiting", "state_bytes")
+    assert {f"ternmq_share_{name}" for name in gauges} <= names
 
 
 async def test_a_metric_has_a_bounded_number_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

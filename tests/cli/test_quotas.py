@@ -24,7 +24,7 @@ def test_a_quota_is_set_shown_and_deleted(on_cluster: Tern) -> None:
     assert ("topic", 1000, None) == (shown["kind"], shown["messages_s"], shown["bytes_s"])
     assert "broker-b" in [row["broker"] for row in others]
     assert "limited" in people
-    [deleted] = lines(on_cluster("quota", "delete", "--topic", "limited", "--json"))
+    [deleted] = lines(on_cluster("quota", "clear", "--topic", "limited", "--json"))
     assert (None, None) == (deleted["messages"], deleted["bytes"])
     assert [] == [row for row in array(on_cluster("quota", "show", "--json")) if row["name"] == "limited"]
 
@@ -34,7 +34,7 @@ def test_a_quota_is_set_shown_and_deleted(on_cluster: Tern) -> None:
     [
         (("set", "--topic", "limited"), 2, "give --messages, --bytes or both"),
         (("set", "--messages", "1"), 2, "give either --topic or --group"),
-        (("delete", "--topic", "a", "--group", "b"), 2, "give either --topic or --group"),
+        (("clear", "--topic", "a", "--group", "b"), 2, "give either --topic or --group"),
         (("set", "--group", "nobody", "--bytes", "1"), 1, "no broker has group 'nobody'"),
     ],
 )

@@ -10,7 +10,8 @@ from ternmq import names
 from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import InvalidParameter, SystemBusy
 from ternmq.message import Property
-from ternmq.share.take import UNSEEN_MAX, key_of
+from ternmq.share.keys import key_of
+from ternmq.share.take import UNSEEN_MAX
 from ternmq.wire.properties import join
 from ternmq.wire.requests_share import is_consumer
 from tests.share.world import Options, World

@@ -11,7 +11,7 @@ import pytest
 
 from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.share.actions import LOST
-from ternmq.share.take import KEYS_BYTES_MAX, KEYS_MAX, key_of
+from ternmq.share.keys import KEYS_BYTES_MAX, KEYS_MAX, key_of
 from ternmq.store.read.query import GetResult
 from ternmq.wire.record import peek_properties, unpack_place
 from tests.share.world import GROUP, TOPIC, InHand, Options, World
@@ -40,6 +40,7 @@ class CountingStore:
     def __init__(self, world: World) -> None:
         self._store = world.store
         world.master.taker._store = self
+        world.master.keys._store = self
         self.begin()
 
     def begin(self) -> None:
@@ -77,9 +78,9 @@ def restart(world: World) -> None:
 
 def slices(world: World, store: CountingStore) -> Iterator[CountingStore]:
     """Read all keys; one value for each slice."""
-    while world.master.taker.unread():
+    while world.master.keys.unread():
         store.begin()
-        world.master.taker.read_keys(PLACE)
+        world.master.keys.read(PLACE)
         yield store
 
 
@@ -189,7 +190,7 @@ def held_keys(world: World) -> dict[tuple[str, int], str]:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_key_has_one_holder_while_keys_are_read(make: Make, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """R2: consumers confirm, leave, and start again between any two slices; the broker begins new terms."""
-    monkeypatch.setattr("ternmq.share.take.KEYS_MAX", 2)
+    monkeypatch.setattr("ternmq.share.keys.KEYS_MAX", 2)
     random = Random(seed)
     world = make(Options(queues=2))
     done: dict[str, list[int]] = {}
@@ -221,7 +222,7 @@ def test_a_key_has_one_holder_while_keys_are_read(make: Make, monkeypatch: pytes
             case "term":
                 world.change_term()
             case "read":
-                world.master.taker.read_keys(PLACE)
+                world.master.keys.read(PLACE)
 
     def ack(name: str, message: InHand) -> None:
         key, number = message.body.split()
@@ -232,7 +233,7 @@ def test_a_key_has_one_holder_while_keys_are_read(make: Make, monkeypatch: pytes
 
     for _ in range(400):
         step()
-        place, keys = world.master.state.places.get(PLACE), world.master.taker.keys.get(PLACE)
+        place, keys = world.master.state.places.get(PLACE), world.master.keys.by_place.get(PLACE)
         if place is None or keys is None or keys.unread:
             continue
         held = held_keys(world)

@@ -195,3 +195,21 @@ def test_what_retention_deletes_of_filtered_messages_is_confirmed_and_numbers_st
     world.send(b"new", TAGS="b", price="20", KEYS="one")
     [message] = world.pull("bob", order=order, **filtered)
     assert b"new" == message.body, "the key of what was deleted is free"
+
+
+def test_a_new_group_begins_with_the_first_message_or_behind_the_last(make: Make) -> None:
+    """R1, F6: of a queue that is not young any more; a young one is read from its beginning in any case."""
+    world = make(Options(queues=1))
+    for _ in range(200):
+        world.send(b"deleted" * 20)
+    world.clean()
+    first = world.store.min_offset(TOPIC, 0)
+    assert first > 0
+    world.send(b"kept")
+
+    assert [] == world.pull("ann", init_mode=1)
+    world.send(b"new")
+    assert [b"new"] == [message.body for message in world.pull("ann", init_mode=1)]
+
+    world.sharing.forget(group=GROUP)
+    assert first == world.pull("bob", init_mode=0)[0].queue_offset

@@ -26,7 +26,7 @@ from ternmq.broker.services.sharing import SharePullOutcome, Sharing
 from ternmq.broker.tables.tables import Tables
 from ternmq.errors import NotMaster
 from ternmq.files import TableFile, do_now
-from ternmq.share.take import ShareTaken
+from ternmq.share.wish import ShareTaken
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 from ternmq.testing.disk import SimulatedDisk

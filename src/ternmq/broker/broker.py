@@ -284,8 +284,9 @@ class Broker:
         def max_offset(topic: str, queue_id: int) -> int:
             return store.max_offset(topic, queue_id)
 
-        lanes = Lanes(flow.lanes(config))
+        lanes = Lanes(flow.lanes(config), env.clock.monotonic)
         polls = Polls(config, max_offset=max_offset, run_lanes=lanes.run)
+        lanes.wake_held = polls.resume_few
 
         # Opening recovers, which may take long, so it has a thread.
         open_store = partial(
@@ -685,6 +686,7 @@ class Broker:
                 quotas=services.quotas,
                 server=server,
                 roles=roles,
+                sharing=services.sharing,
                 ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
                 clock=self._env.clock,
                 tasks=tasks,

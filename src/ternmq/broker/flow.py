@@ -18,16 +18,20 @@ SYNC_FLUSH: ``broker.services.intake`` bounds the sends that wait for it.
 
 from __future__ import annotations
 
+import heapq
 from typing import Final
 
 from ternmq.broker.config import BrokerConfig
-from ternmq.net.lanes import LaneConfig
+from ternmq.net.lanes import LaneConfig, Lanes
 
 SEND: Final = "send"
 PULL: Final = "pull"
 QUERY: Final = "query"
 CLIENT: Final = "client"
 ADMIN: Final = "admin"
+
+#: Groups whose time is told, those that took most.
+GROUPS_SHOWN: Final = 20
 
 
 def lanes(config: BrokerConfig) -> tuple[LaneConfig, ...]:
@@ -43,3 +47,13 @@ def lanes(config: BrokerConfig) -> tuple[LaneConfig, ...]:
             (ADMIN, config.admin_broker_thread_pool_queue_capacity, config.wait_time_mills_in_admin_broker_queue),
         )
     )
+
+
+def busiest_groups(lanes: Lanes) -> list[tuple[str, float, int]]:
+    """How much of the broker's time the pulls and acks of the busiest groups took: group, seconds, slices (R4)."""
+    spent = dict(lanes[PULL].spent)
+    for group, (seconds, slices) in lanes[CLIENT].spent.items():
+        before = spent.get(group, (0.0, 0))
+        spent[group] = before[0] + seconds, before[1] + slices
+    busiest = heapq.nlargest(GROUPS_SHOWN, spent.items(), key=lambda item: item[1])
+    return [(group, seconds, slices) for group, (seconds, slices) in busiest]

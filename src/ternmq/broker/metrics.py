@@ -22,6 +22,8 @@ from ternmq import kernels
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Role, Roles
 from ternmq.broker.services.quotas import Quotas
+from ternmq.broker.services.sharing import Sharing
+from ternmq.broker.share_metrics import read_shares
 from ternmq.broker.tables.tables import Tables
 from ternmq.env import Clock
 from ternmq.names import is_internal_topic, is_retry_topic, is_system_topic
@@ -59,6 +61,7 @@ class BrokerMetrics:
         quotas: Quotas,
         server: Server,
         roles: Roles,
+        sharing: Sharing,
         ha_status: Callable[[], HaStatus],
         clock: Clock,
         tasks: Tasks,
@@ -71,6 +74,7 @@ class BrokerMetrics:
         self._tables = tables
         self._server = server
         self._roles = roles
+        self._sharing = sharing
         self._ha_status = ha_status
 
     async def text(self) -> bytes:
@@ -131,6 +135,7 @@ class BrokerMetrics:
         self._read_server(reading)
         self._read_store(reading)
         self._read_replicas(reading)
+        read_shares(reading, self._sharing, self._server.lanes)
 
     async def _read_lags(self, reading: Exposition, labels: tuple[str, ...]) -> None:
         lags = []

@@ -42,12 +42,12 @@ def set_(
         tern quota set --group reports --bytes 1000000
     """
     if messages is None and size_bytes is None:
-        raise typer.BadParameter("give --messages, --bytes or both; `tern quota delete` removes a quota")
+        raise typer.BadParameter("give --messages, --bytes or both; `tern quota clear` removes a quota")
     _change(topic, group, messages, size_bytes, name_servers, as_json)
 
 
 @app.command()
-def delete(
+def clear(
     topic: _Topic = "",
     group: _Group = "",
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -57,7 +57,7 @@ def delete(
 
     Example:
 
-        tern quota delete --topic orders
+        tern quota clear --topic orders
     """
     _change(topic, group, None, None, name_servers, as_json)
 

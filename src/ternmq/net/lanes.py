@@ -7,6 +7,11 @@ and the loop reads its sockets between turns. So a storm of pulls delays sends b
 All reads of one turn of the loop share its time. Work that came on many connections, a request each, piles up as work
 that came on one does: when the time is over, what is read later is only queued, and has its place by the time used.
 
+**Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
+a third with the reply. What is read when the time is over is served at once if its lane and group had nothing of this
+turn and are next by the time used; so is a held pull that this wakes (``wake_held``), and the replies are written
+then, not when the storm's are. Such work has a bound of its own in each turn, and is charged as any other.
+
 The same holds within a lane: requests may have a key, their group, and the key that has used the least time goes first
 (R4, ``net.mailboxes``). A group of a thousand consumers, or one with slow filters, delays others by one slice.
 
@@ -23,24 +28,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.latency import FIRST_S, Latency
-from ternmq.net.mailboxes import Job, Mailboxes
+from ternmq.net.mailboxes import Mailbox, Mailboxes
 
 log = logging.getLogger(__name__)
 
 #: A lane keeps the loop for at most this long before others are asked; long enough to make the asking cheap.
 SLICE_REQUESTS: Final = 32
-#: Most requests take microseconds. A few that take long (pulls with SQL filters) end the slice when the turn is over.
+#: Most requests take microseconds. A few that take long end the slice when the turn is over. Those with a key, pulls of
+#: 100 µs each, look at the clock each time.
 SLOW_REQUESTS: Final = 4
-#: After this long the loop reads its sockets and writes replies, whatever is still queued. A message of a small group
-#: waits for about three turns of a storm (its send, its pull, the reply). A turn costs some 30 µs of reading and
-#: writing, by estimate.
-TURN_S: Final = 0.001
+#: After this long the loop reads its sockets and writes replies, whatever is still queued. With a hundred connections
+#: that takes twice as long as the work; a message of a small group waits for the rest of one such turn.
+TURN_S: Final = 0.0005
+#: So much longer a turn takes at most for those that go ahead.
+AHEAD_S: Final = 0.0005
 _FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
 
@@ -53,6 +59,10 @@ class Worker(Protocol):
 
     def refuse(self, request: Any, reason: str, /) -> None:
         """Answer SYSTEM_BUSY with a reason."""
+        ...
+
+    def flush(self) -> None:
+        """Write what was answered now, not when the turn of the loop ends."""
         ...
 
 
@@ -94,13 +104,22 @@ class Lane(Mailboxes):
 class Lanes:
     """The scheduler. All methods belong to the loop's thread."""
 
-    def __init__(self, configs: Iterable[LaneConfig]) -> None:
+    def __init__(self, configs: Iterable[LaneConfig], time: Callable[[], float] | None = None) -> None:
+        """``time`` tells the loop's time more exactly than the loop: uvloop counts whole milliseconds, which is more
+        than a turn. Without it, slices are charged by chance, and right in the mean only."""
         self.by_name = {config.name: Lane(config) for config in configs}
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
-        self._running = False
-        #: When the work of this turn of the loop must end, while there is one.
+        self._time = time or self._loop.time
+        #: Requests are being carried out; those that they queue are seen by who does.
+        self._is_inside = False
+        #: Work is left, and the next turn is about to come.
+        self._is_piled = False
+        #: When the work of this turn of the loop must end, while there is one; and its number.
         self._turn_end: float | None = None
+        self._turn = 0
+        #: Seconds of this turn that those took who went ahead.
+        self._ahead_s = 0.0
         #: Lanes whose last job was done in it; some of their jobs had keys.
         self._emptied: list[Lane] = []
         #: The time used of the lane that was last served, before it was.
@@ -108,6 +127,9 @@ class Lanes:
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
         self._done_bytes = 0
+        #: Puts requests that were held, and can be answered now, back on their lanes, if they are few. It may be called
+        #: at any time; without it they come in the next turn.
+        self.wake_held: Callable[[], None] = _nothing
 
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
@@ -123,8 +145,8 @@ class Lanes:
         """Queue a request of ``size`` bytes; ``run`` must follow once all requests of a read are queued."""
         jobs = lane.jobs
         if not jobs and not lane.keyed:
-            level = min(map(_used, self._active)) if self._active else self._level
-            lane.used = max(lane.used, level)
+            # Level with the one that was served last before that is charged: it is next, and not behind it.
+            lane.used = max(lane.used, self._level)
             self._active.append(lane)
         elif (
             len(jobs) + lane.keyed >= lane.config.capacity or lane.queued_bytes + size > lane.config.bytes_max
@@ -161,53 +183,86 @@ class Lanes:
 
     def run(self) -> None:
         """Work until nothing is queued or the turn is over; the rest continues in the next turn of the loop."""
-        if self._running:
+        if self._is_inside:
             return
-        self._running = True
-        active, now, turn_end = self._active, self._loop.time(), self._turn_end
+        self._is_inside = True
+        try:
+            if not self._is_piled:
+                self._begin_turn()
+            elif self._turn_end is not None:
+                self._go_ahead()
+        finally:
+            # Whatever happened, the lanes continue.
+            self._is_inside = False
+            if self._active and not self._is_piled:
+                self._is_piled = True
+                self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_piled = False
+        self.run()
+
+    def _begin_turn(self) -> None:
+        now, turn_end = self._time(), self._turn_end
         if turn_end is None:
             turn_end = self._turn_end = now + TURN_S
             self._loop.call_soon(self._end_turn)
-        try:
-            self._run_turn(now, turn_end)
-        finally:
-            # Whatever happened, the lanes continue.
-            if active:
-                self._loop.call_soon(self._next_turn)
-            else:
-                self._running = False
-
-    def _run_turn(self, now: float, turn_end: float) -> None:
-        time, active = self._loop.time, self._active
+        active = self._active
         while active and now <= turn_end:
             lane = active[0] if len(active) == 1 else min(active, key=_used)
-            started, self._level = now, lane.used
-            if lane.keyed:
-                self._run_keys(lane, now, turn_end)
-            else:
-                self._run_jobs(lane, lane.jobs, SLICE_REQUESTS, now, turn_end)
-            if not lane.jobs and not lane.keyed:
-                active.remove(lane)
-                if lane.has_keys:
-                    self._emptied.append(lane)
-            now = time()
-            lane.used += now - started
+            now = self._serve(lane, now, turn_end)
+            if active:
+                self.wake_held()
+        if active:
+            self._go_ahead()
+
+    def _go_ahead(self) -> None:
+        """The time of the turn is over: serve those that had nothing of it. Only their own time is counted: what is
+        read last, behind the requests of a storm, has the same chance."""
+        active, began = self._active, self._time()
+        now, end = began, began + AHEAD_S - self._ahead_s
+        # Perhaps by a send of this turn, when nothing was piled up yet.
+        self.wake_held()
+        while active and now < end:
+            lane = active[0] if len(active) == 1 else min(active, key=_used)
+            if lane.next().turn == self._turn:
+                break
+            now = self._serve(lane, now, end, is_ahead=True)
+            self.wake_held()
+        self._ahead_s += now - began
+
+    def _serve(self, lane: Lane, started: float, turn_end: float, *, is_ahead: bool = False) -> float:
+        """A slice of a lane; returns the time after it."""
+        self._level = lane.used
+        if lane.keyed:
+            self._run_keys(lane, started, turn_end, is_ahead=is_ahead)
+        else:
+            self._run_jobs(lane, lane.plain, SLOW_REQUESTS if is_ahead else SLICE_REQUESTS, started, turn_end)
+        if not lane.jobs and not lane.keyed:
+            self._active.remove(lane)
+            if lane.has_keys:
+                self._emptied.append(lane)
+        now = self._time()
+        lane.used += now - started
+        return now
 
     def _end_turn(self) -> None:
         self._turn_end = None
+        self._turn += 1
+        self._ahead_s = 0.0
         # Not as soon as a lane is empty: what comes on the next connection belongs to the same storm.
         for lane in self._emptied:
             if lane.has_keys and not lane.count:
                 lane.rest()
         self._emptied.clear()
 
-    def _run_keys(self, lane: Lane, now: float, turn_end: float) -> None:
+    def _run_keys(self, lane: Lane, now: float, turn_end: float, *, is_ahead: bool) -> None:
         """A slice of a lane: the mailboxes that have used the least time, one after the other."""
-        time, left = self._loop.time, SLICE_REQUESTS
-        while left > 0 and lane.keyed and now <= turn_end:
+        time, left = self._time, SLICE_REQUESTS
+        while left > 0 and lane.keyed and now <= turn_end and not (is_ahead and lane.next().turn == self._turn):
             box, started = lane.choose(), now
             try:
-                self._run_jobs(lane, box.jobs, left, now, turn_end)
+                self._run_jobs(lane, box, SLOW_REQUESTS if is_ahead else left, now, turn_end)
             finally:
                 left -= self._done
                 now = time()
@@ -217,10 +272,15 @@ class Lanes:
                     lane.done(box, self._done, self._done_bytes)
                     lane.put_back(box, now - started)
 
-    def _run_jobs(self, lane: Lane, jobs: deque[Job], count_max: int, now: float, turn_end: float) -> None:
-        time = self._loop.time
+    def _run_jobs(self, lane: Lane, box: Mailbox, count_max: int, now: float, turn_end: float) -> None:
+        time, jobs = self._time, box.jobs
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
+        looks = SLOW_REQUESTS if box is lane.plain else 1
+        box.turn = self._turn
+        # Of a mailbox with few jobs beside others that wait: their answers do not wait for those of the others.
+        is_small = len(jobs) <= SLOW_REQUESTS and (len(jobs) < lane.count or len(self._active) > 1)
+        workers = [job[0] for job in jobs] if is_small else ()
         number = done_bytes = soon = 0
         waits, waited = lane.waits, 0.0
         # After this a request has come so lately that it belongs to the first bucket: nearly all do.
@@ -250,17 +310,19 @@ class Lanes:
                     log.exception(
                         "a request on lane %s failed without an answer; other requests continue", lane.config.name
                     )
-                if not number % SLOW_REQUESTS and time() > turn_end:
+                if not number % looks and time() > turn_end:
                     break
+            for worker in workers:
+                worker.flush()
         finally:
             waits.counts[0] += soon
             waits.sum_s += waited
             self._done = number
             self._done_bytes = done_bytes
 
-    def _next_turn(self) -> None:
-        self._running = False
-        self.run()
+
+def _nothing() -> None:
+    """No request is held."""
 
 
 def _used(lane: Lane) -> float:

@@ -27,6 +27,8 @@ from typing import Any, Final, TypeAlias
 PAST_MAX: Final = 10_000
 PAST_KEY_LENGTH_MAX: Final = 255
 
+_NEW: Final = (0.0, -1)
+
 #: Worker, request, when it arrived, and its bytes. A plain tuple: one is made for each request.
 Job: TypeAlias = tuple[Any, Any, float, int]
 
@@ -34,7 +36,7 @@ Job: TypeAlias = tuple[Any, Any, float, int]
 class Mailbox:
     """Jobs of one key, oldest first."""
 
-    __slots__ = ("jobs", "key", "queued_bytes", "used")
+    __slots__ = ("jobs", "key", "queued_bytes", "turn", "used")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
@@ -43,6 +45,8 @@ class Mailbox:
         self.queued_bytes = 0
         #: Seconds of work done, counted from the level at which it started.
         self.used = 0.0
+        #: The turn of the loop in which it was last served; the caller's number.
+        self.turn = -1
 
 
 class Mailboxes:
@@ -78,7 +82,8 @@ class Mailboxes:
         #: By key: seconds of work in all, and slices. For operators; the longest names and too many are left out.
         self.spent: dict[str, tuple[float, int]] = {}
         self._by_key: dict[str, Mailbox] = {}
-        self._past: dict[str, float] = {}
+        #: By key without jobs: its time used, and the turn in which it was last served.
+        self._past: dict[str, tuple[float, int]] = {}
         self._longest = self.plain
         self._heaviest = self.plain
         self._level = 0.0
@@ -102,7 +107,8 @@ class Mailboxes:
                 # Until now nothing was compared with the jobs without a key.
                 self.has_keys = True
                 self._level = self.plain.used
-            box.used = max(self._past.pop(key, 0.0), self._level)
+            used, box.turn = self._past.pop(key, _NEW)
+            box.used = max(used, self._level)
             self._push(box)
         box.jobs.append(job)
         self.keyed += 1
@@ -132,13 +138,17 @@ class Mailboxes:
             self.done(box, 1, job[3])
         return job
 
-    def choose(self) -> Mailbox:
-        """The mailbox that is next; it must be given to ``put_back`` if it has a key. There must be a job."""
+    def next(self) -> Mailbox:
+        """The mailbox that is next: the one that has used the least time. There must be a job."""
         ready, plain = self.ready, self.plain
-        if not ready or (plain.jobs and plain.used <= ready[0][0]):
-            self._level = plain.used
-            return plain
-        self._level, _, box = heapq.heappop(ready)
+        return plain if not ready or (plain.jobs and plain.used <= ready[0][0]) else ready[0][2]
+
+    def choose(self) -> Mailbox:
+        """Take the mailbox that is next; it must be given to ``put_back`` if it has a key. There must be a job."""
+        box = self.next()
+        self._level = box.used
+        if box is not self.plain:
+            heapq.heappop(self.ready)
         return box
 
     def put_back(self, box: Mailbox, used: float) -> None:
@@ -160,10 +170,10 @@ class Mailboxes:
         if len(key) > PAST_KEY_LENGTH_MAX:
             return
         if len(self._past) >= PAST_MAX:
-            self._past = {key: past for key, past in self._past.items() if past > self._level}
+            self._past = {key: past for key, past in self._past.items() if past[0] > self._level}
             if len(self._past) >= PAST_MAX:
                 self._past.clear()
-        self._past[key] = box.used
+        self._past[key] = box.used, box.turn
 
     def rest(self) -> None:
         """Nothing waits, and some had keys: all start again."""

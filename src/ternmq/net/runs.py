@@ -80,3 +80,7 @@ class RunWorker:
         """Answer each request that there is too much to do."""
         for number in range(sends.count):
             self._peer.refuse(request_in(sends, number), reason)
+
+    def flush(self) -> None:
+        """Write what was answered now."""
+        self._peer.flush()

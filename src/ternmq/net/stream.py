@@ -147,6 +147,10 @@ class Stream(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._out += buffers
 
+    def flush(self) -> None:
+        """Write what has gathered now, not when the turn of the loop ends."""
+        self._flush()
+
     def _flush(self) -> None:
         out = self._out
         if not out or self._transport is None:

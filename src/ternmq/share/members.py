@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import Final
 
 from ternmq.share.state import PlaceKey
+
+#: What a place takes in memory beside its names, with its tables, and what a consumer takes beside its own.
+_PLACE_BYTES: Final = 1_000
+_CONSUMER_BYTES: Final = 160
 
 
 class Life(Enum):
@@ -30,8 +35,9 @@ class Lives:
         #: By group, its places: a broker may have a hundred thousand, and a consumer that leaves one asks for its own.
         self._of_group: dict[str, dict[PlaceKey, None]] = {}
         self._left: set[tuple[PlaceKey, str]] = set()
-        #: Consumers that are known.
+        #: Consumers that are known, and what all that takes in memory, about.
         self.count = 0
+        self.memory_bytes = 0
 
     def apply(self, *, offline_s: float, gone_s: float) -> None:
         self._offline_s = offline_s
@@ -61,7 +67,10 @@ class Lives:
         if seen is None:
             seen = self._seen[place] = {}
             self._of_group.setdefault(place[0], {})[place] = None
-        self.count += consumer not in seen
+            self.memory_bytes += _place_bytes(place)
+        if consumer not in seen:
+            self.count += 1
+            self.memory_bytes += _consumer_bytes(consumer)
         seen[consumer] = now
         self._left.discard((place, consumer))
 
@@ -78,8 +87,10 @@ class Lives:
         seen = self._seen.get(place)
         if seen is not None and seen.pop(consumer, None) is not None:
             self.count -= 1
+            self.memory_bytes -= _consumer_bytes(consumer)
             if not seen:
                 del self._seen[place]
+                self.memory_bytes -= _place_bytes(place)
                 places = self._of_group[place[0]]
                 del places[place]
                 if not places:
@@ -99,3 +110,12 @@ class Lives:
         if idle_s >= self._gone_s:
             return Life.GONE
         return Life.OFFLINE if idle_s >= self._offline_s or (place, consumer) in self._left else Life.ONLINE
+
+
+def _place_bytes(place: PlaceKey) -> int:
+    # Strings of four bytes a character are the exception, and names are short.
+    return _PLACE_BYTES + len(place[0]) + len(place[1])
+
+
+def _consumer_bytes(consumer: str) -> int:
+    return _CONSUMER_BYTES + len(consumer)

@@ -82,10 +82,11 @@ class ShareState:
 
     def __init__(self) -> None:
         self.places: dict[PlaceKey, Place] = {}
-        #: Cursors, consumers and runs in all places.
+        #: Cursors, consumers, runs and held messages in all places.
         self.cursor_count = 0
         self.consumer_count = 0
         self.run_count = 0
+        self.held_count = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -115,9 +116,9 @@ class ShareState:
             case Hold():
                 log = self.find(action.group, action.topic, action.consumer)
                 if log is not None:
-                    self.run_count -= len(log.runs)
+                    self._count(log, -1)
                     log.hold(action.first, action.last, action.due_ms)
-                    self.run_count += len(log.runs)
+                    self._count(log, 1)
             case MoveRuns():
                 self._move(action)
             case Gone():
@@ -181,16 +182,16 @@ class ShareState:
             self._drop(action.group, action.topic, action.consumer)
             log = self._place(action.group, action.topic).consumers[action.consumer] = PullLog(action.pulled)
             self.consumer_count += 1
-        self.run_count -= len(log.runs)
+        self._count(log, -1)
         log.restore(action.runs)
-        self.run_count += len(log.runs)
+        self._count(log, 1)
 
     def _remove(self, action: Ack | MoveRuns) -> None:
         log = self.find(action.group, action.topic, action.consumer)
         if log is not None:
-            self.run_count -= len(log.runs)
+            self._count(log, -1)
             log.remove(action.first, action.last)
-            self.run_count += len(log.runs)
+            self._count(log, 1)
 
     def _move(self, action: MoveRuns) -> None:
         self._remove(action)
@@ -199,20 +200,25 @@ class ShareState:
     def _give(self, action: Pull | MoveRuns, consumer: str, first: int) -> None:
         """Add messages to a pull log, numbered from ``first`` on."""
         log = self._log(action.group, action.topic, consumer, first)
-        self.run_count -= len(log.runs)
+        self._count(log, -1)
         number = first
         for queue_id, offset, count in action.runs:
             if number > log.pulled:
                 log.add(Run(number, queue_id, offset, count, action.life, action.due_ms))
             number += count
-        self.run_count += len(log.runs)
+        self._count(log, 1)
 
     def _drop(self, group: str, topic: str, consumer: str) -> None:
         place = self.places.get((group, topic))
         log = place.consumers.pop(consumer, None) if place is not None else None
         if log is not None:
             self.consumer_count -= 1
-            self.run_count -= len(log.runs)
+            self._count(log, -1)
+
+    def _count(self, log: PullLog, sign: int) -> None:
+        """A pull log is about to change (-1), or has changed (1)."""
+        self.run_count += sign * len(log.runs)
+        self.held_count += sign * log.held
 
     def _forget(self, action: Forget) -> None:
         for key, place in list(self.places.items()):

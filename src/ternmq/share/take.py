@@ -7,188 +7,36 @@
 3. Records that are probably not in memory are not touched: they are named (``ShareTaken.cold``), must be read by
    another thread, and are taken by a second call, if the cursor is still there.
 
-**A key at a time** (``ordered``). Where one consumer at a time may hold messages of a key, a message whose key another
-consumer holds goes into *its* pull log: it finds it there with its next pull, as it finds what it never saw. So keys
-stay together without a table of owners, and a pull passes by what others must get.
-
-Which keys are held is in memory only. For what was held before, in an earlier term or in a time without order, the keys
-are read from the records: one slice with the first pull, which is enough for most groups, and others by the term's
-runner (``read_keys``). Until all are known there is nothing new for the group, and its pulls wait.
+In a group that keeps the order of keys (``keys``), some of what a pull finds is given to other consumers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from hashlib import sha256
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final, Protocol
 
-from ternmq.message import Property
-from ternmq.share.actions import LOST, Ack, Cursors, Hold, Pull, ShareAction, Stretch
+from ternmq.share.actions import Ack, Cursors, Hold, Pull, ShareAction, Stretch
+from ternmq.share.keys import KeyHolders, ShareKeys, key_in
 from ternmq.share.pull_log import PullLog, Run
-from ternmq.share.state import Place, PlaceKey, ShareState
+from ternmq.share.state import Place, ShareState
+from ternmq.share.wish import ColdPlace, ShareTaken, ShareTakeStore, ShareWish, records_in
 from ternmq.store.log.draft import Placed
-from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.store.read.records import offsets_of, start_offset
-from ternmq.types import Accepts, IsOver, Matches
-from ternmq.wire import properties as props
-from ternmq.wire.record import peek_properties, unpack_place
 
 #: Bytes of an answer, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
-#: Stretches of a queue that one pull looks through for something that its filter lets through.
+#: Stretches of 800 messages, in all queues, that one pull looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
-#: Characters of a key that are kept as they are. A key may have 32 KB, and there is one for each held message.
-_KEY_MAX: Final = 64
-#: What the key of a held message takes in memory, about.
-_KEY_BYTES: Final = 300
 #: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
 UNSEEN_MAX: Final = 256
-#: Held messages whose keys are read in one turn of the loop, and their bytes; the last one may go beyond. Runs and
-#: consumers count as messages do.
-KEYS_MAX: Final = 256
-KEYS_BYTES_MAX: Final = 1024 * 1024
-
-
-class ShareTakeStore(Protocol):
-    """What taking needs of the message store."""
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        count_max: int,
-        bytes_max: int | None = None,
-        matches: Matches | None = None,
-        accepts: Accepts | None = None,
-        is_over: IsOver | None = None,
-        leave_cold: bool = False,
-    ) -> GetResult: ...
-
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-
-    def max_offset(self, topic: str, queue_id: int) -> int: ...
 
 
 class StartOffsets(Protocol):
     """Where groups stood that consumed in another way before; -1 where there is none."""
 
     def get(self, group: str, topic: str, queue_id: int) -> int: ...
-
-
-@dataclass(slots=True, frozen=True)
-class ShareWish:
-    """What a consumer wants of a topic."""
-
-    group: str
-    topic: str
-    consumer: str
-    count_max: int
-    bytes_max: int
-    #: The last number that it has, and in which life it got it.
-    held: int
-    held_life: int
-    #: When what it gets is taken back; 0: not while the consumer lives.
-    due_ms: int
-    matches: Matches | None = None
-    accepts: Accepts | None = None
-    is_over: IsOver | None = None
-    #: Whether a group that is new to a queue begins behind its last message.
-    from_last: bool = False
-    ordered: bool = False
-    #: Messages that it may hold.
-    held_max: int = 10_000
-
-
-@dataclass(slots=True, frozen=True)
-class ColdPlace:
-    """Records that must be read before they are taken: from where, how many, and their places on disk."""
-
-    queue_id: int
-    queue_offset: int
-    count: int
-    pieces: list[Piece]
-
-
-@dataclass(slots=True)
-class ShareTaken:
-    """What it gets. The messages have the numbers ``first``, ``first`` + 1 …"""
-
-    first: int = -1
-    life: int = 0
-    buffers: list[memoryview] = field(default_factory=list)
-    count: int = 0
-    body_bytes: int = 0
-    #: Whether these were given to it before.
-    is_again: bool = False
-    #: Whether it holds as much as it may.
-    is_full: bool = False
-    #: Messages that are left in the queues.
-    rest: int = 0
-    #: A filter let nothing through so far, and there is more to look at.
-    unfinished: bool = False
-    #: Where the log must be confirmed before the messages may go out; 0: nothing was written.
-    end_offset: int = 0
-    cold: ColdPlace | None = None
-    #: Whether there is nothing new because keys of held messages must be read first.
-    is_unread: bool = False
-    #: Other consumers that were given messages.
-    others: list[str] = field(default_factory=list)
-
-    @property
-    def is_more_to_look_at(self) -> bool:
-        """Whether a pull that found nothing for its consumer may find something without an arrival: a filter has left
-        the rest for later, or all so far was for others."""
-        return self.unfinished or (bool(self.others) and self.rest > 0)
-
-
-class KeyHolders:
-    """Of one place: which consumer holds messages of which key, and how many."""
-
-    __slots__ = ("_by_key", "_of", "count", "unread")
-
-    def __init__(self, unread: dict[str, int]) -> None:
-        """``unread``: consumers whose keys are not all known, and the number up to which they are."""
-        self.unread = unread
-        #: Messages with a key that are held.
-        self.count = 0
-        self._by_key: dict[str, tuple[str, int]] = {}
-        #: By consumer and number, the key.
-        self._of: dict[str, dict[int, str]] = {}
-
-    def holder(self, key: str) -> str | None:
-        held = self._by_key.get(key)
-        return held[0] if held is not None else None
-
-    def add(self, consumer: str, number: int, key: str) -> None:
-        self.count += 1
-        self._of.setdefault(consumer, {})[number] = key
-        held = self._by_key.get(key)
-        self._by_key[key] = consumer, 1 if held is None else held[1] + 1
-
-    def remove(self, consumer: str, first: int, last: int) -> list[tuple[int, str]]:
-        """Forget numbers; returns those of them that have a key, in order, and their keys."""
-        numbers = self._of.get(consumer)
-        if numbers is None:
-            return []
-        if last - first < len(numbers):
-            meant = [number for number in range(first, last + 1) if number in numbers]
-        else:
-            # A range may span all that the consumer was ever given.
-            meant = sorted([number for number in numbers if first <= number <= last])
-        removed = [(number, numbers.pop(number)) for number in meant]
-        for _, key in removed:
-            holder, count = self._by_key.pop(key)
-            if count > 1:
-                self._by_key[key] = holder, count - 1
-        self.count -= len(removed)
-        if not numbers:
-            del self._of[consumer]
-        return removed
 
 
 class ShareTaker:
@@ -200,6 +48,7 @@ class ShareTaker:
         store: ShareTakeStore,
         offsets: StartOffsets,
         state: ShareState,
+        keys: ShareKeys,
         life: int,
         do: Callable[[ShareAction], Placed],
         next_number: Callable[[str, str, str], int],
@@ -214,15 +63,7 @@ class ShareTaker:
         self._do = do
         self._next_number = next_number
         self._expired = expired
-        #: Of the places where a key is held by one consumer at a time.
-        self.keys: dict[PlaceKey, KeyHolders] = {}
-        #: Those of them where messages wait for a consumer that has too many.
-        self.blocked: set[PlaceKey] = set()
-
-    @property
-    def memory_bytes(self) -> int:
-        """About what the keys take in memory."""
-        return sum([keys.count for keys in self.keys.values()]) * _KEY_BYTES
+        self._keys = keys
 
     # --- What it was given before ----------------------------------------------------------------------------------
 
@@ -291,7 +132,7 @@ class ShareTaker:
 
     def _give_up(self, wish: ShareWish, run: Run) -> None:
         self._do(Ack(wish.group, wish.topic, wish.consumer, run.first, run.last))
-        self.release(wish.group, wish.topic, wish.consumer, run.first, run.last)
+        self._keys.release(wish.group, wish.topic, wish.consumer, run.first, run.last)
         self._expired(run.count)
 
     # --- New ones --------------------------------------------------------------------------------------------------
@@ -309,10 +150,10 @@ class ShareTaker:
         if room <= 0:
             taken.is_full = True
             return
-        if wish.ordered != place.is_ordered and (wish.ordered or place.key not in self.keys):
+        if wish.ordered != place.is_ordered and (wish.ordered or place.key not in self._keys.by_place):
             # Members say with each pull what they are. The first one of a term decides, and one that keeps the order.
             self._do(Cursors(wish.group, wish.topic, [], wish.ordered))
-        keys = self._keys_of(place) if place.is_ordered else None
+        keys = self._keys.of(place) if place.is_ordered else None
         if keys is not None and keys.unread:
             taken.is_unread = True
             return
@@ -321,6 +162,9 @@ class ShareTaker:
             start, end = place.cursors[queue_id], self._store.max_offset(wish.topic, queue_id)
             count_max = min(wish.count_max - taken.count, room - taken.count)
             if count_max <= 0 or taken.body_bytes >= wish.bytes_max or taken.cold is not None:
+                taken.rest += max(end - start, 0)
+            elif start != end and not gathered.scans:
+                taken.unfinished = True
                 taken.rest += max(end - start, 0)
             elif start != end:
                 self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
@@ -351,7 +195,7 @@ class ShareTaker:
         read: ColdPlace | None,
     ) -> None:
         start = place.cursors[queue_id]
-        for _ in range(SCANS_MAX):
+        while gathered.scans:
             found = self._read(wish, taken, queue_id, start, count_max, read, is_new=True)
             if found is None:
                 return
@@ -372,6 +216,7 @@ class ShareTaker:
                 gathered.cursors[queue_id] = next_offset
                 taken.rest += max(found.max_offset - next_offset, 0)
                 return
+            gathered.scans -= 1
             start = found.next_offset
             if found.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.OFFSET_TOO_SMALL):
                 # The queue begins or ends elsewhere by now: retention, or a topic made anew.
@@ -428,7 +273,7 @@ class ShareTaker:
             self._do(Pull(wish.group, wish.topic, consumer, first, self._life, wish.due_ms, runs, []))
             taken.others.append(consumer)
             if keys is not None:
-                _note_keys(keys, consumer, first, names)
+                keys.note(consumer, first, names)
         own, cursors = gathered.own, sorted(gathered.cursors.items())
         if not own.runs:
             if gathered.others:
@@ -439,7 +284,7 @@ class ShareTaker:
         taken.end_offset = self._do(action).end_offset
         taken.first, taken.life = first, self._life
         if keys is not None:
-            _note_keys(keys, wish.consumer, first, own.keys)
+            keys.note(wish.consumer, first, own.keys)
 
     # --- A key at a time --------------------------------------------------------------------------------------------
 
@@ -454,8 +299,8 @@ class ShareTaker:
         found: GetResult,
     ) -> int:
         """Who gets which of the messages; returns the queue offset up to which all were given to some consumer."""
-        for record, queue_offset in _records(found.buffers):
-            key = key_of(peek_properties(record, 0, len(record)) or "")
+        for record, queue_offset in records_in(found.buffers):
+            key = key_in(record)
             holder = wish.consumer
             if key:
                 holder = gathered.holders.get(key) or keys.holder(key) or wish.consumer
@@ -470,106 +315,12 @@ class ShareTaker:
             count = stretches.count if stretches is not None else 0
             if count + (log.held if log is not None else 0) >= UNSEEN_MAX:
                 # It is slow: what comes behind in this queue waits for it.
-                self.blocked.add(place.key)
+                self._keys.blocked.add(place.key)
                 return queue_offset
             if stretches is None:
                 stretches = gathered.others[holder] = _Stretches()
             stretches.add(queue_id, queue_offset, key)
         return found.next_offset
-
-    def _keys_of(self, place: Place) -> KeyHolders:
-        """The keys of a place; of what is held from before, those of a first slice."""
-        keys = self.keys.get(place.key)
-        if keys is None:
-            unread = {name: -1 for name, log in place.consumers.items() if log.runs and name != LOST}
-            keys = self.keys[place.key] = KeyHolders(unread)
-            self.read_keys(place.key)
-        return keys
-
-    def unread(self) -> list[PlaceKey]:
-        """Places whose keys are not all known."""
-        return [key for key, keys in self.keys.items() if keys.unread]
-
-    def read_keys(self, place_key: PlaceKey, *, read: ColdPlace | None = None) -> ColdPlace | None:
-        """Read the keys of some more held messages of a place; returns what another thread must read before.
-
-        All is found by the state of now: between two calls messages may be confirmed, or another consumer's.
-        """
-        place, keys = self._state.places.get(place_key), self.keys.get(place_key)
-        if place is None or keys is None:
-            return None
-        count_left, bytes_left = KEYS_MAX, KEYS_BYTES_MAX
-        while keys.unread and count_left > 0 and bytes_left > 0:
-            consumer, known = next(iter(keys.unread.items()))
-            log = place.consumers.get(consumer)
-            run = log.first_behind(known) if log is not None else None
-            if run is None:
-                del keys.unread[consumer]
-                count_left -= 1
-                continue
-            is_read = read is not None and (read.queue_id, read.queue_offset) == (run.queue_id, run.offset)
-            count = min(run.count, count_left)
-            found = self._store.get(
-                place.topic,
-                run.queue_id,
-                run.offset,
-                count_max=min(count, read.count) if is_read and read is not None else count,
-                bytes_max=bytes_left,
-                leave_cold=not is_read,
-            )
-            if found.cold is not None:
-                return ColdPlace(run.queue_id, run.offset, max(found.next_offset - run.offset, 1), found.cold)
-            for record, queue_offset in _records(found.buffers):
-                key = key_of(peek_properties(record, 0, len(record)) or "")
-                if key and queue_offset < run.offset + run.count:
-                    keys.add(consumer, run.first + queue_offset - run.offset, key)
-            # Where nothing can be read, retention has deleted the messages, or the topic was made anew.
-            step = min(found.next_offset - run.offset, run.count)
-            keys.unread[consumer] = run.first + step - 1 if step > 0 else run.last
-            count_left -= max(found.count, 1)
-            bytes_left -= found.body_bytes
-        return None
-
-    def release(self, group: str, topic: str, consumer: str, first: int, last: int) -> None:
-        """Numbers of a consumer are confirmed: their keys are free."""
-        keys = self.keys.get((group, topic))
-        if keys is not None:
-            keys.remove(consumer, first, last)
-
-    def moved(self, group: str, topic: str, runs: Sequence[Run], consumer: str, to: str, at: int) -> None:
-        """Runs of a consumer are another's now, numbered from ``at`` on."""
-        keys = self.keys.get((group, topic))
-        if keys is None:
-            return
-        if keys.unread:
-            # Perhaps not all of them are known: they are read as the other's.
-            keys.unread.setdefault(to, at - 1)
-        for run in runs:
-            for number, key in keys.remove(consumer, run.first, run.last):
-                if to not in keys.unread:
-                    keys.add(to, at + number - run.first, key)
-            at += run.count
-
-
-def key_of(properties: str) -> str:
-    """The key whose messages must not be held by two consumers: the sharding key, else the keys; "" without one."""
-    key = props.find(properties, Property.SHARDING_KEY) or props.find(properties, Property.KEYS) or ""
-    return key if len(key) <= _KEY_MAX else f"#{sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()}"
-
-
-def _note_keys(keys: KeyHolders, consumer: str, first: int, names: Sequence[str]) -> None:
-    for number, key in enumerate(names, first):
-        if key:
-            keys.add(consumer, number, key)
-
-
-def _records(buffers: Sequence[memoryview]) -> Iterator[tuple[memoryview, int]]:
-    for view in buffers:
-        at = 0
-        while at < len(view):
-            size, queue_offset = unpack_place(view, at)
-            yield view[at : at + size], queue_offset
-            at += size
 
 
 class _Stretches:
@@ -610,7 +361,7 @@ class _Stretches:
 class _HandedOut:
     """What one pull hands out."""
 
-    __slots__ = ("cursors", "holders", "others", "own")
+    __slots__ = ("cursors", "holders", "others", "own", "scans")
 
     def __init__(self) -> None:
         self.own = _Stretches()
@@ -618,6 +369,8 @@ class _HandedOut:
         #: By key, who gets it in this pull.
         self.holders: dict[str, str] = {}
         self.cursors: dict[int, int] = {}
+        #: Stretches that may still be looked through.
+        self.scans = SCANS_MAX
 
     def add(self, queue_id: int, offsets: Sequence[int]) -> None:
         self.own.add_all(queue_id, offsets)

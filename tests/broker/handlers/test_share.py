@@ -458,7 +458,7 @@ async def test_a_pull_that_waits_for_keys_is_answered_when_they_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cold: bool
 ) -> None:
     """R2, R4: no message comes, and no time passes: the end of the reading wakes it."""
-    monkeypatch.setattr("ternmq.share.take.KEYS_MAX", 3)
+    monkeypatch.setattr("ternmq.share.keys.KEYS_MAX", 3)
     config = settings()
     async with Broker(config, small_store(tmp_path)) as running, dialled(running.address) as broker:
         for number in range(20):

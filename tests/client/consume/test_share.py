@@ -282,6 +282,41 @@ async def test_limits_hold_a_consumer_back(cluster: EmbeddedCluster, producer: P
         await seen.wait(20)
 
 
+async def test_limits_hold_a_consumer_back_by_bytes(cluster: EmbeddedCluster, producer: Producer) -> None:
+    """M2: whatever the number of messages."""
+    await send(producer, *(f"{number}".ljust(1_000) for number in range(20)))
+    hang = asyncio.Event()
+    seen = Collector()
+
+    async def listener(message: ReceivedMessage) -> None:
+        await seen(message)
+        await hang.wait()
+
+    config = ShareConfig(count_max=2, unsettled_bytes_max=3_500)
+    async with consumer_of(cluster, listener, config=config, consumer="ann"):
+        await seen.wait(4)
+        assert {"ann": ("online", 4)} == await held(cluster)
+        hang.set()
+        await seen.wait(20)
+
+
+async def test_a_message_comes_again_after_the_time_that_it_was_given(
+    cluster: EmbeddedCluster, producer: Producer
+) -> None:
+    """R2, H1: ``retry(after_ms=)`` is rounded up to the next delay level, here to 1 s instead of 10 s."""
+    await send(producer, "later")
+    seen = Collector()
+
+    async def listener(message: Claimed) -> None:
+        await seen(message)
+        if not message.reconsume_times:
+            message.retry(after_ms=300)
+
+    async with consumer_of(cluster, listener):
+        _, again = await seen.wait(2)
+    assert (b"later", 1, "1") == (again.body, again.reconsume_times, again.properties[Property.DELAY])
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     """R1."""
     for fields, said in (

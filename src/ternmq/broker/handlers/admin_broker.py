@@ -5,7 +5,6 @@ Tools of RocketMQ parse some of the state's values as numbers and print the rest
 
 from __future__ import annotations
 
-import heapq
 import importlib.metadata
 import itertools
 import logging
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.broker.changes import LiveSettings
-from ternmq.broker.flow import ADMIN, CLIENT, PULL, QUERY, SEND
+from ternmq.broker.flow import ADMIN, PULL, QUERY, SEND, busiest_groups
 from ternmq.broker.process_table import process_table
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
@@ -37,11 +36,9 @@ from ternmq.wire.requests_admin import ConfigReply
 
 log = logging.getLogger(__name__)
 
-#: Groups whose time is told, those that took most.
-_GROUPS_SHOWN: Final = 20
-#: Lanes under the names of RocketMQ's thread pools.
 #: Bounds of RocketMQ's distribution of puts.
 _DISTRIBUTION_MS: Final = (1, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)
+#: Lanes under the names of RocketMQ's thread pools.
 _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
@@ -150,16 +147,10 @@ class BrokerHandlers:
         table["putMessageDistributeTime"] = _distribution(puts)
         table["putMessageEntireTimeMax"] = str(int(puts.max_s * 1000))
         table["getMessageEntireTimeMax"] = str(int(lanes[PULL].waits.max_s * 1000))
-        # How much of the broker's time the busiest groups took, and in how many slices: pulls, and acks (R4). Every
-        # account may ask, and is told of groups that it has some permission for.
-        spent = dict(lanes[PULL].spent)
-        for group, (seconds, slices) in lanes[CLIENT].spent.items():
-            before = spent.get(group, (0.0, 0))
-            spent[group] = before[0] + seconds, before[1] + slices
-        busiest = heapq.nlargest(_GROUPS_SHOWN, spent.items(), key=lambda item: item[1])
+        # Every account may ask, and is told of groups that it has some permission for.
         return table | {
             f"pullTimeMs_{group}": f"{seconds * 1000:.1f},{slices}"
-            for group, (seconds, slices) in busiest
+            for group, seconds, slices in busiest_groups(lanes)
             if may_know_group(access, group)
         }
 

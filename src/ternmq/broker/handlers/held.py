@@ -78,6 +78,10 @@ class HeldRequest:
             self._polls.pass_on(self.poll)
         self.peer.fail(request, SystemBusy(reason))
 
+    def flush(self) -> None:
+        """Write what was answered now (``lanes.Worker``)."""
+        self.peer.flush()
+
 
 async def wait_for_quota(peer: Peer, group: str, wait_ms: int, *, quotas: Quotas, polls: Polls) -> bool:
     """Let the request of a group that has got what its quota allows wait: whether it may look now.

@@ -44,6 +44,8 @@ from ternmq.wire.handles import ALL_QUEUES
 SCAN_S: Final = 5.0
 #: Polls that are put back on their lanes in one turn of the loop; each takes about 1 µs.
 RESUME_MAX: Final = 1_000
+#: So few are put back at once where work has piled up.
+RESUME_FEW: Final = 32
 
 
 class PollKind(Enum):
@@ -383,6 +385,11 @@ class Polls:
         if not self._woken:
             self._loop.call_soon(self._resume)
         self._woken.append((poll, error))
+
+    def resume_few(self) -> None:
+        """Do now what the next turn of the loop would, if it is little: other requests are piled up (``net.lanes``)."""
+        if 0 < len(self._woken) <= RESUME_FEW:
+            self._resume()
 
     def _resume(self) -> None:
         now, self._woken = self._woken[:RESUME_MAX], self._woken[RESUME_MAX:]

@@ -26,6 +26,8 @@ from ternmq.broker.tables.offsets import Offsets
 from ternmq.env import Clock
 from ternmq.errors import BrokerRefused, StoreError, TernError
 from ternmq.share.actions import LOST, Ack, Forget, Gone, Mark, MoveRuns, ShareAction
+from ternmq.share.heirs import Heirs
+from ternmq.share.keys import ShareKeys
 from ternmq.share.members import Life, Lives
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend, Rewriter
@@ -97,15 +99,18 @@ class ShareTerm:
         self.life = life
         self.state = self._log.fold()
         self.lives = Lives(offline_s=0, gone_s=0)
+        self.keys = ShareKeys(store=store, state=self.state)
         self.taker = ShareTaker(
             store=store,
             offsets=offsets,
             state=self.state,
+            keys=self.keys,
             life=life,
             do=self.do,
             next_number=self.next_number,
             expired=self._expired,
         )
+        self._heirs = Heirs(self.lives, clock)
         self._rewriter = Rewriter(
             store=store,
             resend=resend,
@@ -140,7 +145,7 @@ class ShareTerm:
     @property
     def memory_bytes(self) -> int:
         """About what is known takes in memory."""
-        return self.state.memory_bytes + self.taker.memory_bytes
+        return self.state.memory_bytes + self.keys.memory_bytes
 
     def do(self, action: ShareAction) -> Placed:
         """Write an action, then have it count. Raises what the store raises; then nothing happened."""
@@ -169,7 +174,7 @@ class ShareTerm:
         if not keys:
             return
         for key in keys:
-            self.taker.keys.pop(key, None)
+            self.keys.forget(key)
             for known in self.state.places[key].consumers.values():
                 self._floor = max(self._floor, known.pulled + 1)
             for consumer in self.lives.names(key):
@@ -219,6 +224,7 @@ class ShareTerm:
         looked, log_begin = 0, self._store.min_log_offset
         failure: StoreError | BrokerRefused | None = None
         await self._forget_idle()
+        self._heirs.begin()
         for key in list(self.state.places):
             place = self.state.places.get(key)
             if place is None:
@@ -241,7 +247,7 @@ class ShareTerm:
                 # Perhaps of this group alone, such as a retry topic without permission: others must not wait for it.
                 failure = failure or error
         self._log_begin = log_begin
-        if self.taker.unread():
+        if self.keys.unread():
             self.read_keys_soon()
         if self._clock.monotonic() - self._noted_s >= NOTE_S:
             self._noted_s = self._clock.monotonic()
@@ -257,7 +263,7 @@ class ShareTerm:
         more of them: then ``tend`` goes on when messages are confirmed. Raises ``StoreError``, when all else is
         done."""
         failures: dict[PlaceKey, StoreError] = {}
-        while keys := [key for key in self.taker.unread() if key not in failures]:
+        while keys := [key for key in self.keys.unread() if key not in failures]:
             for key in keys:
                 if self._is_stopped or self.memory_bytes >= self._bytes_max:
                     return
@@ -272,13 +278,13 @@ class ShareTerm:
 
     async def _read_keys_of(self, key: PlaceKey) -> None:
         """One slice."""
-        cold = self.taker.read_keys(key)
+        cold = self.keys.read(key)
         if cold is not None:
             # What it returns is not needed: the pages are in memory now.
             await asyncio.wrap_future(self._store.cold.read(cold.pieces))
             if not self._is_stopped:
-                self.taker.read_keys(key, read=cold)
-        known = self.taker.keys.get(key)
+                self.keys.read(key, read=cold)
+        known = self.keys.by_place.get(key)
         if known is not None and not known.unread:
             # Those who wait by name, and those who do not.
             for consumer in (*self.lives.names(key), ""):
@@ -340,7 +346,7 @@ class ShareTerm:
         return self._bequeath(place, LOST, [lost])
 
     def _bequeath(self, place: Place, consumer: str, runs: Sequence[Run]) -> bool:
-        heir = self._heir(place, consumer)
+        heir = self._heirs.find(place, besides=consumer)
         if heir is None:
             return False
         self._move(place, consumer, runs, heir)
@@ -353,17 +359,7 @@ class ShareTerm:
             at = self.next_number(group, topic, to)
             stretches = [(run.queue_id, run.offset, run.count) for run in row]
             self.do(MoveRuns(group, topic, consumer, row[0].first, row[-1].last, to, at, self.life, 0, stretches))
-            self.taker.moved(group, topic, row, consumer, to, at)
-
-    def _heir(self, place: Place, consumer: str) -> str | None:
-        """Another consumer that is online: the one that holds the least."""
-        now = self._clock.monotonic()
-        online = [
-            (known.held if (known := place.consumers.get(name)) is not None else 0, name)
-            for name in self.lives.names(place.key)
-            if name != consumer and self.lives.of(place.key, name, now) is Life.ONLINE
-        ]
-        return min(online)[1] if online else None
+            self.keys.moved(group, topic, row, consumer, to, at)
 
     async def _forget_idle(self) -> None:
         """Forget consumers that hold nothing, never did, and are not heard of any more."""
@@ -385,7 +381,7 @@ class ShareTerm:
             if gone > 0:
                 last = run.first + gone - 1
                 self.do(Ack(place.group, place.topic, consumer, run.first, last))
-                self.taker.release(place.group, place.topic, consumer, run.first, last)
+                self.keys.release(place.group, place.topic, consumer, run.first, last)
                 self._expired(gone)
 
     async def _note_progress(self) -> None:

@@ -38,7 +38,8 @@ from ternmq.share.actions import LOST, Ack, Cursors, Hold
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.retry import Resend
 from ternmq.share.state import Place, PlaceKey
-from ternmq.share.take import BYTES_MAX, ColdPlace, ShareTaken, ShareWish
+from ternmq.share.take import BYTES_MAX
+from ternmq.share.wish import ColdPlace, ShareTaken, ShareWish
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.share import ShareMember
 from ternmq.wire.bodies.topics import TopicConfig
@@ -47,8 +48,6 @@ from ternmq.wire.requests_share import COUNT_MAX, is_consumer
 
 _FROM_LAST: Final = 1
 _LIFE_BITS: Final = 62
-#: What a consumer takes in memory, with its name, before it is given anything.
-_LIFE_BYTES: Final = 400
 #: What one answer with members may have, and about how many bytes one takes beside its topic and name.
 MEMBERS_BYTES_MAX: Final = 1024 * 1024
 _MEMBER_EXTRA_BYTES: Final = 160
@@ -290,7 +289,7 @@ class Sharing:
                     f"[OVERLOAD]system busy: group {group} has {config.max_share_consumers} consumers of {topic} "
                     "already; end some of them, or raise maxShareConsumers"
                 )
-            if lives.count * _LIFE_BYTES >= config.max_share_bytes:
+            if lives.memory_bytes >= config.max_share_bytes:
                 raise SystemBusy(
                     f"[OVERLOAD]system busy: {lives.count} consumers share messages of this broker already; end some "
                     "of them, or raise maxShareBytes"
@@ -318,10 +317,10 @@ class Sharing:
         place = term.state.places[group, topic]
         self._lose(term, place, consumer, known.within(known.acked + 1, first - 1))
         term.do(Ack(group, topic, consumer, runs[0].first, last))
-        term.taker.release(group, topic, consumer, runs[0].first, last)
+        term.keys.release(group, topic, consumer, runs[0].first, last)
         self.counts.acks += 1
-        if place.key in term.taker.blocked:
-            term.taker.blocked.discard(place.key)
+        if place.key in term.keys.blocked:
+            term.keys.blocked.discard(place.key)
             for name in term.lives.names(place.key):
                 self._wake(group, topic, name)
 
@@ -465,10 +464,10 @@ class Sharing:
             "shareWaiting": self._polls.waiting(PollKind.SHARE),
         }
         if running is not None:
-            places = running.state.places.values()
-            table["shareConsumers"] = running.state.consumer_count
-            table["shareHeld"] = sum([place.held for place in places])
-            lost = [place.consumers[LOST].held for place in places if LOST in place.consumers]
+            state = running.state
+            table["shareConsumers"] = state.consumer_count
+            table["shareHeld"] = state.held_count
+            lost = [place.consumers[LOST].held for place in state.places.values() if LOST in place.consumers]
             table["shareRetryWaiting"] = sum(lost)
             table["shareBytes"] = running.memory_bytes
         return {name: str(value) for name, value in table.items()}
