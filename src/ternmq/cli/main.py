@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ternmq.cli import (
+    backup,
     brokers,
     certs,
     deadletters,
@@ -77,6 +78,7 @@ app.add_typer(outbox.app, name="outbox", rich_help_panel="Administration")
 app.add_typer(raft.app, name="raft", rich_help_panel="Administration")
 store.app.command()(dump)
 app.add_typer(store.app, name="store", rich_help_panel="Administration")
+app.add_typer(backup.app, name="backup", rich_help_panel="Administration")
 app.add_typer(users.app, name="user", rich_help_panel="Administration")
 app.add_typer(certs.app, name="certs", rich_help_panel="Administration")
 app.add_typer(pipelines.app, name="pipeline", rich_help_panel="Data")
