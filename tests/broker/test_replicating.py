@@ -206,6 +206,31 @@ async def test_a_sync_master_answers_when_a_slave_has_the_message(tmp_path: Path
         assert ResponseCode.SLAVE_NOT_AVAILABLE == (await sender.send("orders", b"alone")).code
 
 
+async def test_a_slave_that_is_no_copy_follows_and_no_send_waits_for_it(tmp_path: Path, names: str) -> None:
+    """O2, T1: one that leaves again, for a backup, must not be the reason of a SEND_OK."""
+    settings = {"brokerRole": "SYNC_MASTER", "minInSyncReplicas": 2}
+    async with (
+        broker(tmp_path / "one", names, brokerRole="SYNC_MASTER") as master,
+        dialled(master.address) as sender,
+        slave(tmp_path / "two", names, countsAsCopy="false") as copy,
+    ):
+        await until(lambda: state_of(copy) is SlaveState.FOLLOWING)
+        assert ResponseCode.SLAVE_NOT_AVAILABLE == (await sender.send("orders", b"1")).code
+        await has_all(copy, master)
+        assert ResponseCode.SLAVE_NOT_AVAILABLE == (await sender.send("orders", b"2")).code
+        serving = parts_of(master).master
+        assert serving is not None
+        assert (0, 1) == (serving.replicas.in_sync, len(serving.status()))
+        assert not parts_of(master).keeps_up(1)
+    async with (
+        broker(tmp_path / "three", names, **settings) as master,
+        dialled(master.address) as sender,
+        slave(tmp_path / "four", names, countsAsCopy="false") as copy,
+    ):
+        await until(lambda: state_of(copy) is SlaveState.FOLLOWING)
+        assert ResponseCode.SERVICE_NOT_AVAILABLE == (await sender.send("orders", b"1")).code
+
+
 async def test_in_sync_replicas_asks_for_a_number_of_copies(tmp_path: Path, names: str) -> None:
     """O2: RocketMQ 5's rule; 1 does not wait at all."""
     settings = {"brokerRole": "SYNC_MASTER", "slaveTimeout": 300, "inSyncReplicas": 3}

@@ -242,6 +242,7 @@ class Replicating:
             broker=place.broker,
             broker_id=place.broker_id,
             address=place.address,
+            log_port=self.port if self.master is not None else 0,
             role=self.config.broker_role.value if self.is_slave or self.master is not None else "NONE",
             epoch=self.memory.epochs.newest,
             log_epoch=self.memory.epochs.within(store.written).newest,

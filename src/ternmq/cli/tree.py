@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "outbox": ("outbox", "app", ADMINISTRATION),
     "raft": ("raft", "app", ADMINISTRATION),
     "store": ("dump", "app", ADMINISTRATION),
+    "backup": ("backup", "app", ADMINISTRATION),
     "user": ("users", "app", ADMINISTRATION),
     "certs": ("certs", "app", ADMINISTRATION),
     "version": ("version", "version", ADMINISTRATION),

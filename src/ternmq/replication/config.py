@@ -62,6 +62,9 @@ class ReplicationConfig:
     slave_waiting_max: int = 0
     #: An empty slave fetches the last file of the log only, also from a TernMQ master. RocketMQ masters send no more.
     sync_from_last_file: bool = False
+    #: Whether sends of the master may wait for this slave, and count it as a copy. ``false`` for one that leaves again,
+    #: or is far away. Masters of RocketMQ count every slave.
+    counts_as_copy: bool = True
 
     def __post_init__(self) -> None:
         for key, value, least, most in (

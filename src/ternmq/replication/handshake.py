@@ -88,6 +88,8 @@ class SlaveHello(msgspec.Struct, frozen=True, rename="camel"):
     epochs: list[Epoch] = []
     #: It only asks whether it could follow from ``end``: its log is longer, and would be cut there first.
     only_asks: bool = False
+    #: Whether sends may wait for it (``countsAsCopy``).
+    counts: bool = True
 
 
 class HandshakeVerdict(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -86,6 +86,7 @@ class SlaveConnection(asyncio.Protocol):
         self._is_ours = False
         #: It has nothing, so it gets the files beside the log first.
         self._wants_files = False
+        self._counts = True
         #: The deletions of topics that it was told of.
         self._deletions: Mapping[str, int] = {}
         self._start = 0
@@ -202,7 +203,8 @@ class SlaveConnection(asyncio.Protocol):
                     self._refuse(f"it acknowledged log offset {log_offset}, but was sent only up to {self._sent}")
                     return
                 self._acked = max(self._acked, log_offset)
-                self._master.replicas.acked(self, log_offset)
+                if self._counts:
+                    self._master.replicas.acked(self, log_offset)
             case Report(log_offset) if self.state is LineState.NEW:
                 if self._is_trusted:
                     self._asked(log_offset)
@@ -318,6 +320,7 @@ class SlaveConnection(asyncio.Protocol):
         elif verdict.refusal is None:
             master.replaces(self)
             self._wants_files = not slave.end
+            self._counts = slave.counts
             self._begin(verdict.start, acked=slave.end)
 
     def _tell(self, verdict: HandshakeVerdict) -> None:
@@ -331,7 +334,8 @@ class SlaveConnection(asyncio.Protocol):
         self.state = LineState.SENDING
         self._start = self._sent = self._measured = start
         self._acked = acked
-        self._master.replicas.joined(self, self.replica, acked)
+        if self._counts:
+            self._master.replicas.joined(self, self.replica, acked)
         log.info(
             "replication to %s begins at log offset %d, %d bytes behind",
             self._name,

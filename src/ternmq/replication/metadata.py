@@ -131,11 +131,13 @@ class MetadataSync:
         async with Tasks() as tasks:
             while True:
                 address = self._master_address()
-                if address:
-                    try:
-                        await self._serve(address, lanes, tasks)
-                    except TernError as error:
-                        self._failed(address, str(error))
+                if not address:
+                    await asyncio.sleep(_LOOK_S)
+                    continue
+                try:
+                    await self._serve(address, lanes, tasks)
+                except TernError as error:
+                    self._failed(address, str(error))
                 await self._pause()
 
     async def copy_now(self, address: str) -> None:

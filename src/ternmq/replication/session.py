@@ -89,6 +89,7 @@ class SlaveLog:
             from_last_file=self.config.sync_from_last_file,
             epochs=list(self.memory.epochs.within(self.log.end if end is None else end).entries),
             only_asks=end is not None,
+            counts=self.config.counts_as_copy,
         )
 
     def common_end(self, theirs: Epochs, their_end: int, *, below: int | None) -> int:

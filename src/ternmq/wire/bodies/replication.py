@@ -62,6 +62,8 @@ class BrokerStatus(Body, frozen=True, kw_only=True):
     broker: str = always(str)
     broker_id: int = always(int)
     address: str = always(str)
+    #: Where slaves fetch its log; 0: nowhere.
+    log_port: int = always(int)
     #: SYNC_MASTER, ASYNC_MASTER or SLAVE; NONE while that is being decided.
     role: str = always(str)
     #: The largest epoch that it has heard of, and the one in which its last record was written.
