@@ -41,10 +41,17 @@ impl Account {
             fields,
             signed,
         } = buffers;
-        // By bytes of UTF-8, which is the order of code points, as Python sorts.
-        fields.sort_unstable_by(|one, other| one.0.cmp(other.0));
+        // By bytes of UTF-8, which is the order of code points, as Python sorts. The first byte tells most names apart.
+        let order = |one: &[u8], other: &[u8]| {
+            let first = one.first().cmp(&other.first());
+            first.then_with(|| one.cmp(other))
+        };
+        fields.sort_unstable_by(|one, other| order(one.0, other.0));
         // Of two fields of one name the last one would count.
-        if fields.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        if fields
+            .windows(2)
+            .any(|pair| order(pair[0].0, pair[1].0).is_eq())
+        {
             return Err(NotPlain);
         }
         signed.clear();
