@@ -246,6 +246,8 @@ async def test_signed_sends_in_runs_are_answered_stored_and_audited_as_single_on
         for number in range(4)
         for topic in ("orders", "made-now")
     ]
+    # A topic that exists, and that the account may not send to.
+    first += [signed_frame(test_runs.plain(number, topic="payments"), BOSS) for number in range(4)]
     reads = [*first, *(data for _ in range(120) for data in source.next())]
     texts = [ACCOUNTS.replace(old, new) for old, new in CHANGES]
     assert ACCOUNTS not in texts
@@ -301,6 +303,19 @@ async def test_the_gate_is_asked_once_for_each_topic_of_a_run(tmp_path: Path) ->
             assert [0] * 40 == codes_in(await one.feed(sends_of(40, topics)))
         assert 1 == run.call_count
         assert sorted(topics) == sorted(call.args[-1] for call in asked.call_args_list)
+
+
+@pytest.mark.parametrize("kind", ["accounts", "users"])
+async def test_a_topic_of_others_is_refused_also_among_sends_of_a_run(tmp_path: Path, kind: str) -> None:
+    """N1: it exists, and sends of its owner would be stored in runs."""
+    async with fed(tmp_path / "store", **secured(kind, tmp_path / "acl")) as one:
+        await one.feed(sends_of(4, ("payments",), credentials=BOSS))
+        for _ in range(3):
+            one.close()
+            await one.feed(sends_of(4))
+            codes = codes_in(await one.feed(sends_of(8, ("orders", "payments"))))
+            assert [0, NoPermission.code] * 4 == codes
+            assert [NoPermission.code] * 8 == codes_in(await one.feed(sends_of(8, ("payments",))))
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -383,7 +398,7 @@ async def test_a_topic_that_is_not_trusted_is_asked_for_send_by_send(tmp_path: P
         assert 2 == quick.asked
 
 
-async def test_nothing_is_in_a_run_before_somebody_has_proved_who_calls() -> None:
+async def test_nothing_is_in_a_run_before_somebody_has_proved_who_calls(tmp_path: Path) -> None:
     """N1: where signatures are checked, sends that nobody has checked stay alone."""
     decoder = FrameDecoder(typed=False)
     unsigned = test_runs.plain(1) * 4
@@ -391,10 +406,16 @@ async def test_nothing_is_in_a_run_before_somebody_has_proved_who_calls() -> Non
         assert [Request] * 4 == [type(each) for each in decoder.feed(unsigned, lambda: True)]
         assert [Request] * 4 == [type(each) for each in decoder.feed(sends_of(4), lambda: True)]
     parse.assert_not_called()
-    # Not even in a run that was made in some way.
+    # And if there were such a run, it would not be stored as one.
     sends = native.parse_sends(unsigned, 0, 1 << 20)
     assert sends is not None
-    assert sends.account is None
+    async with fed(tmp_path / "store", **secured("accounts", tmp_path / "acl")) as one:
+        await one.feed(sends_of(4))
+        assert one._peer is not None
+        assert one._peer._runs is not None
+        with watched() as run:
+            one._peer._runs.run(sends)
+    run.assert_not_called()
 
 
 async def test_a_connection_that_is_given_up_has_no_runs_any_more(tmp_path: Path) -> None:
