@@ -109,8 +109,8 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
     for _ in range(ROUNDS):
         data = damage.frames([*FRAMES.values(), *sends * 10])
         at, limit = damage.pick((0, 0, 0, 1, len(data), 2**62)), damage.pick((1 << 24, 1 << 24, 100))
-        attempt(reader.read, data, memoryview(data), at, limit, [])
-        run = attempt(native.parse_sends, data, at, limit)
+        attempt(reader.read, data, memoryview(data), at, limit, damage.pick((0, 1, 1 << 30)), [])
+        run = attempt(native.parse_sends, data, at, limit, damage.pick((None, reader)))
         page = bytearray(damage.pick((0, 200, 4_096)))
         if run is not None:
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]

@@ -316,10 +316,13 @@ def test_sends_are_read_only_within_what_has_arrived() -> None:
     for cut in range(len(frame)):
         found: list[object] = []
         data = frame + frame[:cut]
-        assert len(frame) == sends.read(data, memoryview(data), 0, 1000, found)
+        assert len(frame) == sends.read(data, memoryview(data), 0, 1000, 9, found)
         assert 1 == len(found)
     for at in (1, len(frame) - 8, len(frame), len(frame) + 1, 2**63):
-        assert at == sends.read(frame, memoryview(frame), at, 1000, [])
-    assert 0 == sends.read(frame, memoryview(frame), 0, len(frame) - 1, [])
+        assert at == sends.read(frame, memoryview(frame), at, 1000, 9, [])
+    assert 0 == sends.read(frame, memoryview(frame), 0, len(frame) - 1, 9, [])
+    two: list[object] = []
+    assert 2 * len(frame) == sends.read(frame * 3, memoryview(frame * 3), 0, 1000, 2, two)
+    assert 2 == len(two)
     with pytest.raises(ValueError, match="not codes of sends"):
         signed_sends(native.SigningKey(b"x"), codes=(11,))

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.index import _MADE
 from ternmq.store.derived.key_hash import KeyHashes
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.auth import ACCESS_KEY, SECURITY_TOKEN, Credentials, Secret
+from ternmq.wire.codes import JSON, RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_request, request_in
+from ternmq.wire.header import NO_BODY, Fields, Request, decode_untyped
 from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.properties import closed, find
 from ternmq.wire.record import Sysflag, pack_record, record_bytes
 from ternmq.wire.requests import SendMessage, SendMessageV2, SendReply
+from ternmq.wire.shapes import BODY_BYTES_MAX, SignedSend
 from ternmq.wire.tags import tags_code
 from ternmq.wire.template import ReplyTemplate
 from tests.store.small import BORN, HOST
@@ -226,6 +229,7 @@ def test_a_run_is_bounded() -> None:
         sends = native.parse_sends(data, len(each), 1 << 24)
         assert sends is not None
         assert taken == sends.count
+        assert sends.is_full
         assert (taken + 1) * len(each) == sends.end
         assert taken * len(each) == sends.frame_bytes
     assert native.parse_sends(small, 0, len(small)) is not None
@@ -277,3 +281,128 @@ def test_a_place_that_is_not_plain_ends_a_run() -> None:
     assert native.store_sends(sends, terms(), FORM, 0, page, 0, len(page) + 1, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
     with pytest.raises(IndexError):
         sends.frame(5)
+
+
+# --- Signed sends --------------------------------------------------------------------------------------------------
+
+SHOP: Final = Credentials("shop-key", "secret-of-the-shop")
+SECRET: Final = Secret("secret-of-the-shop")
+
+
+def account(secret: Secret = SECRET, codes: tuple[int, ...] = (10, 310)) -> Any:
+    return native.SignedSends(
+        "shop-key",
+        secret.native,  # type: ignore[arg-type]  # compiled
+        secret,
+        codes=codes,
+        body_bytes_max=BODY_BYTES_MAX,
+        request_type=Request,
+        header_type=SignedSend,
+        no_body=NO_BODY,
+    )
+
+
+def signed_text(body: bytes = b"body", **changes: str) -> str:
+    fields: Fields = FIELDS | changes
+    SHOP.sign(fields, body)
+    return header_text(**fields)
+
+
+def check_signed(data: bytes) -> bool:
+    """If the kernel takes the first frame as signed, the account has signed what Python reads; whether it does."""
+    sends = native.parse_sends(data, 0, 1 << 24, account())
+    if sends is None:
+        return False
+    begin, end = sends.frame(0)
+    body_at = 8 + int.from_bytes(data[4:8], "big")
+    fields: Fields = decode_untyped(data[8:body_at], JSON).fields
+    assert "shop-key" == fields[ACCESS_KEY]
+    assert SECRET.has_signed(fields, data[body_at:end])
+    # And it means the same as one that is not checked.
+    plain = native.parse_sends(data[begin:end], 0, 1 << 24)
+    assert plain is not None
+    assert plain.places == sends.places[:1]
+    header: Any = request_in(plain, 0).header
+    assert fields.get("b", fields.get("topic")) == header.topic
+    assert sends.account is not None
+    assert sends.account.secret is SECRET
+    return check(data[begin:end])
+
+
+def test_sends_of_an_account_are_taken() -> None:
+    """N1: of both codes, whatever else is signed with them, in any order."""
+    assert check_signed(framed(signed_text().encode()))
+    assert check_signed(framed(signed_text(ns="true", lo="", z="é", Z="\\").encode()))
+    token = Credentials("shop-key", "secret-of-the-shop", "a token")
+    for code, kind in ((RequestCode.SEND_MESSAGE_V2, SendMessageV2), (RequestCode.SEND_MESSAGE, SendMessage)):
+        header = kind(topic="orders", queue_id=3, producer_group="g", properties=FIELDS["i"], broker_name="broker-a")
+        for credentials in (SHOP, token):
+            frame = b"".join(encode_request(code, header, b"body", opaque=1, credentials=credentials))
+            assert check_signed(frame)
+            assert (SECURITY_TOKEN.encode() in frame) == (credentials is token)
+            for other in (account(Secret("another secret")), account(codes=(320,))):
+                assert native.parse_sends(frame, 0, 1 << 24, other) is None
+
+
+def test_the_body_of_a_signed_send_is_bounded() -> None:
+    """N1: the signature of a longer one is checked in its turn."""
+    for size, is_taken in ((BODY_BYTES_MAX, True), (BODY_BYTES_MAX + 1, False)):
+        body = bytes(size)
+        sends = native.parse_sends(framed(signed_text(body).encode(), body), 0, 1 << 24, account())
+        assert is_taken is (sends is not None)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 500),
+            st.integers(0, 3),
+            st.sampled_from((*PIECES, '"b":"payments",', '"AccessKey":"shop-key",', '"Signature":"",', '"ns":"",')),
+        ),
+        max_size=3,
+    ),
+    st.binary(max_size=2),
+)
+@example([], b"")
+def test_any_change_of_a_signed_header_is_signed_as_python_reads_it_or_left(
+    edits: list[tuple[int, int, str]], end: bytes
+) -> None:
+    """N1: pieces of JSON put in, and characters left out, anywhere."""
+    text = signed_text()
+    for at, dropped, piece in edits:
+        text = text[:at] + piece + text[at + dropped :]
+    is_same = not edits and not end
+    assert check_signed(framed(text.encode() + end)) or not is_same
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 7))
+def test_any_bit_of_a_signed_frame_that_is_turned_around_is_noticed(at: int, bit: int) -> None:
+    """N1: a tampered field, body or signature; or one that says the same."""
+    data = bytearray(framed(signed_text().encode()))
+    data[8 + at % (len(data) - 8)] ^= 1 << bit
+    check_signed(bytes(data))
+
+
+@given(st.lists(st.sampled_from(("good", "body", "key", "secret", "unsigned", "twice")), min_size=1, max_size=12))
+def test_a_run_ends_before_the_first_send_that_the_account_has_not_signed(kinds: list[str]) -> None:
+    """N1."""
+    good = signed_text()
+    frames = {
+        "good": framed(good.encode()),
+        "body": framed(good.encode(), b"bodz"),
+        "key": framed(good.replace("shop-key", "boss-key").encode()),
+        "secret": b"".join(
+            encode_request(
+                310, None, b"body", opaque=1, more_fields=dict(FIELDS), credentials=Credentials("shop-key", "wrong one")
+            )
+        ),
+        "unsigned": framed(header_text().encode()),
+        "twice": framed(good.replace('"a":', '"z":"","z":"","a":', 1).encode()),
+    }
+    data = b"".join(frames[kind] for kind in kinds)
+    sends = native.parse_sends(data, 0, 1 << 24, account())
+    count = next((number for number, kind in enumerate(kinds) if kind != "good"), len(kinds))
+    assert count == (sends.count if sends is not None else 0)
+    assert sends is None or not sends.is_full

@@ -15,6 +15,7 @@ mod page;
 mod properties;
 mod record;
 mod scan;
+mod send_header;
 mod sends;
 mod signed_sends;
 mod signing;

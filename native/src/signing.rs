@@ -12,8 +12,9 @@ const DIGEST_BYTES: usize = 20;
 pub const SIGNATURE_BYTES: usize = 28;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// A secret key, ready to sign; its state after the first blocks is kept. Nothing shows it: no `repr`, no copy.
+/// A secret key, ready to sign; its state after the first blocks is kept. Python can neither see nor copy it.
 #[pyclass(frozen)]
+#[derive(Clone)]
 pub struct SigningKey {
     state: Hmac<Sha1>,
 }
@@ -31,6 +32,12 @@ impl SigningKey {
             return false;
         };
         self.mac(parts).verify_slice(&digest).is_ok()
+    }
+
+    /// The signature of the parts.
+    pub fn signature(&self, parts: &[&[u8]]) -> [u8; SIGNATURE_BYTES] {
+        let digest: [u8; DIGEST_BYTES] = self.mac(parts).finalize().into_bytes().into();
+        encoded(&digest)
     }
 
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha1> {
@@ -56,12 +63,11 @@ impl SigningKey {
         text: &[u8],
         body: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let mac = match body.cast::<PyBytes>() {
-            Ok(body) => self.mac(&[text, body.as_bytes()]),
-            Err(_) => self.mac(&[text, &PyBuffer::<u8>::get(body)?.to_vec(py)?]),
+        let signature = match body.cast::<PyBytes>() {
+            Ok(body) => self.signature(&[text, body.as_bytes()]),
+            Err(_) => self.signature(&[text, &PyBuffer::<u8>::get(body)?.to_vec(py)?]),
         };
-        let digest: [u8; DIGEST_BYTES] = mac.finalize().into_bytes().into();
-        Ok(PyBytes::new(py, &encoded(&digest)))
+        Ok(PyBytes::new(py, &signature))
     }
 }
 

@@ -100,6 +100,14 @@ class Sends:
     def places(self) -> list[tuple[str, int]]:
         """Topic and queue id of each queue that is named, once."""
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the run ends because of its bounds, not because of what follows."""
+
+    @property
+    def account(self) -> SignedSends | None:
+        """What has checked their signatures; None if they were not checked."""
+
     def frame(self, number: int) -> tuple[int, int]:
         """Where the frame of a send begins and ends in ``data``."""
 
@@ -124,8 +132,9 @@ class ReplyForm:
 
     def __new__(cls, parts: Sequence[bytes]) -> Self: ...
 
-def parse_sends(data: bytes, at: int, bytes_max: int) -> Sends | None:
-    """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded."""
+def parse_sends(data: bytes, at: int, bytes_max: int, account: SignedSends | None = None) -> Sends | None:
+    """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded. With an
+    ``account``, it ends before the first send that is not of its codes, or not signed by it."""
 
 def timed(
     properties: str, topic: str, queue_id: int, now_ms: int, max_delay_ms: int
@@ -175,10 +184,16 @@ class SignedSends:
         header_type: type,
         no_body: memoryview,
     ) -> SignedSends: ...
-    def read(self, data: bytes, view: memoryview, at: int, frame_bytes_max: int, commands: list[Any]) -> int:
-        """Append the requests in the frames from ``at`` on to ``commands``, with a ``header_type`` as header each. Ends
-        at the first frame that is incomplete, or not a plain send of ``codes`` with the signature of this account;
-        returns where that begins. ``view`` is a view of ``data``."""
+    @property
+    def secret(self) -> Any:
+        """As it was given."""
+
+    def read(
+        self, data: bytes, view: memoryview, at: int, frame_bytes_max: int, count_max: int, commands: list[Any]
+    ) -> int:
+        """Append the requests in at most ``count_max`` frames from ``at`` on to ``commands``, with a ``header_type`` as
+        header each. Ends at the first frame that is incomplete, or not a plain send of ``codes`` with the signature of
+        this account; returns where that begins. ``view`` is a view of ``data``."""
 
 def store_sends(
     sends: Sends,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -148,6 +149,23 @@ def test_from_the_white_address_of_an_account_its_key_will_do(door: Door) -> Non
     assert "" == door.answer(None, tamper=key, caller=Connection("10.9.9.1"))
     assert "not signed" in door.answer(None, tamper=key, caller=Connection("10.9.8.1"))
     assert "not signed" in door.answer(None, tamper={"AccessKey": "boss-key"}, caller=Connection("10.9.9.1"))
+
+
+def test_a_white_address_is_not_trusted_as_its_account(door: Door) -> None:
+    """It may do more. Other addresses keep their short way."""
+    caller, shop = Connection(), door.shop
+    assert "" == door.answer(SHOP, caller=caller)
+    own = replace(shop, white=AddressPattern.parse("10.1.1.1"))
+    own.passed.add("orders")
+    cases = [
+        (AccessRules([shop]), shop, True),
+        (AccessRules([shop], [AddressPattern.parse("10.2.*.*")]), shop, True),
+        (AccessRules([shop], [AddressPattern.parse("10.1.*.*")]), shop, False),
+        (AccessRules([own]), own, False),
+    ]
+    for rules, account, is_trusted in cases:
+        door.acl.rules = rules
+        assert is_trusted is door.acl.trusts(caller, account.secret, "orders")
 
 
 def test_new_rules_hold_from_the_next_request_on(door: Door) -> None:

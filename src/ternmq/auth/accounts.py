@@ -81,6 +81,10 @@ class Account:
         object.__setattr__(self, "secret", Secret(self.secret_key))
         object.__setattr__(self, "may_do_all", self.is_admin and not self.topics and not self.groups)
 
+    def is_white(self, ip: str) -> bool:
+        """Whether requests with this key from an address need no signature."""
+        return bool(self.white.text) and self.white.matches(ip)
+
     def allows(self, need: Need) -> bool:
         """Whether the account has a permission that a request needs."""
         if self.may_do_all:
@@ -145,8 +149,6 @@ class AccessRules:
         for account in accounts:
             self.accounts.setdefault(account.access_key, account)
         self._white = tuple(white)
-        #: Whether there are addresses that need no account, or no signature.
-        self.has_white = bool(self._white) or any(account.white.text for account in self.accounts.values())
         self._asked: dict[str, bool] = {}
 
     def is_white(self, ip: str) -> bool:

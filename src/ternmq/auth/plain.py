@@ -28,7 +28,6 @@ from ternmq.net.gate import Action, CallingPeer, Need, Rule, is_send
 from ternmq.wire.auth import ACCESS_KEY, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
-from ternmq.wire.shapes import SignedSend
 
 #: Name topics, groups and machines of others, or settings.
 LISTS: Final = frozenset(
@@ -85,7 +84,7 @@ class PlainAcl:
             return
         key = fields.get(ACCESS_KEY, "")
         account = rules.accounts.get(key)
-        if account is not None and account.white.text and account.white.matches(ip):
+        if account is not None and account.is_white(ip):
             caller.access = None
             callers.note_change(caller, request, fields, rule, key=key)
             return
@@ -101,13 +100,15 @@ class PlainAcl:
         account = self.rules.accounts.get(key)
         return account.secret if account is not None else None
 
-    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
-        """A send of an account that has proved itself on this connection, and sends where it has sent before."""
+    def trusts(self, caller: CallingPeer, secret: Secret, topic: str, /) -> bool:
+        """Sends of an account that has proved itself on this connection, to a topic that it has sent to before."""
         rules = self.rules
         account = rules.accounts.get(caller.proved)
-        if account is None or account.secret is not send.secret or rules.has_white:
+        if account is None or account.secret is not secret:
             return False
-        if not account.may_do_all and send.topic not in account.passed:
+        if rules.is_white(caller.remote_ip) or account.is_white(caller.remote_ip):
+            return False  # it is let in for another reason, and may do more
+        if not account.may_do_all and topic not in account.passed:
             return False
         caller.access = account
         return True

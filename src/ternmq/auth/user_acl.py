@@ -21,7 +21,6 @@ from ternmq.net.gate import Action, CallingPeer, Need, Resource, ResourceKind, R
 from ternmq.wire.auth import ACCESS_KEY, Secret
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.header import Fields, Request
-from ternmq.wire.shapes import SignedSend
 
 _ANY_VERB: Final = frozenset(Verb) - {Verb.ALL}
 _VERBS: Final = {
@@ -139,16 +138,16 @@ class UserAcl:
         user = self.rules.users.get(key)
         return user.secret if user is not None and user.is_enabled else None
 
-    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
-        """A send of a user that has proved itself on this connection, and sends where it has sent before."""
+    def trusts(self, caller: CallingPeer, secret: Secret, topic: str, /) -> bool:
+        """Sends of a user that has proved itself on this connection, to a topic that it has sent to before."""
         key = caller.proved
         user = self.rules.users.get(key)
-        if user is None or not user.is_enabled or user.secret is not send.secret:
+        if user is None or not user.is_enabled or user.secret is not secret:
             return False
         if user.is_super or not self._authorizes:
             caller.access = None
             return True
-        if (caller.remote_ip, send.topic) not in user.passed:
+        if (caller.remote_ip, topic) not in user.passed:
             return False
         if not (isinstance(caller.access, UserAccess) and caller.access.is_of(self, key)):
             caller.access = UserAccess(self, key, caller.remote_ip)

@@ -210,9 +210,9 @@ class QuickValidator(Protocol):
         """What requests with an access key must be signed by now; None: the key is unknown."""
         ...
 
-    def trusts(self, caller: CallingPeer, send: SignedSend, /) -> bool:
-        """Whether a send, signed by ``send.secret``, is allowed for sure; if not, the validator is asked as any other.
-        The secret counts only if it is that of ``caller.proved``, still."""
+    def trusts(self, caller: CallingPeer, secret: Secret, topic: str, /) -> bool:
+        """Whether sends to a topic, signed by ``secret``, are allowed for sure; if not, the validator is asked as any
+        other. The secret counts only if it is that of ``caller.proved``, still."""
         ...
 
 
@@ -226,13 +226,28 @@ def is_send(code: int, rule: Rule) -> bool:
 
 
 class Gate:
-    """``Gate([validator, …])``: admits requests that all validators allow."""
+    """``Gate([validator, …])``: admits requests that all validators allow.
+
+    A validator that stands alone can have a short way for sends (``QuickValidator``). Sends on it stay together in runs
+    (``net.runs``): then it is asked once for each topic of a run.
+    """
 
     def __init__(self, validators: Iterable[Validator]) -> None:
         self._validators = tuple(validators)
         quick = self._validators[0] if len(self._validators) == 1 else None
         self._quick = quick if isinstance(quick, QuickValidator) else None
         self._trusts = self._quick.trusts if self._quick is not None else None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether sends can have a short way."""
+        return self._trusts is not None
+
+    def trusts_run(self, caller: CallingPeer, secret: Secret, topics: Iterable[str]) -> bool:
+        """Whether all sends of a run, signed by ``secret``, would be admitted on the short way now. If not, each must
+        be asked for by ``admit``."""
+        trusts = self._trusts
+        return trusts is not None and all(trusts(caller, secret, topic) for topic in topics)
 
     def admit(self, caller: CallingPeer, request: Request[Any], rule: Rule) -> Admitted | None:
         """Return if a request may be handled; its header is then built from the checked fields. The result says what
@@ -243,7 +258,7 @@ class Gate:
         header = request.header
         if type(header) is SignedSend:
             # Made only after a request of the same code, so with the same rule, was admitted on this connection.
-            if self._trusts is not None and self._trusts(caller, header):
+            if self._trusts is not None and self._trusts(caller, header.secret, header.topic):
                 return None
             header = request.header = decode_untyped(header.raw, JSON).header
         fields: Fields = header or {}

@@ -135,8 +135,8 @@ class Peer(Stream):
         self._calls_max = calls_max
         self._frame_bytes_max = self._usage.limits.frame_max_length
         self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
-        #: For runs of sends. A gate looks at each request alone.
-        self._runs = self._run_worker() if gate is None else None
+        #: For runs of sends. A gate without a short way looks at each request alone.
+        self._runs = self._run_worker(gate) if gate is None or gate.is_quick else None
         #: The last read ended within a frame.
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
@@ -144,11 +144,11 @@ class Peer(Stream):
         #: The last call was the only one in progress when it was written.
         self._is_alone = False
 
-    def _run_worker(self) -> RunWorker | None:
+    def _run_worker(self, gate: Gate | None) -> RunWorker | None:
         first, second = (self._routes.get(code) for code in RUN_CODES)
         if first is None or second is None or first.runs is None or first.runs is not second.runs:
             return None
-        return RunWorker(self, first.runs, self._lanes[first.lane])
+        return RunWorker(self, first.runs, self._lanes[first.lane], gate)
 
     # --- Calls of ours ---------------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@
 handled in their order: by the run's handler as far as it goes, and where it stops, one request takes the usual way, as
 if it had come alone. So a handler may stop anywhere, for any reason.
 
+Where access control is on, a run has only sends that are signed by one account. The gate is asked about them in their
+turn, once for each topic; if it does not admit them all at once, each takes the usual way, where it is asked for alone.
+
 A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. The bounds of a lane
 count jobs. A run is only made for a lane on which nothing waits, and that has room for all its requests; so a lane
 never has more requests than its bound and those of one read.
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from ternmq.net.gate import Gate
 from ternmq.net.lanes import Lane
 from ternmq.wire.frame import RUN_MISSES_MAX, request_in
 from ternmq.wire.record import HOST_V4_BYTES
@@ -37,10 +41,11 @@ class RunHandler(Protocol):
 class RunWorker:
     """The runs of one connection (``lanes.Worker``)."""
 
-    __slots__ = ("_handler", "_peer", "lane")
+    __slots__ = ("_gate", "_handler", "_peer", "lane")
 
-    def __init__(self, peer: Peer, handler: RunHandler, lane: Lane) -> None:
+    def __init__(self, peer: Peer, handler: RunHandler, lane: Lane, gate: Gate | None) -> None:
         self._peer = peer
+        self._gate = gate
         self._handler = handler
         self.lane = lane
 
@@ -61,20 +66,31 @@ class RunWorker:
             # What is added to replies that are not read is counted one by one.
             if tries and not peer.is_full:
                 first = number
-                try:
-                    number, replies = self._handler.run(peer, sends, first)
-                except Exception as error:
-                    # Which of them are stored is not known.
-                    for left in range(number, count):
-                        peer.fail(request_in(sends, left), error)
-                    return
-                if replies:
-                    peer.reply_all(replies)
-                if number == count:
-                    return
+                if self._is_admitted(sends):
+                    try:
+                        number, replies = self._handler.run(peer, sends, first)
+                    except Exception as error:
+                        # Which of them are stored is not known.
+                        for left in range(number, count):
+                            peer.fail(request_in(sends, left), error)
+                        return
+                    if replies:
+                        peer.reply_all(replies)
+                    if number == count:
+                        return
                 tries -= number == first
             peer.run(request_in(sends, number))
             number += 1
+
+    def _is_admitted(self, sends: Sends) -> bool:
+        """Whether the caller may send all of a run, by the rules of now."""
+        if self._gate is None:
+            return True
+        account = sends.account
+        # Each topic once, whatever its queues.
+        return account is not None and self._gate.trusts_run(
+            self._peer, account.secret, {topic for topic, _ in sends.places}
+        )
 
     def refuse(self, sends: Sends, reason: str) -> None:
         """Answer each request that there is too much to do."""

@@ -17,7 +17,8 @@ no copy is made between the read and the store.
 
 Where compiled kernels are used, sends that follow each other can stay together as a *run* (``Sends``), for one call
 that stores them all. Each of them can still be taken out as a request (``request_in``), and what is not a send of the
-usual shape is a request of its own from the start.
+usual shape is a request of its own from the start. On a connection with access control, a run has only sends that are
+signed by the account whose sends were admitted before (``wire.shapes``), so the first ones are never in a run.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ _SHAPES_MAX: Final = 8
 #: up: such a send is read twice, and its signature may be checked twice.
 MISSES_MAX: Final = 100
 
+#: As many requests as there are.
+_ALL: Final = 1 << 30
+
 #: Attempts at a run that bring none, until no more are made with the same read, or with the rest of a run.
 RUN_MISSES_MAX: Final = 4
 #: Requests of these codes can stay together, and how their headers begin then.
@@ -94,6 +98,7 @@ class FrameDecoder:
         "_bytes_max",
         "_codes",
         "_decode",
+        "_is_typed",
         "_kept",
         "_misses",
         "_secret",
@@ -108,6 +113,7 @@ class FrameDecoder:
         """If not ``typed``, the headers of requests are maps of all ext fields (``header.give_header``), or those of
         sends that were learnt (``shapes.SignedSend``)."""
         self._bytes_max = bytes_max
+        self._is_typed = typed
         self._decode = _decode_header if typed else self._decode_fields
         #: Of the account whose sends were admitted (``wire.shapes``).
         self._access_key = ""
@@ -145,40 +151,43 @@ class FrameDecoder:
             self.kept_bytes = 0
         commands: list[Any] = []
         tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
+        run_end = -1
         view = memoryview(data)
         at, end = 0, len(data)
-        signed = self._sends
         while end - at >= 8:
-            if signed is not None:
-                before = len(commands)
-                at = signed.read(data, view, at, self._bytes_max, commands)
-                if self._misses:
-                    self._misses = max(0, self._misses + before - len(commands))
-                if end - at < 8:
-                    break
             length, header_field = _PREFIX.unpack_from(data, at)
             frame_end = at + 4 + length
+            # A send alone costs less than a run of one. What has ended a run does not begin another one.
+            if tries and frame_end < end and at != run_end and data.startswith(_RUN_STARTS, at + 8):
+                assert takes_runs is not None, "there are no tries without it"
+                if not takes_runs():
+                    tries = 0
+                elif (sends := self._run_at(data, at)) is not None:
+                    commands.append(sends)
+                    at = sends.end
+                    run_end = -1 if sends.is_full else at
+                    continue
+                else:
+                    # A client that writes its headers in another way does so in each of them.
+                    tries -= 1
+            if self._sends is not None:
+                before = len(commands)
+                # All that follow, if there cannot be a run among them.
+                read_to = self._sends.read(data, view, at, self._bytes_max, 1 if tries else _ALL, commands)
+                if read_to > at:
+                    self._misses = max(0, self._misses + before - len(commands))
+                    at = read_to
+                    continue
             header_bytes = header_field & 0xFFFFFF
             if length + 4 > self._bytes_max or header_bytes > length - 4 or header_bytes > HEADER_BYTES_MAX:
                 raise _refused(data[at : at + 8], length, header_bytes, self._bytes_max)
             if frame_end > end:
                 break
-            # A send alone costs less than a run of one.
-            if tries and frame_end < end and data.startswith(_RUN_STARTS, at + 8):
-                assert takes_runs is not None, "there are no tries without it"
-                sends = native.parse_sends(data, at, self._bytes_max) if takes_runs() else None
-                if sends is not None and sends.count > 1:
-                    commands.append(sends)
-                    at = sends.end
-                    continue
-                # A client that writes its headers in another way does so in each of them.
-                tries -= 1
             body_at = at + 8 + header_bytes
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
             body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
             command = self._decode(header_field >> 24, header, body)
-            signed = self._sends
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
@@ -189,6 +198,17 @@ class FrameDecoder:
         if at < end:
             self._keep(data, at, end)
         return commands
+
+    def _run_at(self, data: bytes, at: int) -> Sends | None:
+        """Sends from ``at`` on that can stay together; None if these are not at least two."""
+        account = self._sends
+        if account is None and not self._is_typed:
+            return None  # nobody has checked who sends
+        sends = native.parse_sends(data, at, self._bytes_max, account)
+        if sends is None or sends.count == 1:
+            return None
+        self._misses = max(0, self._misses - sends.count)
+        return sends
 
     def learn(self, code: int, admitted: Admitted) -> None:
         """A send of this code was admitted; expect more of its kind."""
@@ -263,10 +283,17 @@ class FrameDecoder:
 def request_in(sends: Sends, number: int) -> Request[Any]:
     """One send of a run, as it would be alone."""
     begin, end = sends.frame(number)
-    data = sends.data
+    data, view = sends.data, memoryview(sends.data)
+    account = sends.account
+    if account is not None:
+        requests_in: list[Request[Any]] = []
+        account.read(data, view, begin, end - begin, 1, requests_in)
+        if requests_in:
+            return requests_in[0]
     body_at = begin + 8 + int.from_bytes(data[begin + 4 : begin + 8], "big")
-    request = _decode_header(JSON, data[begin + 8 : body_at])
-    request.body = memoryview(data)[body_at:end] if body_at < end else NO_BODY
+    header = data[begin + 8 : body_at]
+    request = _decode_header(JSON, header) if account is None else decode_untyped(header, JSON)
+    request.body = view[body_at:end] if body_at < end else NO_BODY
     request.frame_bytes = end - begin
     return request
 
