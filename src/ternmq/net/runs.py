@@ -4,6 +4,9 @@
 handled in their order: by the run's handler as far as it goes, and where it stops, one request takes the usual way, as
 if it had come alone. So a handler may stop anywhere, for any reason.
 
+A handler may keep the replies of what it has handled, and give them to the connection later: senders that wait for the
+disk or for other brokers are answered together, too.
+
 A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. The bounds of a lane
 count jobs. A run is only made for a lane on which nothing waits, and that has room for all its requests; so a lane
 never has more requests than its bound and those of one read.
@@ -30,7 +33,8 @@ class RunHandler(Protocol):
         ...
 
     def run(self, peer: Peer, sends: Sends, first: int, /) -> tuple[int, bytes]:
-        """Handle requests from number ``first`` on: the number of the first that was not, and all replies as frames."""
+        """Handle requests from number ``first`` on: the number of the first that was not, and the replies as frames
+        that do not follow later."""
         ...
 
 

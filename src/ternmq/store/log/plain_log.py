@@ -68,6 +68,7 @@ class PlainLog:
     """Implements ``store.log.protocol.Log``, where the methods are described."""
 
     confirms_at_once: Final = True
+    has_checked_leads: Final = True
     known_confirmed: Final = None
 
     __slots__ = (
