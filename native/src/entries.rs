@@ -110,8 +110,12 @@ struct Expected {
 /// Check the plain entries that follow each other from `at` on: where they end, and their units in the index.
 fn check(data: &[u8], mut at: usize, expected: &Expected) -> (usize, Vec<u8>) {
     let (mut index, mut position) = (expected.index, expected.position);
-    let file_end = position - position % expected.file_bytes + expected.file_bytes;
     let mut units = Vec::new();
+    // Room in the data file; none for numbers that are no places.
+    let mut room = match position.checked_rem(expected.file_bytes) {
+        Some(in_file @ 0..) => expected.file_bytes - in_file,
+        _ => 0,
+    };
     while let Some(header) = data.get(at..).and_then(Header::read) {
         let Some(entry) = data.get(at..at + header.size) else {
             break;
@@ -120,14 +124,14 @@ fn check(data: &[u8], mut at: usize, expected: &Expected) -> (usize, Vec<u8>) {
             || header.index != index
             || header.term != expected.term
             || header.position != position
-            || (header.size + BLANK_BYTES) as i64 > file_end - position
+            || (header.size + BLANK_BYTES) as i64 > room
         {
             break;
         }
         let record = &entry[HEADER_BYTES..];
         let magic = get_i32(record, 4);
         if get_i32(record, 0) as usize != record.len()
-            || get_i64(record, 28) != position + HEADER_BYTES as i64
+            || get_i64(record, 28).checked_sub(position) != Some(HEADER_BYTES as i64)
             || (magic != MAGIC_V1 && magic != MAGIC_V2)
             || get_i32(record, 16) == expected.members_flag
             || (header.record_crc != 0 && crc(record, header.crc) != header.record_crc)
@@ -136,8 +140,15 @@ fn check(data: &[u8], mut at: usize, expected: &Expected) -> (usize, Vec<u8>) {
         }
         add_unit(&mut units, position, header.size, index, header.term);
         at += header.size;
-        position += header.size as i64;
-        index += 1;
+        room -= header.size as i64;
+        let next = (
+            position.checked_add(header.size as i64),
+            index.checked_add(1),
+        );
+        let (Some(behind), Some(following)) = next else {
+            break;
+        };
+        (position, index) = (behind, following);
     }
     (at, units)
 }

@@ -238,7 +238,7 @@ class Pending:
                     self._count -= count
                 for kept in self._facts_of(last, log_offset):
                     self._add(*kept)
-                return
+                continue
             fact, queue = last
             if fact.end_offset <= log_offset:
                 return
