@@ -266,7 +266,15 @@ def test_a_follower_folds_what_the_kernels_leave_the_same(tmp_path: Path) -> Non
         assert is_native == checked.called == scanned.called
         arrivals = dict(node.arrivals)
         node.store.close()
-        found.append((files(node.root / "consumequeue"), [*files(node.root / "index").values()], arrivals))
-        found[-1] += (files(node.root / "dledger-n0" / "data"), files(node.root / "dledger-n0" / "index"))
+        home = node.root / "dledger-n0"
+        found.append(
+            (
+                files(node.root / "consumequeue"),
+                [*files(node.root / "index").values()],
+                arrivals,
+                files(home / "data"),
+                files(home / "index"),
+            )
+        )
     assert found[0] == found[1]
     leader.store.close()
