@@ -608,6 +608,24 @@ async def test_senders_that_wait_are_bounded_in_messages(tmp_path: Path) -> None
     assert [0] * 10 == taken
 
 
+async def test_a_sender_that_asked_not_to_wait_ends_a_run_and_is_answered_at_once(tmp_path: Path) -> None:
+    """C6: unless all have to wait, as in a Raft group."""
+    hasty = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties=f"{KEY}WAIT\x01false\x02")
+    frames = [plain(number) for number in range(9)]
+    frames[4] = b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, hasty, b"hasty", opaque=4))
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        slave = slave_of(one)
+        [response] = FrameDecoder().feed(await one.feed(b"".join(frames)))
+        assert (4, 8) == (response.opaque, one.intake.safety.waiting)
+        slave.advance(one.store.written)
+        await one.settled()
+        assert [0, 1, 2, 3, 5, 6, 7, 8] == [each.opaque for each in FrameDecoder().feed(one.rest())]
+        one.intake.safety.add(Level(Watermark(), 3000, ResponseCode.SYSTEM_ERROR, is_required=True))
+        assert b"" == await one.feed(b"".join(frames))
+        assert 9 == one.intake.safety.waiting
+
+
 async def test_a_client_that_does_not_read_gets_replies_that_waited_one_by_one(tmp_path: Path) -> None:
     """M1: they are counted, and its reading is paused."""
     async with fed(tmp_path) as one:

@@ -194,8 +194,10 @@ def _live(nodes: tuple[Node, Node], choose: random.Random) -> None:
                 node.store.truncate(ends[number], TAKEN_BACK)
             del ends[number + 1 :]
         elif step == "delete" and choose.random() < 0.3:
+            # Also as another node did it, which had fewer records by then.
+            as_of = choose.choice((None, alone.store.dispatched))
             for node in nodes:
-                node.store.delete_topics([TOPICS[1]])
+                node.store.delete_topics([TOPICS[1]], as_of=as_of)
         assert 1 == len({len(node.store._pending) for node in nodes})
         assert 1 == len({(node.store.written, node.store.dispatched) for node in nodes})
         for node in nodes:
@@ -232,6 +234,23 @@ def test_the_offsets_of_a_run_that_is_taken_back_half_way_are_given_out_again(tm
     node.store.confirm(node.store.written)
     assert [b"hello", b"0", b"2", b"0"] == bodies(node.store, "orders", 0)
     assert [b"hello", b"1", b"1", b"1"] == bodies(node.store, "orders", 1)
+    node.store.close()
+
+
+def test_a_run_behind_the_deletion_of_its_topic_belongs_to_the_new_topic(tmp_path: Path) -> None:
+    """C2: the queue was made again meanwhile."""
+    node, _ = pair(tmp_path, "raft")
+    node.store.confirm(node.store.put(draft("orders", 0)).end_offset)
+    end = node.store.written
+    node.store.put(draft("payments", 0))
+    node.store.truncate(end, TAKEN_BACK)
+    header = SendMessageV2(topic="payments", queue_id=0, properties="UNIQ_KEY\x01A1\x02")
+    sent = [(header, b"one"), (header, b"two"), (header, b"three")]
+    assert [0, 1, 2] == [queue_offset for _, queue_offset in node.send(sent)]
+    assert 2 == node.in_runs
+    node.store.delete_topics(["payments"], as_of=end)
+    node.store.confirm(node.store.written)
+    assert [b"one", b"two", b"three"] == bodies(node.store, "payments", 0)
     node.store.close()
 
 
